@@ -25,6 +25,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
 from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
+from npu_agent.core.trends import degraded
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
@@ -226,6 +227,7 @@ class Agent:
         )
         """None where a kubelet hands out the cards."""
         self._ownership = ownership = Ownership(directory, self.store.disowned)
+        self._degraded = self.inventory.trends.map(degraded)
         self.drivers = tuple(
             Driver(
                 words,
@@ -241,6 +243,7 @@ class Agent:
                     ownership=ownership,
                     modes=self.modes,
                     cordons=self.cordons,
+                    degraded=self._degraded,
                 ),
                 configs.map_with(
                     self.dra_support.state, partial(_wanted_by_claims, node_name, words)
@@ -324,6 +327,7 @@ class Agent:
                 self.inventory.hardware,
                 self.store.usages,
                 self.cordons.cards,
+                self._degraded,
                 self._maintenance,
                 *(session.status for session in self.sessions),
                 *(driver.status for driver in self.drivers),

@@ -116,6 +116,14 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
         runbook="log-lines",
         command="npu-agent info -o wide",
     ),
+    TrendKind.LINK: TrendAdvice(
+        begins="has a narrow PCIe link",
+        many="have a narrow PCIe link",
+        ends="has all lanes of its PCIe link",
+        remedy="it works, and is slower to reach: seat it again when its Pods have ended",
+        runbook="npulinknarrow",
+        command="lspci -vv",
+    ),
 }
 """For each thing that lasts."""
 

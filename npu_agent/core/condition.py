@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from npu_agent.core.advice import plain_reason
-from npu_agent.core.degraded import plain
+from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.hardware import CardState
 from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, is_fenced
+from npu_agent.core.trends import TrendKind
 
 NO_CARDS = "NoCards"
 _NAMED = 4
@@ -56,9 +56,10 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     gone = [one.state.card.name for one in state.missing] if found < wanted else []
     services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
     degraded = [
-        f"{card.card.name} is degraded: {plain(card)}"
+        f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
         for card in state.snapshot.cards
-        if card.degraded and not is_fenced(card)
+        for kind in TrendKind
+        if (kind, card.id) in state.trends.found and not is_fenced(card)
     ]
     said = [f"{found} of {wanted} cards are healthy", *fenced]
     if gone:

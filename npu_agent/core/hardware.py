@@ -250,14 +250,6 @@ class Cause(enum.Enum):
     """It is hotter than the config allows."""
 
 
-class Degradation(enum.Enum):
-    """What one should know of a card that works: see `npu_agent.core.degraded`."""
-
-    HOT = "hot"
-    ERRORS = "errors"
-    LINK = "link"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """Why, and since when (seconds of `time.monotonic`)."""
@@ -278,7 +270,6 @@ class CardState:
     card: Card
     health: Health
     reading: Reading | None = None
-    degraded: frozenset[Degradation] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.offer import Device, cut
+from npu_agent.core.trends import TrendKind
 
 _LONGEST_NAME = 63
 """The API server's limit: a device's name is a DNS label."""
@@ -111,6 +113,7 @@ def pool(
     evict: bool = False,
     held: Callable[[Device], str | None] = lambda _: None,
     cordoned: Collection[str] = (),
+    degraded: Mapping[str, Collection[TrendKind]] = MappingProxyType({}),
 ) -> tuple[PoolDevice, ...]:
     """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
@@ -128,6 +131,7 @@ def pool(
         held: why a device must not be allocated although nothing in the cluster says so; None: it
             may be.
         cordoned: the IDs of the cards that a person has taken out of service.
+        degraded: by ID, what one should know of cards that work.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
     cards.sort(key=lambda state: state.card.family != dra.first)
@@ -139,7 +143,7 @@ def pool(
             description=dra.describe(state.card, device.cores),
             taints=(
                 *_taints(dra.driver, device, evict, held(device), state.id in cordoned),
-                *_notes(dra.driver, state),
+                *_notes(dra.driver, degraded.get(state.id, ())),
             ),
             counters=name if len(widths) > 1 else "",
         )
@@ -229,9 +233,9 @@ def _taints(
     return tuple(taints)
 
 
-def _notes(driver: str, state: CardState) -> Iterator[Taint]:
-    for cause in sorted(cause.value for cause in state.degraded):
-        yield Taint(key=f"{driver}/{cause}", effect=Effect.NONE)
+def _notes(driver: str, kinds: Collection[TrendKind]) -> Iterator[Taint]:
+    for key in sorted(kind.value for kind in kinds):
+        yield Taint(key=f"{driver}/{key}", effect=Effect.NONE)
 
 
 def without_notes(device: PoolDevice) -> PoolDevice:

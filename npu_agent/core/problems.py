@@ -125,6 +125,8 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
     found = [card for card in cards if card.id in counting]
     yield from _lasting(TrendKind.ERRORS, found, state)
+    narrow = state.trends.of(TrendKind.LINK)
+    yield from _lasting(TrendKind.LINK, [card for card in cards if card.id in narrow], state)
     for uuid in sorted({one.detail for one in twins.values()}):
         same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)

@@ -34,6 +34,8 @@ class TrendKind(enum.Enum):
     """It fails and recovers, or comes and goes, again and again."""
     TWINS = "twins"
     """Another card reports the same UUID."""
+    LINK = "link"
+    """Its PCIe link has fewer lanes than it can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,12 @@ class Trends:
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
         """Those of one kind, by the card's ID."""
         return {id_: trend for (each, id_), trend in self.found.items() if each is kind}
+
+
+def degraded(trends: Trends) -> Mapping[str, frozenset[TrendKind]]:
+    """By card ID, what lasts on it: a card that works stays in service with it."""
+    ids = {id_ for _, id_ in trends.found}
+    return {id_: frozenset(kind for kind, of in trends.found if of == id_) for id_ in ids}
 
 
 def hot_above(max_temperature: float | None) -> float:
@@ -107,6 +115,8 @@ def step(
             lasts(TrendKind.HOT, card, f"above {limit:g} °C")
         if risen := _risen(old.get(card.id, card), card):
             lasts(TrendKind.ERRORS, card, ", ".join(risen))
+        if card.card.lanes and card.card.lanes[0] < card.card.lanes[1]:
+            lasts(TrendKind.LINK, card, "{} of {} lanes".format(*card.card.lanes))
         if card.card.uuid and uuids[card.card.uuid] > 1:
             lasts(TrendKind.TWINS, card, card.card.uuid)
     changes = {**known.changes}

@@ -75,6 +75,7 @@ _TREND_EVENTS = {
     TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
     TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
     TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
+    TrendKind.LINK: ("NPULinkNarrow", "NPULinkRestored"),
 }
 """For each thing that lasts: the reason of the Event of its beginning, and of its end."""
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from npu_agent.core.condition import NodeCondition, condition, maintenance, usable
-from npu_agent.core.hardware import CardState, Cause, Degradation
+from npu_agent.core.hardware import CardState, Cause
 from npu_agent.core.state import SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
+from npu_agent.core.trends import at_one_moment
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DRIVER, RESOURCE
@@ -101,11 +102,13 @@ def test_a_cordoned_card_is_nothing_to_repair_and_is_named(
 
 
 def test_degraded_is_not_dead() -> None:
-    hot = replace(card(1), degraded=frozenset({Degradation.HOT}))
-    assert said(Scene(cards=(card(), hot))) == (
-        True,
-        "NPUsDegraded",
-        "2 of 2 cards are healthy; npu1 is degraded: hotter than 90 °C",
+    cards = (card(), replace(card(1), card=replace(card(1).card, lanes=(8, 16))))
+    state = Scene(cards=cards).state()
+    state = replace(state, trends=at_one_moment(state.snapshot))
+    assert condition(state, None, 2) == NodeCondition(
+        status=True,
+        reason="NPUsDegraded",
+        message="2 of 2 cards are healthy; npu1 has a narrow PCIe link: 8 of 16 lanes",
     )
 
 

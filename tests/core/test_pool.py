@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import CardState, CoreRange, Degradation, HealthState
+from npu_agent.core.hardware import CardState, CoreRange, HealthState
 from npu_agent.core.offer import Device
 from npu_agent.core.pool import (
     Effect,
@@ -20,6 +20,7 @@ from npu_agent.core.pool import (
     whole_cards,
     without_notes,
 )
+from npu_agent.core.trends import TrendKind
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
 
@@ -83,12 +84,15 @@ def test_a_sick_card_is_tainted_and_evicts_only_if_asked_to(evict: bool, effect:
 
 
 def test_what_one_should_know_of_a_card_has_no_effect() -> None:
-    known = replace(state("rngd", 0), degraded=frozenset({Degradation.LINK, Degradation.HOT}))
-    (device,) = pool_of(known)
+    known = state("rngd", 0)
+    degraded = {known.id: {TrendKind.LINK, TrendKind.HOT}}
+    (device,) = pool_of(known, degraded=degraded)
     assert [taint.key for taint in device.taints] == ["npu.furiosa.ai/hot", "npu.furiosa.ai/link"]
     assert {taint.effect for taint in device.taints} == {Effect.NONE}
     assert not device.barred
-    (sick,) = pool_of(replace(known, health=state(health=HealthState.UNHEALTHY).health))
+    (sick,) = pool_of(
+        replace(known, health=state(health=HealthState.UNHEALTHY).health), degraded=degraded
+    )
     assert sick.barred
     assert without_notes(sick).taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
 

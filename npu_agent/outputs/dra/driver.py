@@ -27,6 +27,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim, PublishedCard
 from npu_agent.core.pool import Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import SessionPhase
+from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
@@ -107,6 +108,8 @@ class Shared:
     modes: ApiModes
     """Which cards are offered by which API."""
     cordons: CordonStore
+    degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
+    """By card ID, what one should know of cards that work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,7 @@ class Driver:
         self._snapshots, self._store = shared.snapshots, shared.store
         self._ownership, self._modes = shared.ownership, shared.modes
         self._cordons = shared.cordons
+        self._degraded = shared.degraded
         self._wanted = wanted
         self._timing = timing
         self._recorded: Mapping[str, PublishedCard] = self._store.published.value
@@ -312,7 +316,7 @@ class Driver:
         store = self._store
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(store.states, store.unrecorded, self._cordons.cards),
+            *(store.states, store.unrecorded, self._cordons.cards, self._degraded),
             *(*self._modes.feeds, self._again, self._ours),
         ):
             if self._known.value is None or not self.needed:
@@ -396,6 +400,7 @@ class Driver:
             evict=wanted.evict,
             held=self._store.held_by_containers(seen),
             cordoned=cordoned,
+            degraded=self._degraded.value,
         )
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(

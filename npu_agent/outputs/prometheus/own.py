@@ -143,8 +143,8 @@ def _cards(state: AgentState) -> Iterator[Named]:
             age = round(max(0.0, state.monotonic - card.reading.at), 3)
             yield "reading_age_seconds", labels, age
         yield "card_cordoned", labels, card.id in state.cordons
-        for cause in sorted(cause.value for cause in card.degraded):
-            yield "card_degraded", label_text(labels, cause=cause), 1
+        for kind in sorted(kind.value for kind, id_ in state.trends.found if id_ == card.id):
+            yield "card_degraded", label_text(labels, cause=kind), 1
     for (family, name, reason), count in state.reading_failures.items():
         yield "reading_failures_total", label_text(arch=family, device=name, reason=reason), count
 

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from npu_agent.backoff import ApiBackoff
-from npu_agent.core.hardware import Degradation
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
+from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, follow
 from npu_agent.outputs.dra.publisher import SlicePublisher, Timing
@@ -553,8 +553,8 @@ async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None
 
 
 def one_is_hot() -> tuple[PoolDevice, ...]:
-    hot = replace(card("rngd", 1), degraded=frozenset({Degradation.HOT}))
-    return pool_of(card("rngd", 0), hot)
+    hot = card("rngd", 1)
+    return pool_of(card("rngd", 0), hot, degraded={hot.id: {TrendKind.HOT}})
 
 
 async def test_a_taint_without_effect_keeps_no_card_away(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts, DraCounts
-from npu_agent.core.hardware import CardState, Degradation, Snapshot
+from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import (
     ConditionState,
@@ -23,6 +23,7 @@ from npu_agent.core.state import (
     SlicesState,
     TlsState,
 )
+from npu_agent.core.trends import at_one_moment
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -102,9 +103,11 @@ def _pinned(found: Snapshot) -> Snapshot:
         assert state.reading is not None
         # One look cannot tell how much a core does.
         cores = tuple(replace(core, utilization=12.5 * core.core) for core in state.reading.cores)
-        narrow = frozenset({Degradation.LINK} if state.card.index == 0 else ())
+        narrow = (8, 16) if state.card.index == 0 else None
         return replace(
-            state, degraded=narrow, reading=replace(state.reading, at=NOW - 2.5, cores=cores)
+            state,
+            card=replace(state.card, lanes=narrow),
+            reading=replace(state.reading, at=NOW - 2.5, cores=cores),
         )
 
     return replace(found, cards=tuple(map(pinned, found.cards)))
@@ -147,6 +150,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             snapshot=found,
             dra=(_driver(claims),) if dra else (),
             cordons={found.cards[-1].id: "swap fan"} if found.cards else {},
+            trends=at_one_moment(found),
             condition=ConditionState(type="example.com/Ready", status=True),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
