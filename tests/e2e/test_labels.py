@@ -178,14 +178,14 @@ def test_nothing_is_written_while_nothing_changes(node: Node) -> None:
     wanted = {key: value for key, value in EXPECTED.items() if key.startswith("beta.")}
     complete(node, wanted)
     begin = len(node.cluster.audit())
-    time.sleep(60)  # the quiet minute, with about six checks for drift in it
+    time.sleep(60)  # the quiet minute
     mine = [
         (entry["verb"], entry.get("objectRef", {}).get("resource"))
         for entry in node.cluster.audit()[begin:]
         if entry["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:npu-agent"
     ]
-    assert set(mine) == {("get", "nodes")}, mine
-    assert 4 <= len(mine) <= 9, mine
+    assert set(mine) <= {("watch", "nodes")}, mine  # one ends each 5 to 10 minutes
+    assert len(mine) <= 2, mine
 
 
 def test_events_are_on_the_node_with_counts(node: Node) -> None:
