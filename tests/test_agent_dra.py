@@ -164,7 +164,7 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
         list(room.cluster.devices()) == NAMES
     )  # the next agent goes on with them, and has to know
     record = json.loads((room.node.plugins / RECORD).read_bytes())
-    assert record["slices"].keys() == set(UUIDS)
+    assert record["published"].keys() == set(UUIDS)
     assert record["claims"] == record["devices"] == []
 
 

@@ -1,10 +1,9 @@
 """The ledger: which container, claim or Pod has which cores. Values and decisions, no I/O.
 
 No core, and no device node, may ever belong to two living holders. The kubelet knows devices by
-resource and ID only. It does not know that a device of another shape or resource has the same
-cores, that a card was renumbered, or that two cards say the same UUID. So the ledger keeps for
-everything that was handed out what it stood for at that time, a `Footprint`: whose cores, and by
-which nodes. What is about to be handed out is compared with that, in `Conflicts`.
+resource and ID only: not that a device of another shape or resource has the same cores, that a card
+was renumbered, or that two cards say the same UUID. So the ledger keeps what each device stood for
+when it was handed out, a `Footprint`, and `Conflicts` compares that with the next one.
 
 Start reading at `Ledger`. There are five sources:
 
@@ -31,26 +30,24 @@ from npu_agent.core.hardware import Card, CardState, CoreRange
 from npu_agent.core.offer import Device, device_id
 
 SETTLED = 1.0
-"""Seconds after an Allocate from which on an answer of pod-resources includes it: the kubelet notes
-a device when it has the plugin's answer. Also between the two answers that end an allocation."""
+"""Seconds after an Allocate from which on an answer of pod-resources includes it; also between the
+two answers that end an allocation."""
 UNSEEN = 60.0
 """Seconds for which a grant that pod-resources never showed counts as held: the kubelet does not
-list init containers, and lists a Pod only once it was admitted."""
+list init containers, nor Pods that are still being admitted."""
 HOLDER_ENDS = 10.0
-"""Seconds that the containers of a Pod that was deleted by force have for their end: the kubelet
-gives them two, and has taken four on a busy machine. After that the Pod is an orphan, and its
-device unhealthy; a kubelet that knows that earlier would fail the next Pod, which can wait in its
-Allocate."""
+"""Seconds for the containers of a Pod that was deleted by force to end: the kubelet gives them two,
+and has taken four. Then the Pod is an orphan and its device unhealthy. Earlier, a kubelet would
+fail the next Pod, which can wait in its Allocate."""
 
 _NONE: frozenset[str] = frozenset()
 
 
 class DeviceName(NamedTuple):
-    """What the kubelet knows a device of the device plugin by: its holders are containers."""
+    """A device of the device plugin, as the kubelet knows it; its holders are containers."""
 
     resource: str
     device: str
-    """The device's ID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +74,16 @@ class Assignment:
     namespace: str
     pod: str
     container: str
-    """"" where it is not known which of a Pod's containers."""
+    """"" where it is not known which of a Pod's."""
     resource: str
     """Of a claim, the driver."""
     device: str
-    """The device's ID, as the plugin advertised it; of a claim, its name in the pool."""
+    """The device's ID; of a claim, its name in the pool."""
     claim: str = ""
-    """The ResourceClaim by which it is held, in the Pod's namespace; "" by the device plugin."""
+    """The ResourceClaim in the Pod's namespace by which it is held; "": by the device plugin."""
 
     @property
     def name(self) -> DeviceName:
-        """What the kubelet knows the device by."""
         return DeviceName(self.resource, self.device)
 
 
@@ -99,7 +95,7 @@ class Footprint:
     """Everything that identified the card: see `keys_of`."""
     cores: CoreRange
     nodes: frozenset[str]
-    """Device nodes, relative to /dev."""
+    """Relative to /dev."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +103,11 @@ class PreparedDevice:
     """A device of a prepared claim."""
 
     request: str
-    """The request of the claim that it was allocated to."""
     pool: str
     device: str
-    """Its name in the pool."""
     admin: bool = False
-    """Whether it is for an administrator's Pod, which shares it with any holder of its cores."""
+    """Whether it is an administrator's, who shares it with any holder."""
     footprint: Footprint
-    """What it stood for when the claim was prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +119,8 @@ class PreparedClaim:
     namespace: str
     name: str
     pods: tuple[str, ...] = ()
-    """Names of the Pods that it was reserved for, in its namespace, when it was prepared."""
+    """Names of the Pods, in its namespace, for which it was prepared."""
     pod_uids: tuple[str, ...] = ()
-    """Their UIDs."""
     joined: bool = False
     """Whether each container has all of its requests, and so the environment of all devices."""
     devices: tuple[PreparedDevice, ...]
@@ -147,7 +139,7 @@ class PreparedClaim:
     def allocation(
         self, without: Collection[str] = (), besides: Collection[Footprint] = ()
     ) -> Allocation | None:
-        """What it keeps others from; None: it has nothing but devices for administrators.
+        """What it keeps others from; None: nothing.
 
         `without` are names of devices, and `besides` footprints, that do not count.
         """
@@ -167,33 +159,29 @@ class Allocation:
     """A device that is in use, or may be."""
 
     footprints: tuple[Footprint, ...]
-    """What it may stand for; none: not known, so it may be anything."""
+    """What it may stand for; none: anything."""
     containers: tuple[Assignment, ...] = ()
-    """The holders that pod-resources named last; none: see `by`."""
+    """The holders that pod-resources named last."""
     by: str = "a container that starts"
-    """The holder, for people, as long as pod-resources names none."""
+    """The holder, for people, while pod-resources names none."""
     since: float
-    """An answer that was asked for earlier says nothing of this allocation."""
+    """An earlier answer says nothing of this allocation."""
     kept_until: float = 0.0
-    """An answer that was asked for earlier does not end it, even if it lacks it."""
+    """An earlier answer does not end it."""
     first_absent: float | None = None
-    """When the first answer without it was asked for. It takes a second one to end it: a kubelet
-    that has just started does not list its Pods yet."""
+    """When the first answer without it was asked for. Only a second one ends it: a kubelet that has
+    just started does not list its Pods yet."""
     pod_uids: frozenset[str] = frozenset()
-    """The Pods that the kubelet had for this device since the allocation began."""
+    """The Pods that the kubelet had for this device since it began."""
 
     @property
     def holder(self) -> str:
-        """For people: ``Pod default/train``."""
         if not self.containers:
             return self.by
         return f"Pod {self.containers[0].namespace}/{self.containers[0].pod}"
 
     def after_absence(self, asked_at: float, patience: float = SETTLED) -> Allocation | None:
-        """After an answer that lacks it; None: it has ended.
-
-        It ends with an answer that was asked for `patience` seconds after the first one without it.
-        """
+        """After an answer that lacks it; None: `patience` seconds have passed since the first."""
         if asked_at < max(self.since, self.kept_until):
             return self
         if self.first_absent is None:
@@ -201,7 +189,6 @@ class Allocation:
         return self if asked_at < self.first_absent + patience else None
 
     def with_grace_period(self, until: float) -> Allocation:
-        """The same, which no answer asked for before `until` ends."""
         return replace(self, first_absent=None, kept_until=max(self.kept_until, until))
 
 
@@ -209,18 +196,16 @@ class Allocation:
 class OrphanedPod:
     """A Pod that the kubelet no longer lists while its containers run, and what it was given.
 
-    A Pod that was deleted by force is gone from the kubelet's lists seconds before its containers
-    have ended, and for ever if one cannot be killed. Its devices are free for the kubelet then, and
-    its claims are unprepared (k8s.io/kubernetes, pkg/kubelet/cm/dra/manager.go, `reconcileLoop`).
+    After a delete by force it is not listed for seconds, and for ever if it cannot be killed. The
+    kubelet then takes its devices for free, and unprepares its claims (k8s.io/kubernetes,
+    pkg/kubelet/cm/dra/manager.go, `reconcileLoop`).
     """
 
     footprints: tuple[Footprint, ...]
     by: str
-    """The Pod, for people."""
     by_claim: bool
-    """Whether it was given them by a claim."""
     since: float
-    """An answer that was asked for earlier does not end it."""
+    """An earlier answer does not end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +214,6 @@ class PublishedCard:
 
     driver: str
     keys: frozenset[str]
-    """Of the card: see `keys_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +230,18 @@ class Ledger:
     """Which holders have what at one moment. Every method returns a new value."""
 
     offered: Mapping[DeviceName, Footprint] = field(default_factory=dict)
-    """What can be handed out now. Some of it may be in use and not reported yet."""
+    """What can be handed out now, and so may be in use already."""
     allocations: Mapping[DeviceName, Allocation] = field(default_factory=dict)
-    """What containers hold by the device plugin."""
     unreadable: Allocation | None = None
-    """Stands for all that was handed out before, if no record says what that was."""
+    """Stands for all that was handed out before, where no record says what."""
     prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
-    """The claims that are prepared, by UID."""
     orphans: Mapping[str, OrphanedPod] = field(default_factory=dict)
-    """The Pods that still have devices although the kubelet no longer lists them, by UID."""
+    """By UID."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The keys of each card by its ID: a card keeps its ID over restarts."""
+    """The keys of each card by its ID, which it keeps over restarts."""
     published: Mapping[str, PublishedCard] = field(default_factory=dict)
-    """By their IDs, the cards that a ResourceSlice may have: noted before it is written, and until
-    the API server has confirmed the slices without it."""
+    """By ID, the cards that a ResourceSlice may have, from before it is written until the API
+    server has confirmed the slices without them."""
 
     def with_grant(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
         """After an Allocate. The kubelet gives a device away only once its last holder has gone."""
@@ -320,7 +302,8 @@ class Ledger:
             if asked_at < one.since or (uid in running and (one.by_claim or uid not in back))
         }
         ledger = replace(self, orphans=orphans)
-        for name, before in self.with_pods(pods).allocations.items():
+        known_before = {**self._noted(pods, present, resources), **self.with_pods(pods).allocations}
+        for name, before in known_before.items():
             if name in allocations:
                 continue
             orphaned = before.pod_uids.intersection(running) - back
@@ -332,6 +315,25 @@ class Ledger:
         unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
         ledger = replace(ledger, allocations=allocations, unreadable=unreadable)
         return self if ledger == self else ledger
+
+    def _noted(
+        self,
+        pods: Mapping[DeviceName, frozenset[str]],
+        cards: Sequence[Card],
+        resources: Collection[str],
+    ) -> dict[DeviceName, Allocation]:
+        """What the kubelet has noted, where no record says what was handed out.
+
+        Its lists lack a Pod that was deleted by force.
+        """
+        if not self.unreadable:
+            return {}
+        meant = {name: footprints_of(name.device, cards) for name in pods}
+        return {
+            name: replace(self.unreadable, footprints=_sorted(known), pod_uids=pods[name])
+            for name, known in meant.items()
+            if known or name.resource in resources
+        }
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
         """With the UIDs of the Pods that the kubelet notes for each device."""
@@ -347,10 +349,7 @@ class Ledger:
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
-        """The UIDs of Pods of which it matters whether they run, after an answer with `listed`.
-
-        `pods` is as of `with_answer`.
-        """
+        """The UIDs of Pods of which it matters whether they run, after an answer with `listed`."""
         allocations = self.with_pods(pods).allocations
         absent = (one for name, one in allocations.items() if name not in listed)
         return frozenset(self.orphans).union(*(one.pod_uids for one in absent))
@@ -358,7 +357,7 @@ class Ledger:
     def with_orphans(
         self, uids: Iterable[str], held: Allocation, now: float, *, by_claim: bool = False
     ) -> Ledger:
-        """With Pods, by UID, that run on although the kubelet takes what they hold for free."""
+        """With Pods that run although the kubelet takes what they hold for free."""
         orphans = dict(self.orphans)
         for uid in uids:
             before = orphans[uid].footprints if uid in orphans else ()
@@ -373,7 +372,6 @@ class Ledger:
         return self if orphans == self.orphans else replace(self, orphans=orphans)
 
     def with_claim(self, claim: PreparedClaim) -> Ledger:
-        """After a claim was prepared, or prepared again."""
         if self.prepared.get(claim.uid) == claim:
             return self
         return replace(self, prepared={**self.prepared, claim.uid: claim})
@@ -384,14 +382,8 @@ class Ledger:
         """Before a claim is prepared again, perhaps with another allocation or for other Pods.
 
         A kubelet does that after its restart, without an unprepare (k8s.io/kubernetes,
-        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Pods from before that run keep
-        what they had: those that `claim` is for only what it lacks, the others all of it.
-
-        Args:
-            claim: what is to be prepared.
-            running: of the Pods that it was prepared for before, by UID, those whose containers
-                run.
-            now: the time.
+        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Of the Pods from before, those
+        that are `running` keep what they had, or what `claim` lacks of it if it is for them.
         """
         ledger, before = self, self.prepared.get(claim.uid)
         for uid in before.pod_uids if before else ():
@@ -403,7 +395,7 @@ class Ledger:
         return ledger
 
     def has_claim(self, use: ClaimUse) -> bool:
-        """Whether a claim is prepared for the device that a container uses by it."""
+        """Whether a claim is prepared for the device of this use."""
         claim = (use.claim_namespace, use.claim_name)
         return any(
             (one.namespace, one.name) == claim
@@ -412,13 +404,11 @@ class Ledger:
         )
 
     def without_claim(self, uid: str) -> Ledger:
-        """After a claim was unprepared; one that is unknown changes nothing."""
         if uid not in self.prepared:
             return self
         return replace(self, prepared={k: v for k, v in self.prepared.items() if k != uid})
 
     def with_published(self, driver: str, cards: Iterable[CardState]) -> Ledger:
-        """With cards that the driver is about to publish in slices."""
         published = dict(self.published)
         for state in cards:
             before = published[state.id].keys if state.id in published else _NONE
@@ -426,7 +416,6 @@ class Ledger:
         return self if published == self.published else replace(self, published=published)
 
     def without_published(self, ids: Collection[str]) -> Ledger:
-        """After the API server has confirmed the slices without these cards."""
         if self.published.keys().isdisjoint(ids):
             return self
         left = {id_: one for id_, one in self.published.items() if id_ not in ids}
@@ -450,7 +439,7 @@ class Ledger:
     def with_offer(
         self, devices: Mapping[str, Iterable[Device]], cards: Iterable[CardState]
     ) -> Ledger:
-        """With these devices, by resource, as what can be handed out, and these cards present."""
+        """With what can be handed out, by resource, and the present cards."""
         offered = {
             DeviceName(resource, device.id): footprint(device)
             for resource, listed in devices.items()
@@ -462,10 +451,9 @@ class Ledger:
         return replace(self, offered=offered, cards=known)
 
     def with_predecessor(self, before: Ledger, now: float) -> Ledger:
-        """With what an agent before this one may have handed out: its `for_successor`.
+        """With what an agent before this one may have handed out, its `for_successor`.
 
-        Until two answers of pod-resources, asked for from `now` on, lack it, all of it counts as
-        held.
+        All of it counts as held until two answers, asked for from `now` on, lack it.
         """
         allocations = dict(self.allocations)
         for name, held in before.for_successor().allocations.items():
@@ -490,7 +478,7 @@ class Ledger:
         return ledger.with_unreadable_record(now) if before.unreadable else ledger
 
     def for_successor(self) -> Ledger:
-        """What an agent after this one has to know: all that is offered may be held by then."""
+        """What the next agent has to know: all that is offered may be held by then."""
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, held in self.allocations.items():
             footprints.setdefault(name, set()).update(held.footprints)
@@ -505,13 +493,17 @@ class Ledger:
         return replace(self, offered={}, allocations=allocations)
 
     def with_unreadable_record(self, now: float) -> Ledger:
-        """After an agent whose record cannot be read: anything may be held, until two answers."""
+        """After a record that cannot be read: anything may be held, until two answers."""
         by = "an unknown holder (the agent's record of earlier grants cannot be read)"
         return replace(self, unreadable=Allocation(footprints=(), by=by, since=now))
 
     @property
+    def idle(self) -> bool:
+        return not (self.allocations or self.unreadable or self.prepared or self.orphans)
+
+    @property
     def pending_release(self) -> bool:
-        """Whether another answer of pod-resources, soon, would end an allocation."""
+        """Whether another answer of pod-resources would soon end an allocation."""
         held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
         return bool(self.orphans) or any(one.first_absent is not None for one in held)
 
@@ -529,7 +521,7 @@ class Ledger:
             cards: all of them.
             by_plugin: with what containers hold by the device plugin.
             by_claim: with what claims hold.
-            without: names of devices of which it does not matter that claims hold them.
+            without: names of devices for which claims do not count.
         """
         found = Conflicts(cards)
         if by_plugin:
@@ -570,7 +562,7 @@ class Ledger:
 def _best(
     footprints: Iterable[Footprint], present: Sequence[tuple[frozenset[str], CardState]]
 ) -> tuple[str, CoreRange] | None:
-    """The card, by its ID, and the cores that one of the footprints most likely stands for."""
+    """The card, by its ID, and the cores that the footprints most likely stand for."""
     alike = (
         (len(held.keys & keys), held.cores, state)
         for held in footprints
@@ -586,9 +578,8 @@ def _assigned(
 ) -> list[Assignment]:
     """The containers that hold a device of a claim.
 
-    A kubelet lists all devices of a claim for each container that names any of its requests. So
-    where a claim has several requests and a Pod several containers with it, it is not known which
-    of them has the device.
+    A kubelet lists all of a claim's devices for each container that names one of its requests. So
+    with several requests and several containers, it is not known which one has the device.
     """
     containers: dict[str, set[str]] = {pod: set() for pod in claim.pods}
     for use in uses:
@@ -603,25 +594,21 @@ def _assigned(
 
 
 class Conflicts:
-    """The allocations of a Ledger, indexed so that a device is compared with few of them."""
+    """The allocations of a Ledger, indexed: a device is compared with few of them."""
 
     def __init__(self, cards: Iterable[Card]) -> None:
-        """Nothing is held yet; `cards` are those that are present."""
         self.unreadable: Allocation | None = None
-        """As `Ledger.unreadable`."""
         self._allocations: dict[Holder, Allocation] = {}
         self._by_mark: dict[str, dict[tuple[Holder, Footprint], None]] = {}
-        """What is held by each key and each node of it; sets that keep their order."""
+        """What is held, by key and by node; sets that keep their order."""
         self._unidentified: dict[Holder, Allocation] = {}
-        """What may be any cores."""
         self._cards: dict[str, set[int]] = {}
-        """Which of the cards say each key."""
+        """The cards that have each key."""
         for number, card in enumerate(cards):
             for key in keys_of(card):
                 self._cards.setdefault(key, set()).add(number)
 
     def add(self, holder: Holder, held: Allocation) -> None:
-        """Takes one more allocation into account, or a known one as it is now."""
         self._allocations[holder] = held
         if not held.footprints:
             self._unidentified[holder] = held
@@ -634,8 +621,8 @@ class Conflicts:
     ) -> str | None:
         """Why `device` must not be given to this holder; None: no other one has any of it.
 
-        What the holder has itself is no conflict: the kubelet knows of that. Nor is what orphaned
-        Pods keep that are given the device: `pods`, by UID.
+        Neither the holder's own is a conflict, which the kubelet knows, nor what the orphaned
+        `pods` keep that are given the device.
         """
         if self.unreadable:
             return f"{self.unreadable.holder} may hold its cores"
@@ -661,7 +648,7 @@ class Conflicts:
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
-        """What two footprints have in common that only one holder may have, for people."""
+        """What two footprints share that only one holder may have, for people."""
         if wanted.keys & held.keys:
             if wanted.cores.overlaps(held.cores):
                 return "its cores"
@@ -680,7 +667,7 @@ def keys_of(card: Card) -> frozenset[str]:
 
 
 def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
-    """The ID of the card that a footprint most likely stands for; None: it is not present."""
+    """The ID of the present card that a footprint most likely stands for."""
     best = _best([held], [(keys_of(state.card), state) for state in cards])
     return best and best[0]
 
@@ -693,19 +680,18 @@ def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
 
 
 def footprint(device: Device) -> Footprint:
-    """What `device` stands for now."""
     return Footprint(keys_of(device.card), device.cores, frozenset(device.nodes))
 
 
 def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
-    """What a device ID can stand for, matched against every ID that these cards can have."""
+    """What a device ID can stand for, by every ID that these cards can have."""
     return {found for card in cards if (found := _meant(id_, card))}
 
 
 def _meant(id_: str, card: Card) -> Footprint | None:
-    """What an ID stands for if the card can have it, under whatever shape and part of its identity.
+    """What an ID stands for if the card can have it, in any shape and by any part of its identity.
 
-    A whole card's ID wins over a part's: which of two cards is meant, `footprints_of` leaves open.
+    A whole card's ID wins over a part's.
     """
     names = (card.uuid, card.serial, card.pci_bus_id, f"{card.family}-{card.index}")
     known = [name for name in names if name and id_.startswith(name)]
@@ -721,7 +707,6 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether both say something of one kind, and not the same."""
     if one == other:
         return False
     mine = dict(key.split(":", 1) for key in one)

@@ -76,9 +76,9 @@ class Answers:
     """Whether it is an FPGA sample."""
     probe: Probe | None = None
     trouble: str = ""
-    reading: Reading | None = None
-    cores: tuple[CoreReading, ...] | None = None
-    at: float = 0.0
+    reading: Reading | None = field(default=None, compare=False)
+    cores: tuple[CoreReading, ...] | None = field(default=None, compare=False)
+    at: float = field(default=0.0, compare=False)
     """When `cores` were read, by `time.monotonic`."""
     failures: list[str] = field(default_factory=list)
     """Of each call that failed, how: ``refused`` or ``nonsense``."""
@@ -176,7 +176,7 @@ class CardWatch:
         """What to ask about `entry` at `now`; plans when to ask again."""
         probe = now >= self._probe_at
         if probe:
-            self._probe_at = now + until_tick(settings.health_interval, 0)
+            self._probe_at = now + until_tick(settings.health_interval)
         read = probe and now >= self._read_at
         pause, longest = settings.health_interval, settings.counter_interval
         self._plan(now, settings)
@@ -193,11 +193,11 @@ class CardWatch:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
         if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
-            self.due = now + until_tick(settings.counter_interval, 0)
+            self.due = now + until_tick(settings.counter_interval)
 
     def expected(self, asked: Questions) -> Answers | None:
         """The answers that change nothing; None: any answer may change something."""
-        return None if asked.identify or asked.read or asked.count else self._settled
+        return None if asked.identify else self._settled
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
         """Takes note of answers; raises a fault of our own, for `crashed`."""
@@ -229,7 +229,7 @@ class CardWatch:
             return
         self.failures["hung"] += 1
         now, self._settled = time.monotonic(), None
-        self.due = now + until_tick(settings.health_interval, 0)
+        self.due = now + until_tick(settings.health_interval)
         if self._known is None:
             self.view = _not_served(self.entry, late)
             return

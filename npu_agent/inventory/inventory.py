@@ -148,7 +148,7 @@ class Inventory:
             )
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
-            await self._prober.run(jobs, until_tick(settings.health_interval, 0))
+            await self._prober.run(jobs, until_tick(settings.health_interval))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -165,7 +165,7 @@ class Inventory:
     def _search_job(self, now: float, settings: Settings) -> Job[_Found] | None:
         if now < self._search_at:
             return None
-        self._search_at = now + until_tick(settings.health_interval, 0)
+        self._search_at = now + until_tick(settings.health_interval)
         if None in self._hung:
             return None
         search = partial(_search, self._vendors, self._found)

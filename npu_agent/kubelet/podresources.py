@@ -31,7 +31,10 @@ log = logger(__name__)
 T = TypeVar("T")
 
 DEADLINE = 5.0
-"""Seconds for the kubelet to answer, and for the answer to be read."""
+"""Seconds for the kubelet's answer, and for reading it."""
+_IDLE = 3
+"""Intervals between two queries while no cores are in use: it saves 0.03 % of a core. `ask_soon`
+does not wait for it, so the only news can be of another plugin that hands out the same cards."""
 _AT_LEAST = 0.1
 """Seconds between two queries: the kubelet takes 100 a second from all of a node."""
 
@@ -42,7 +45,7 @@ _LARGEST = 8 << 20
 
 
 class UnavailableError(Exception):
-    """The kubelet did not say who holds what; the message says why, and the remedy."""
+    """The kubelet did not say who holds what: why, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +54,15 @@ class Holdings:
 
     # First: it differs between any two values, so that comparing them is cheap.
     asked_at: float = 0.0
-    """When the kubelet was asked last, `time.monotonic`; 0 before the first answer or failure."""
+    """When the kubelet was asked last, `time.monotonic`; 0: never."""
     assignments: tuple[Assignment, ...] = ()
-    """As the kubelet said last."""
     claim_uses: tuple[ClaimUse, ...] = ()
-    """As the kubelet said last; sorted, each one once."""
+    """Sorted, each one once."""
     pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
-    """The UIDs of the Pods that have each device, as the kubelet has noted them."""
+    """UIDs of the Pods that have each device, as the kubelet has noted them."""
     running: frozenset[str] = frozenset()
     """Those of the `PodResources.orphan_candidates` whose containers run."""
     error: str | None = None
-    """Why the last time brought no answer."""
 
 
 def socket_beside(plugin_dir: Path) -> Path:
@@ -76,13 +77,11 @@ async def fetch(
 
     Args:
         socket: the kubelet's.
-        drivers: DRA drivers of whose claims the devices are wanted too. A container that names one
-            request of a claim is shown with all devices of the claim, as the kubelet lists them.
+        drivers: DRA drivers of whose claims the devices are wanted too.
         deadline: in seconds.
 
     Raises:
-        UnavailableError: the socket is missing, the kubelet does not answer in time, or its answer
-            is broken or too large.
+        UnavailableError: the socket is missing, or there is no good answer in time.
     """
     answer = await _answer(socket, _LIST, deadline)
     assignments, uses = await _read(socket, decode.read_list, answer, deadline)
@@ -95,7 +94,7 @@ async def fetch(
 
 
 async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
-    """Asks the kubelet which devices of each resource it can hand out: their IDs.
+    """The IDs of each resource's devices that the kubelet can hand out.
 
     Raises:
         UnavailableError: as `fetch`, or this kubelet does not tell.
@@ -105,40 +104,30 @@ async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
 
 
 class PodResources:
-    """Keeps `holdings` up to date by asking the kubelet now and then, and on request."""
+    """Keeps `holdings` up to date by asking the kubelet at intervals and on request."""
 
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Asks nothing before `run`.
-
-        Args:
-            socket: the kubelet's.
-            interval: seconds between two queries.
-            pods: those that live although the kubelet no longer lists them.
-            ledger: who holds what, as far as it is known.
-        """
+        """Asks nothing before `run`; `interval` is in seconds, while cores are in use."""
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self.pods = pods
         self._socket = socket
         self._interval = interval
         self._ledger = ledger
         self._now = asyncio.Event()
-        """Set when the kubelet is to be asked without waiting for the interval to pass."""
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self) -> None:
-        """Has the kubelet asked now."""
         self._now.set()
 
     def ask_soon(self) -> None:
-        """Has it asked in a second, when it knows of a container that was just given devices."""
+        """Asks when the kubelet knows of a container that was just given devices."""
         if self._timer:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(SETTLED, self.ask)
 
     async def run(self) -> None:
-        """Asks until cancelled."""
         last: bytes | None = None
         known: decode.Listed = (), ()
         reporter = Reporter(
@@ -165,11 +154,15 @@ class PodResources:
                 )
                 running = await self.pods.running(self.orphan_candidates(answered))
                 self.holdings.publish(replace(answered, running=running))
-            await set_within(self._now, until_tick(self._interval.value))
+            await set_within(self._now, until_tick(self._pause()))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
+    def _pause(self) -> float:
+        idle = self._ledger.value.idle and not self.holdings.value.error
+        return self._interval.value * (_IDLE if idle else 1)
+
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
-        """The UIDs of Pods of which it matters, after an answer, whether they live."""
+        """The UIDs of Pods of which it matters whether they run."""
         listed = {one.name for one in answer.assignments}
         return self._ledger.value.orphan_candidates(listed, answer.pods)
 
@@ -194,7 +187,7 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
 
 
 async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
-    """Reads an answer on a thread: a full node's takes 20 ms, and the largest one a second."""
+    """On a thread: a full node's answer takes 20 ms, and the largest one a second."""
     try:
         return await DaemonThread("npu-podresources", linger=0).call(
             lambda: read(answer), deadline=deadline

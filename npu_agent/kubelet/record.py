@@ -1,8 +1,7 @@
 """The record on disk: what an agent before this one may have handed out, as JSON in one file.
 
-The agent is killed between an Allocate and anything that could be noted of it. So what is offered
-is on the disk before it is offered, and the next agent counts it as held
-(`Ledger.with_predecessor`).
+An agent may be killed just after an Allocate. So what is offered is on disk before it is offered,
+and the next agent counts it as held (`Ledger.with_predecessor`).
 """
 
 from __future__ import annotations
@@ -32,19 +31,15 @@ log = logger(__name__)
 
 RECORD = ".npu-agent.ledger.json"
 """In the plugin directory. The kubelet removes sockets there and nothing else."""
-OLD_RECORD = ".npu-agent.shapes.json"
-"""What versions before 0.9 wrote. It does not say which cores were handed out."""
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 600 for each device."""
-
 _READING = 5.0
-"""Seconds to wait for it."""
 _TRY_AGAIN = 5.0
 """Seconds until a record that could not be written is tried again; another one immediately."""
 
 _UNREADABLE = DeviceName("", "")
-"""In place of a device: the record before could not be read, as `Ledger.unreadable` has it."""
+"""The name in place of a device for `Ledger.unreadable`."""
 
 _Key = Annotated[str, msgspec.Meta(pattern=":")]
 _Core = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
@@ -69,7 +64,7 @@ class _Device(msgspec.Struct):
     resource: str
     device: str
     footprints: tuple[_Footprint, ...]
-    pod_uids: frozenset[str] = msgspec.field(name="podUIDs", default=frozenset())
+    pod_uids: frozenset[str] = msgspec.field(name="podUIDs")
     since: ClassVar[float] = 0.0
     """Not written: it is of a clock that starts with the node."""
 
@@ -88,7 +83,7 @@ class _Claim(msgspec.Struct, kw_only=True):
     namespace: str
     name: str
     pods: tuple[str, ...]
-    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs", default=())
+    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
     joined: bool
     devices: tuple[_ClaimDevice, ...]
 
@@ -106,14 +101,12 @@ class _Published(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """Version 2; 1 had neither claims nor what follows them."""
-
-    version: Literal[1, 2]
+    version: Literal[1]
     devices: list[_Device]
+    claims: list[_Claim]
+    orphans: dict[str, _Orphan]
     cards: dict[str, frozenset[str]]
-    claims: list[_Claim] = []
-    ending: dict[str, _Orphan] = {}
-    slices: dict[str, _Published] = {}
+    published: dict[str, _Published]
 
 
 # Between these types and those of `core.ledger`, by the names of their fields.
@@ -121,26 +114,26 @@ _converted = partial(msgspec.convert, from_attributes=True)
 
 
 def encode(ledger: Ledger) -> bytes:
-    """The record of a ledger; the same bytes for what is the same to the next agent."""
+    """The record of a ledger: the same bytes for what is the same to the next agent."""
     allocations = dict(ledger.for_successor().allocations)
     if ledger.unreadable:
         allocations[_UNREADABLE] = ledger.unreadable
     record = _Record(
-        version=2,
+        version=1,
         devices=[
             _Device(*name, _converted(held.footprints, tuple[_Footprint, ...]), held.pod_uids)
             for name, held in sorted(allocations.items())
         ],
         cards=dict(ledger.cards),
         claims=[_converted(claim, _Claim) for _, claim in sorted(ledger.prepared.items())],
-        ending={uid: _converted(one, _Orphan) for uid, one in ledger.orphans.items()},
-        slices={id_: _converted(one, _Published) for id_, one in ledger.published.items()},
+        orphans={uid: _converted(one, _Orphan) for uid, one in ledger.orphans.items()},
+        published={id_: _converted(one, _Published) for id_, one in ledger.published.items()},
     )
     return msgspec.json.encode(record, order="deterministic") + b"\n"
 
 
 def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
-    """The ledger after an agent that has left this record; None: there was none."""
+    """The ledger of an agent that finds this record; None: there was none."""
     if record is None:
         return ledger
     try:
@@ -156,34 +149,25 @@ def _decoded(record: bytes) -> Ledger:
         DeviceName(one.resource, one.device): _converted(one, Allocation) for one in found.devices
     }
     unreadable = allocations.pop(_UNREADABLE, None)
-    # Earlier versions had a claim whose UID was unknown by its name: it is recovered again.
-    claims = [one for one in found.claims if one.uid != f"{one.namespace}/{one.name}"]
-    for one in claims:
+    for one in found.claims:
         if not is_uid(one.uid):  # it becomes part of a path
             raise ValueError(f"a claim with the UID {one.uid!r}")
     return Ledger(
         allocations=allocations,
         unreadable=unreadable,
-        prepared={one.uid: _converted(one, PreparedClaim) for one in claims},
-        orphans={uid: _converted(one, OrphanedPod) for uid, one in found.ending.items()},
+        prepared={one.uid: _converted(one, PreparedClaim) for one in found.claims},
+        orphans={uid: _converted(one, OrphanedPod) for uid, one in found.orphans.items()},
         cards=found.cards,
-        published={id_: _converted(one, PublishedCard) for id_, one in found.slices.items()},
+        published={id_: _converted(one, PublishedCard) for id_, one in found.published.items()},
     )
 
 
 def read_record(directory: Path) -> bytes | None:
-    """The record that an agent before this one wrote to the plugin directory; None: there is none.
-
-    An empty one if it cannot be read. It may block.
-    """
-    for name in (RECORD, OLD_RECORD):
-        try:
-            found = files.content(directory / name, _LARGEST, follow=False)
-        except OSError:
-            return b""
-        if found is not None:
-            return found
-    return None
+    """The record; None: there is none; empty: it cannot be read. May block."""
+    try:
+        return files.content(directory / RECORD, _LARGEST, follow=False)
+    except OSError:
+        return b""
 
 
 class RecordFile:
@@ -191,12 +175,11 @@ class RecordFile:
 
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         self.on_disk: bytes | None = None
-        """What this agent has read or written last; None: nothing, or that is not known."""
+        """What this agent has read or written last; None: nothing, or unknown."""
         self._directory = directory
         self._path = directory / RECORD
         self._clock = clock
         self._failed: tuple[bytes, float] | None = None
-        """The record that could not be written, and when to try again."""
         self._reporter = Reporter(log, "the record of who holds what cannot be written")
 
     @property
@@ -205,21 +188,16 @@ class RecordFile:
         return self._reporter.reason
 
     async def read(self) -> bytes | None:
-        """As `read_record`.
-
-        Raises:
-            TimeoutError: the disk does not answer within 5 s.
-        """
+        """As `read_record`; raises TimeoutError after 5 s."""
         thread = DaemonThread("npu-record", linger=0)
         self.on_disk = await thread.call(lambda: read_record(self._directory), deadline=_READING)
         return self.on_disk
 
     def try_now(self) -> None:
-        """Has a record that failed a moment ago tried again with the next `write`."""
+        """The next `write` tries a record again that has just failed."""
         self._failed = None
 
     async def write(self, record: bytes) -> None:
-        """Writes the record if the disk has another one."""
         if record == self.on_disk:
             self._reporter.works()
             return
@@ -234,10 +212,7 @@ class RecordFile:
         else:
             self.on_disk = record
             self._reporter.works()
-            with contextlib.suppress(OSError):
-                await files.replace(self._directory / OLD_RECORD, None)
 
     async def remove(self) -> None:
-        """Removes it, unless the directory is read-only now."""
         with contextlib.suppress(OSError):
             await files.replace(self._path, None)

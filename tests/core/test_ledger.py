@@ -472,6 +472,17 @@ def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
     assert against(noted(ledger, at=51.0, running=()), A) == {"U0": None}
 
 
+def test_after_an_unreadable_record_the_pods_that_the_kubelet_has_noted_count() -> None:
+    """One that was deleted by force is in no list, and two answers clear the doubt of all else."""
+    ledger, pods = Ledger().with_unreadable_record(0.0), {DeviceName(NPU, "U0"): frozenset({UID})}
+    for at in (1.0, 3.0, 1.0 + HOLDER_ENDS):
+        ledger = noted(ledger, at=at, running=ledger.orphan_candidates([], pods))
+        assert set(against(ledger, A, cores=1).values()) != {None}
+    assert not ledger.unreadable
+    assert set(ledger.orphans) == {UID}
+    assert noted(ledger, at=20.0, running=()) == Ledger()
+
+
 def test_by_which_api_a_pod_was_given_them() -> None:
     (hold,) = answered(Ledger(), pod("U0"), at=1.0, cards=[A]).allocations.values()
     (whole,) = offered(A)

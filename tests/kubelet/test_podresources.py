@@ -237,18 +237,6 @@ async def test_kubelet_that_never_answers(socket: Path) -> None:
             await fetch(socket, deadline=0.1)
 
 
-async def test_server_that_speaks_another_language(socket: Path) -> None:
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 mail.example.com ESMTP\r\n")
-        writer.close()
-
-    async with await asyncio.start_unix_server(greet, socket):
-        with pytest.raises(UnavailableError) as error:
-            await fetch(socket)
-    reason = str(error.value).removeprefix(f"{socket}: ")
-    assert reason  # whatever it is, it is not empty
-
-
 async def test_too_large_an_answer_is_refused_before_it_has_come(socket: Path) -> None:
     with pytest.raises(UnavailableError) as error:
         await ask(socket, says(announced((1 << 32) - 1), then=hangs))

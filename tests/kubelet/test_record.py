@@ -1,4 +1,4 @@
-"""The record on disk: what the version before wrote is read, and what is no record is doubted."""
+"""The record on disk: it says the same when it is read again, and what is no record is doubted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from npu_agent.core.ledger import (
     PreparedDevice,
     PublishedCard,
 )
-from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, read_record, recover
+from npu_agent.kubelet.record import RECORD, encode, read_record, recover
 
 NPU = "beta.furiosa.ai/npu"
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -49,7 +49,7 @@ LEDGER = Ledger(
 )
 _FOOTPRINT = {"keys": sorted(KEYS), "cores": [0, 1], "nodes": ["npu0_mgmt", "npu0pe0"]}
 WRITTEN: dict[str, Any] = {
-    "version": 2,
+    "version": 1,
     "devices": [
         {"resource": NPU, "device": "U0", "footprints": [_FOOTPRINT], "podUIDs": []},
         {"resource": NPU, "device": "U1", "footprints": [_FOOTPRINT], "podUIDs": [UID]},
@@ -75,31 +75,20 @@ WRITTEN: dict[str, Any] = {
         }
     ],
     "cards": {"U0": sorted(KEYS)},
-    "ending": {UID: {"by": "Pod team/old", "byClaim": True, "footprints": [_FOOTPRINT]}},
-    "slices": {"U0": {"driver": "npu.furiosa.ai", "keys": sorted(KEYS)}},
+    "orphans": {UID: {"by": "Pod team/old", "byClaim": True, "footprints": [_FOOTPRINT]}},
+    "published": {"U0": {"driver": "npu.furiosa.ai", "keys": sorted(KEYS)}},
 }
-"""As version 0.9 writes `LEDGER`."""
+"""`LEDGER`, as it is written."""
 
 
 def read(record: dict[str, Any]) -> Ledger:
     return recover(Ledger(), json.dumps(record).encode(), 5.0)
 
 
-def test_what_version_0_9_wrote_is_read_and_written() -> None:
+def test_a_record_is_read_as_it_was_written() -> None:
     assert read(WRITTEN) == Ledger().with_predecessor(LEDGER, 5.0)
     assert read(json.loads(encode(LEDGER))) == Ledger().with_predecessor(LEDGER, 5.0)
     assert encode(read(WRITTEN)) == encode(LEDGER)
-
-
-def test_what_older_versions_wrote_is_read() -> None:
-    record: dict[str, Any] = json.loads(json.dumps(WRITTEN)) | {"version": 1}
-    for name in ("claims", "ending", "slices"):
-        del record[name]
-    for device in record["devices"]:
-        del device["podUIDs"]
-    found = read(record)
-    assert found.allocations.keys() == {DeviceName(NPU, "U0"), DeviceName(NPU, "U1")}
-    assert not found.unreadable
 
 
 def test_no_record_means_that_nothing_was_handed_out() -> None:
@@ -116,19 +105,11 @@ def _cores(*cores: float) -> bytes:
     return json.dumps(WRITTEN | {"devices": [device]}).encode()
 
 
-def test_a_claim_without_its_uid_is_left_to_be_recovered() -> None:
-    """As earlier versions wrote one that they had found without the API server."""
-    (claim,) = WRITTEN["claims"]
-    nameless = _claim(uid=f"{claim['namespace']}/{claim['name']}")
-    found = recover(Ledger(), nameless, 0.0)
-    assert (found.prepared, found.unreadable) == ({}, None)
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
-        *(b"", b"{", b"[]", b'{"version": 2}', b"\xff", b"null", b"[" * 100_000, b"\0" * 1000),
-        json.dumps(WRITTEN | {"version": 3}).encode(),
+        *(b"", b"{", b"[]", b'{"version": 1}', b"\xff", b"null", b"[" * 100_000, b"\0" * 1000),
+        json.dumps(WRITTEN | {"version": 2}).encode(),
         json.dumps(WRITTEN | {"cards": {"U0": [1]}}).encode(),
         _claim(uid="../../etc"),  # it becomes part of a path
         _claim(pods="pod"),
@@ -146,10 +127,9 @@ def test_a_record_that_cannot_be_read_means_that_anything_may_be_held(damaged: b
     assert not found.unreadable
 
 
-@pytest.mark.parametrize("name", [RECORD, OLD_RECORD])
-def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path, name: str) -> None:
+def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path) -> None:
     """A sparse file of 1 TiB takes no room on the disk."""
-    with (tmp_path / name).open("wb") as record:
+    with (tmp_path / RECORD).open("wb") as record:
         record.truncate(1 << 40)
     found = read_record(tmp_path)
     assert found is not None

@@ -26,7 +26,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import OLD_RECORD, RECORD, encode, read_record, recover
+from npu_agent.kubelet.record import RECORD, encode, read_record, recover
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -160,25 +160,6 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
         await room.until(lambda d: d == {room.card.id: True})
 
 
-async def test_what_a_pod_holds_in_the_old_shape_keeps_the_new_one_back(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    card = room.card.id
-    parts = {f"{card}_cores_0": False, f"{card}_cores_1": False}
-    async with room.running():
-        room.says(card)
-        await room.until(lambda d: d == {card: True})
-        room.wanted.publish(SINGLE)
-        await room.until(lambda d: d == parts and _reason(room).startswith("Pod team/train"))
-        asked = room.kubelet.asked_soon
-        room.says()
-        async with asyncio.timeout(10):
-            while room.kubelet.asked_soon == asked:  # one answer is not enough
-                await asyncio.sleep(0)
-        assert await room.until(len) == parts
-        room.says()
-        await room.until(lambda d: d == dict.fromkeys(parts, True))
-
-
 async def test_a_grant_while_a_file_is_written_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,22 +208,19 @@ async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "name", "offered"),
+    ("left", "offered"),
     [
-        (None, RECORD, True),  # nothing was ever handed out here
-        (record(FUSION), RECORD, True),  # the same devices: the kubelet counts for itself
-        (record(SINGLE), RECORD, False),
-        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset())), RECORD, False),
-        (b"damaged", RECORD, False),
-        (b"{}", OLD_RECORD, False),  # it does not say what was handed out
+        (None, True),  # nothing was ever handed out here
+        (record(FUSION), True),  # the same devices: the kubelet counts for itself
+        (record(SINGLE), False),
+        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset())), False),
+        (b"damaged", False),
     ],
 )
-async def test_doubt_at_the_start(
-    tmp_path: Path, left: bytes | None, name: str, offered: bool
-) -> None:
+async def test_doubt_at_the_start(tmp_path: Path, left: bytes | None, offered: bool) -> None:
     """The kubelet does not say who holds what: only what was offered before is safe."""
     if left is not None:
-        (tmp_path / name).write_bytes(left)
+        (tmp_path / RECORD).write_bytes(left)
     room = Room(tmp_path)
     async with room.running():
         room.says(error="kubelet.sock is missing")
@@ -355,32 +333,6 @@ async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
         assert "cannot be written" in _reason(room)
 
 
-async def test_what_is_granted_while_the_cdi_spec_is_written_without_it_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
-
-    async def slow(path: Path, content: bytes | None, **options: bool) -> bool:
-        done = await write(path, content, **options)
-        if path == room.spec:
-            writing.set()
-            await go_on.wait()
-        return done
-
-    await room.owned()
-    monkeypatch.setattr(files, "replace", slow)
-    room.wanted.publish(SINGLE)
-    publishing = asyncio.create_task(room.publisher.publish())
-    async with asyncio.timeout(10):
-        await writing.wait()
-    assert room.card.id not in named(room)
-    room.granted()  # of the old list, which is still the one that is offered
-    go_on.set()
-    await publishing
-    assert room.card.id in named(room)
-
-
 def named(room: Room) -> list[str]:
     """The devices in the spec on disk."""
     return [device["name"] for device in json.loads(room.spec.read_bytes())["devices"]]
@@ -451,25 +403,6 @@ async def test_a_record_that_could_not_be_written_is_tried_again(
         for _ in range(3):
             room.says()
         await until((tmp_path / RECORD).exists)
-
-
-async def test_the_record_of_an_older_agent_goes_when_its_own_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has another name."""
-    (tmp_path / OLD_RECORD).write_bytes(b"{}")
-    room = Room(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
-        renewing = asyncio.create_task(room.store.renew())
-        await until(lambda: room.kubelet.asked)
-        room.says()
-        await renewing
-        await room.store.save()
-        assert (tmp_path / OLD_RECORD).exists()
-    await room.store.saved()
-    assert (tmp_path / RECORD).exists()
-    assert not (tmp_path / OLD_RECORD).exists()
 
 
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
