@@ -25,7 +25,7 @@ from npu_agent.text import reason
 
 _OURS = "-[0-9a-f]{8}[.]sock"
 """What follows the configured name in that of one of our sockets: see
-`npu_agent.outputs.deviceplugin.endpoint`."""
+`npu_agent.outputs.deviceplugin.session`."""
 _AS_ROOT = (
     "runAsUser: 0 in the Pod's securityContext, as k8s/daemonset.yaml has it: the directory is "
     "root's alone (mode 0750)"

@@ -1,12 +1,11 @@
-"""What grpclib leaves to be done: a server that can be closed, calls without side effects, bounds.
+"""What grpclib lacks: a server that can be closed, calls without side effects, bounds.
 
 All that the agent uses of grpclib's private parts is here, because there is no public way:
 
-- `Server._protocol_factory`, overridden to know the open connections: `Server` neither lists nor
-  closes them, and `listen(server, ...)` has events for calls only.
+- `Server._protocol_factory`, to know the open connections, which `Server` does not close.
 - `Stream._wrapper`, `Stream._stream.recv_data` and `Stream._recv_type`, to refuse a message by its
-  length: `recv_message` takes one of any size, and grpclib's `Configuration` has no limit for it.
-- `Channel.__connect__`, overridden to notice a connection that is closed already.
+  length: `recv_message` takes one of any size.
+- `Channel.__connect__`, to notice a connection that is closed already.
 - `grpclib._typing.IServable`, a type, for the type checker.
 """
 
@@ -20,10 +19,9 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from grpclib.client import Channel
@@ -57,11 +55,10 @@ DRAINED = 0.2
 async def apart(call: Coroutine[Any, Any, T]) -> T:
     """Awaits a call to a gRPC server in its own task; returns or raises what it does.
 
-    When a connection is lost or a deadline passes, grpclib wakes the waiter by cancelling the
-    task, raises its own error there, and never takes the cancellation back (`Task.uncancel`). In
-    the caller's task that would stay for life: under Python 3.11.2 each later `asyncio.timeout`
-    that runs out would raise CancelledError instead of TimeoutError, and a TaskGroup could take it
-    for its own end.
+    When a connection is lost or a deadline passes, grpclib cancels the task, raises its own error
+    there, and never takes the cancellation back (`Task.uncancel`). In the caller's task that would
+    stay: under Python 3.11.2 each later `asyncio.timeout` would raise CancelledError instead of
+    TimeoutError.
     """
     task = asyncio.create_task(call)
     try:
@@ -80,15 +77,13 @@ class Encoded:
     encoded: bytes = b""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
-        """The message, for grpclib."""
         return self.encoded
 
 
 async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytes | None:
-    """Makes one call to the server on the unix socket `path`; returns its answer, encoded.
+    """Makes one call to the server on the unix socket `path`; the caller sets the deadline.
 
-    The caller sets the deadline. A server that is stopped answers no call, and another one may take
-    its place meanwhile: then the call ends.
+    A stopped server answers no call: if another one takes its place, the call ends.
 
     Args:
         path: the socket.
@@ -97,7 +92,7 @@ async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> by
         most: bytes that the answer may have.
 
     Returns:
-        The answer; None if the call ends without one.
+        The encoded answer; None if the call ends without one.
 
     Raises:
         OSError: no server can be reached there, or another one has taken the place.
@@ -129,10 +124,7 @@ async def _ask(path: Path, method: str, request: bytes, most: int) -> bytes | No
 
 
 def _made(path: Path) -> tuple[int, int, int] | None:
-    """What differs between a socket and the next one of its name, even with the inode used again.
-
-    None if there is none now.
-    """
+    """What differs between a socket and the next one of its name and inode; None: there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -141,10 +133,7 @@ def _made(path: Path) -> tuple[int, int, int] | None:
 
 
 class UnixChannel(Channel):
-    """grpclib's channel to a unix socket, for a server that closes what it has just accepted.
-
-    grpclib makes a stream on a connection that is closed already, and fails with AttributeError.
-    """
+    """grpclib's channel, which fails with AttributeError if the server closes what it accepts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path=os.fspath(path))
@@ -160,7 +149,7 @@ async def receive_request(stream: server.Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT if there is none, or it is not the message it should be;
+        GRPCError: INVALID_ARGUMENT if there is none, or another message;
             RESOURCE_EXHAUSTED if it has more than 4 MiB.
     """
     try:
@@ -178,64 +167,23 @@ async def receive_request(stream: server.Stream[T, Encoded]) -> T:
         raise GRPCError(
             Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
         ) from error
-    if field := _mistyped(request):
-        raise GRPCError(
-            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {field} is of another type"
-        )
     return request
 
 
-def _mistyped(message: Any) -> str | None:
-    """A field that has not the type of its declaration; None: there is none.
-
-    betterproto takes the type from the wire: a number where there should be a text, or a message.
-    """
-    declared: Any = type(message)
-    for name, kind, repeated in _declared(declared):
-        value = getattr(message, name)
-        if repeated != isinstance(value, list):
-            return name
-        for each in value if repeated else (value,):
-            if not isinstance(each, kind):
-                return name
-            if is_dataclass(each) and (within := _mistyped(each)):
-                return f"{name}.{within}"
-    return None
-
-
-@lru_cache(64)
-def _declared(kind: type) -> tuple[tuple[str, type, bool], ...]:
-    """Each field's name, the type of its value, or of each of them, and whether it is repeated."""
-    hints, found = get_type_hints(kind), []
-    for each in fields(kind):
-        declared = hints[each.name]  # a type, or a list of one: the requests have nothing else
-        of = get_args(declared)
-        found.append((each.name, of[0] if of else declared, bool(of)))
-    return tuple(found)
-
-
 class _TooLargeError(ValueError):
-    """A message is larger than it may be."""
+    pass
 
 
 async def _receive(
     receive: Callable[[int], Awaitable[bytes]], what: str, most: int
 ) -> bytes | None:
-    """Receives the message that grpclib's `recv_message` would, still encoded.
+    """The message that grpclib's `recv_message` would return, of any size, still encoded.
 
-    grpclib takes a message of any size. Here the five bytes before it (whether it is compressed,
-    and its length: the gRPC over HTTP/2 protocol) show first that it is not too large.
-
-    Args:
-        receive: returns so many of the bytes that come next.
-        what: it is, for errors.
-        most: bytes that it may have.
-
-    Returns:
-        The message; None if the stream ends without one.
+    The five bytes before it (whether it is compressed, and its length: the gRPC over HTTP/2
+    protocol) are judged first. None if the stream ends without a message; `what` is for errors.
 
     Raises:
-        ValueError: it is compressed or ends early; a _TooLargeError if it is too large.
+        ValueError: it is compressed or ends early; a _TooLargeError if it is over `most` bytes.
     """
     with contextlib.suppress(AssertionError):  # grpclib's for a stream that ends too early
         prefix = await receive(5)
@@ -263,21 +211,16 @@ def count_call(calls: Feed[int]) -> Iterator[None]:
 
 
 async def wait_drained(streams: Feed[int], deadline: float = DRAINED) -> None:
-    """Waits until none of the streams, whose number this is, is open; for a moment at most."""
+    """Waits, for a moment at most, until none of this number of streams is open."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline):
             await streams.until(lambda number: not number)
 
 
 def sweep(directory: Path, names: str) -> None:
-    """Removes sockets that no process serves: those of agents that were killed.
+    """Removes sockets of agents that were killed; `names` is a regular expression for whole names.
 
-    Only for the agent that owns the node's devices (`npu_agent.kubelet.ownership`): one that has
-    made its socket and does not listen yet looks like a dead one.
-
-    Args:
-        directory: which may be missing.
-        names: a regular expression for the whole of their names.
+    Only for the owner of the node's devices: a socket whose server does not listen yet looks dead.
     """
     with contextlib.suppress(OSError):  # not made yet; read-only now
         for path in sorted(directory.iterdir()):
@@ -287,7 +230,7 @@ def sweep(directory: Path, names: str) -> None:
 
 
 def _served(path: Path) -> bool:
-    """Whether some process listens there, or it cannot be known."""
+    """Whether a process listens there, or that cannot be known."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -302,16 +245,14 @@ def _served(path: Path) -> bool:
 class UnixServer(Server):
     """Serves gRPC on a unix socket, knows its connections, and closes them when it ends.
 
-    grpclib's own `close` sends nothing and leaves connections open, so that a client would wait for
-    ever on a stream that no one serves; and its `wait_closed` hangs from Python 3.12.1 on while a
-    client is connected.
+    grpclib's own `close` leaves connections open, so that a client would wait for ever; its
+    `wait_closed` hangs from Python 3.12.1 on while a client is connected.
     """
 
     def __init__(self, handlers: Collection[IServable], path: Path) -> None:
         super().__init__(handlers)
         self.path = path
         self.accepted: Feed[int] = Feed(0)
-        """How many connections there were."""
         self._connections: WeakSet[H2Protocol] = WeakSet()
         self._socket: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
@@ -323,7 +264,7 @@ class UnixServer(Server):
         return protocol
 
     async def listen(self) -> None:
-        """Starts to serve on `path`, which must not exist.
+        """Starts to serve on `path`.
 
         Raises:
             OSError: the socket cannot be made, or exists already, or its path is too long.
@@ -361,11 +302,7 @@ class UnixServer(Server):
         self.path = path
 
     async def shutdown(self) -> None:
-        """Ends every connection and removes the socket; takes 0.2 s at most.
-
-        Streams that should end in order have to be let return before. A caller that is cancelled
-        has closed and removed the socket all the same.
-        """
+        """Ends every connection and removes the socket, also if cancelled; within 0.2 s."""
         self._stop_accepting()
         try:
             for _ in range(_ACCEPTING):  # asyncio leaves these open once its server is closed
@@ -385,7 +322,6 @@ class UnixServer(Server):
             asyncio.get_running_loop().remove_reader(self._socket)
 
     def _remove(self) -> None:
-        """Closes the socket and removes its file, if that is ours."""
         if self._socket:
             self._socket.close()
         if self._identity and self.exists():

@@ -1,21 +1,33 @@
 """Peers that misbehave: what a server does to our calls, and a client to our server."""
 
 import asyncio
+import os
 import socket as sockets
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent.kubelet.rpc import Encoded, UnixChannel, UnixServer, apart, ask, receive_request
+from npu_agent import files
+from npu_agent.files import SOCKET_PATH_MAX
+from npu_agent.kubelet.rpc import (
+    Encoded,
+    UnixChannel,
+    UnixServer,
+    apart,
+    ask,
+    receive_request,
+    sweep,
+)
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.kubelet.closing import closed_when_connected
-from tests.outputs.deviceplugin.helpers import short_directory
+from tests.outputs.deviceplugin.helpers import names, short_directory
 
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
@@ -159,7 +171,69 @@ async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: Un
     assert await ask(socket, METHOD, request(name), most=4 << 20) == name.encode()
 
 
-async def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
-    path = tmp_path / ("s" * 108)
-    with pytest.raises(OSError, match=f"{path} has {len(str(path))} bytes and Linux takes 107"):
+async def test_the_longest_path_that_linux_takes_is_served(socket: Path) -> None:
+    room = SOCKET_PATH_MAX - len(os.fsencode(socket.parent)) - 1
+    longest = UnixServer([Registration()], socket.parent / ("s" * room))
+    await longest.listen()
+    assert await ask(longest.path, METHOD, request(), most=3) == b"r/r"
+    await longest.shutdown()
+    path = socket.parent / ("s" * (room + 1))
+    with pytest.raises(OSError, match=f"{path} has 108 bytes and Linux takes 107"):
         await UnixServer([Registration()], path).listen()
+
+
+async def test_sockets_of_the_dead_are_swept(socket: Path, server: UnixServer) -> None:
+    for name in ("kubelet-dead.sock", "other.sock"):
+        with sockets.socket(sockets.AF_UNIX) as dead:
+            dead.bind(str(socket.with_name(name)))
+    socket.with_name("kubelet-notes.sock").write_text("a file, not a socket")
+    sweep(socket.parent, r"kubelet.*\.sock")
+    assert names(socket.parent) == ["kubelet-notes.sock", "kubelet.sock", "other.sock"]
+    assert server.exists()
+
+
+async def test_a_live_socket_is_never_taken_over(socket: Path, server: UnixServer) -> None:
+    with pytest.raises(OSError, match=f"in use: '{socket}'"):
+        await UnixServer([], socket).listen()
+    assert server.exists()
+
+
+@pytest.mark.parametrize("when", ["identity", "start"])
+async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
+    socket: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    server = UnixServer([], socket)
+    where = server if when == "start" else files
+    then = getattr(where, when)
+
+    def swept(*args: Any, **kwargs: Any) -> Any:
+        socket.unlink()
+        return then(*args, **kwargs)
+
+    monkeypatch.setattr(where, when, swept)
+    if when == "identity":
+        with pytest.raises(FileNotFoundError, match=str(socket)):
+            await server.listen()
+    else:
+        await server.listen()
+        assert not server.exists()
+        await server.shutdown()
+    assert str(socket) not in Path("/proc/net/unix").read_text()  # no process listens
+
+
+async def test_an_end_that_is_cancelled_leaves_no_socket(socket: Path, server: UnixServer) -> None:
+    ending = asyncio.create_task(server.shutdown())
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not socket.exists()
+
+
+async def test_a_socket_that_was_replaced_is_not_ours(socket: Path, server: UnixServer) -> None:
+    socket.rename(socket.with_name("moved.sock"))
+    assert not server.exists()
+    socket.write_text("another program's")
+    assert not server.exists()
+    await server.shutdown()
+    assert socket.read_text() == "another program's"

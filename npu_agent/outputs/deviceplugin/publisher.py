@@ -20,7 +20,7 @@ from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 log = logger(__name__)
 
 _ENDING = 0.3
-"""Seconds for the end: the kubelet has 0.2 of them to say who holds what."""
+"""Seconds for the end; the kubelet has 0.2 of them to say who holds what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,14 @@ class Wanted:
 
     resources: tuple[Resource, ...]
     disabled: frozenset[str]
-    """Names of cards that are not offered on this node, as `advertise` takes them."""
+    """Names of cards that are not offered on this node."""
 
 
 class Publisher:
     """Keeps `devices`, a feed for each resource, true.
 
-    After a change of shape (defaultPe, resources), of a card's number or of its identity, a device
-    is offered as unhealthy while another holder has, or may have, any of its cores or device
-    nodes under another name.
+    A device is unhealthy while another holder may have any of its cores or nodes under another
+    name, as after a change of shape, number or identity.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class Publisher:
         cordons: Feed[Mapping[str, str]],
         specs: PluginSpecs,
     ) -> None:
-        """A publisher of nothing yet.
+        """Publishes nothing yet.
 
         Args:
             snapshots: the cards.
             wanted: what the config says.
             store: the ledger.
             modes: which cards are offered here.
-            cordons: by ID, the cards that a person has taken out of service, and why.
+            cordons: reasons of cordons, by card ID.
             specs: written before the devices in them are offered.
         """
         self.devices: Mapping[str, Feed[Devices]] = {
@@ -70,16 +69,13 @@ class Publisher:
         self._cordons = cordons
         self._specs = specs
         self._missing: set[DeviceName] = set()
-        """Devices that vanished from under a running Pod."""
         self._publishing = asyncio.Lock()
 
     @property
     def cdi_error(self) -> str | None:
-        """Why the CDI specs cannot be written; None while nothing is wrong."""
         return self._specs.error
 
     async def run(self) -> None:
-        """Follows hardware, config and the ledger until cancelled."""
         async for _ in changes_of(
             self._snapshots,
             self._wanted,
@@ -97,11 +93,7 @@ class Publisher:
         await self.publish()
 
     async def end(self) -> None:
-        """Called when the agent is about to end: removes the CDI specs if nothing is held.
-
-        Takes 0.3 s at most, also while a file system hangs: the streams are still to end in order.
-        What is left on the disk then is for the next agent.
-        """
+        """Removes the CDI specs if nothing is held, within 0.3 s; the next agent may."""
         try:
             async with asyncio.timeout(_ENDING):
                 await self._clean_up()
@@ -115,7 +107,6 @@ class Publisher:
             await self._specs.end(remove=await self._store.end())
 
     async def publish(self) -> None:
-        """Publishes what is to be offered now."""
         async with self._publishing:
             while (lists := self._lists()) is not None:
                 decided = self._store.states.value
@@ -132,7 +123,7 @@ class Publisher:
                     break
 
     def _lists(self) -> dict[str, Devices] | None:
-        """The devices of each resource; None as long as nothing should be offered."""
+        """The devices of each resource; None: nothing should be offered yet."""
         snapshot, wanted = self._snapshots.value, self._wanted.value
         conflicts = self._store.update()
         if not snapshot.complete or not self._store.asked.value:
@@ -160,7 +151,6 @@ class Publisher:
         }
 
     def _placed(self, devices: Devices) -> Devices:
-        """Those whose cards are the device plugin's."""
         modes = self._modes.now()
 
         def placed(device: Device) -> Iterator[Device]:
@@ -174,7 +164,7 @@ class Publisher:
         return tuple(each for device in devices for each in placed(device))
 
     def _put(self, lists: Mapping[str, Devices]) -> None:
-        """Publishes; there must be no await between the last use of the ledger and this."""
+        """Publishes, without an await since the last use of the ledger."""
         self._report_missing(lists)
         self._specs.published()
         for name, devices in lists.items():
@@ -207,10 +197,7 @@ class Publisher:
         self._missing = {*gone, *self._missing} & self._store.states.value.allocations.keys()
 
     def _held(self) -> set[str] | None:
-        """The IDs of the devices that containers hold; None: not known.
-
-        As long as the kubelet does not say it: the record of an agent before this one may be lost.
-        """
+        """The IDs of the devices that containers hold; None: the kubelet has not said."""
         if self._store.answers.value.error is not None:
             return None
         return {name.device for name in self._store.states.value.allocations}

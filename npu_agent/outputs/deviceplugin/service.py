@@ -1,7 +1,7 @@
-"""The gRPC side of a device plugin: takes the kubelet's calls apart and answers from the devices.
+"""The gRPC side of a device plugin: answers the kubelet's calls from the devices.
 
-The mapping of paths to handlers is written out and not inherited from the generated base class, as
-the answers are bytes that are ready (`npu_agent.outputs.deviceplugin.encode`).
+The mapping of paths to handlers is written out, as the answers are ready bytes
+(`npu_agent.outputs.deviceplugin.encode`).
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ _RESULT = {
     Status.NOT_FOUND: "unknown",
     Status.FAILED_PRECONDITION: "unhealthy",
 }
-"""Of `counts.RESULTS`, for each way in which a request is refused."""
+"""Of `counts.RESULTS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The ListAndWatch streams of a plugin. The kubelet holds one open."""
+    """The ListAndWatch streams of a plugin; the kubelet holds one open."""
 
     open: int = 0
-    """Those open now."""
     ever: int = 0
-    """Those opened since the start: one that opened and ended unseen is known by this."""
+    """Since the start; it shows one that opened and ended unseen."""
 
 
 def options() -> wire.DevicePluginOptions:
@@ -60,11 +59,11 @@ def options() -> wire.DevicePluginOptions:
 
 
 async def grant_all(_resource: str, _devices: Sequence[Device]) -> None:
-    """In place of a ledger, where there is none."""
+    """Where there is no ledger."""
 
 
 class DevicePlugin:
-    """Serves the devices of one resource; `streams` tells who is listening."""
+    """Serves the devices of one resource."""
 
     def __init__(
         self,
@@ -75,19 +74,17 @@ class DevicePlugin:
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
-        """A plugin that is not served yet.
+        """Not served yet.
 
         Args:
             resource: its name, as Pods ask for it.
-            devices: the list to serve; closing it ends the streams, and the kubelet sees it.
-            grant: notes the resource and the devices of each Allocate before it is answered, which
-                may wait for it; raises RefusalError if one of them is not free.
+            devices: the list to serve; closing it ends the streams.
+            grant: notes the devices of each Allocate before its answer; raises RefusalError.
             by_cdi: whether containers get their device nodes by CDI names.
-            counts: where to count what it does; without them, in ones of its own.
+            counts: where to count what it does; None: in its own.
         """
         self.streams: Feed[Streams] = Feed(Streams())
         self.allocating: Feed[int] = Feed(0)
-        """How many Allocate calls are under way."""
         self._resource = resource
         self._devices = devices
         self._grant_devices = grant
@@ -96,7 +93,6 @@ class DevicePlugin:
         self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Which handler serves which path; grpclib asks for it."""
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         table: dict[str, tuple[Callable[[Any], Coroutine[Any, Any, None]], Cardinality, Any]] = {
             "GetDevicePluginOptions": (self._options, unary, wire.Empty),
@@ -111,7 +107,7 @@ class DevicePlugin:
         }
 
     def _known(self) -> dict[str, Device]:
-        """The devices by ID; rebuilt only when the list is another one."""
+        """The devices by ID, indexed once for each list."""
         devices = self._devices.value
         if self._by_id[0] is not devices:
             self._by_id = (devices, {device.id: device for device in devices})
@@ -204,7 +200,6 @@ class DevicePlugin:
 
 @contextlib.contextmanager
 def _refusals_as_status() -> Iterator[None]:
-    """Turns a refusal into the gRPC status that says the same."""
     try:
         yield
     except RefusalError as error:

@@ -1,9 +1,7 @@
 """One resource's life at the kubelet: own it, serve it, register it, and again after each loss.
 
-The kubelet never dials again: after any loss only a new Register brings a resource back. Facts on
-its behaviour: docs/kubelet.md.
-
-At a rollout the kubelet has our devices before the agent before us ends
+The kubelet never dials again: after any loss only a new Register brings a resource back
+(docs/kubelet.md). At a rollout it has our devices before the agent before us ends
 (`Session._register_early`): a Pod that is admitted when it has none fails for good.
 """
 
@@ -13,9 +11,11 @@ import asyncio
 import contextlib
 import errno
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
@@ -29,10 +29,9 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.registration import Standing
-from npu_agent.kubelet.rpc import UnixServer, ask, sweep
+from npu_agent.kubelet.rpc import UnixServer, ask, sweep, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
-from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, grant_all, options
 from npu_agent.ticks import until_tick
 
@@ -41,42 +40,39 @@ log = logger(__name__)
 API_VERSION = "v1beta1"
 _REGISTER = "/v1beta1.Registration/Register"
 _LARGEST = 1 << 16
-"""Bytes of its answer, which is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of a session, in seconds.
+    """Seconds.
 
-    A kubelet that returns has us again within `retry_longest` and a Register, which takes
-    milliseconds: less than 2 s.
+    A kubelet that returns has us again within `retry_longest` and a Register: less than 2 s.
     """
 
     register: float = 15.0
     """Deadline of Register. The kubelet dials us for up to 10 s before it answers."""
     connect: float = 5.0
-    """From Register's answer to the kubelet's ListAndWatch; it takes milliseconds."""
+    """From Register's answer to the kubelet's ListAndWatch."""
     look_every: float = 1.0
-    """Between checks of our socket while registered; a stat, and no inotify instance."""
+    """Between checks of our socket while registered; a stat each."""
     prove_every: float = 20.0
     """Between checks that the kubelet still offers what we serve."""
     prove_again: float = 10.0
-    """Until the second check when it does not: it takes moments to apply a new list."""
+    """Until the second check when it does not: a new list takes moments."""
     prove_seldom: float = 1200.0
-    """Between these checks where to register again is of no use: a kubelet may not say all."""
+    """Between these checks where registering again did not help: a kubelet may not say all."""
     retry_first: float = 0.1
-    """Between the first attempts while the kubelet is away: a stat while its socket is missing."""
+    """Between the first attempts while the kubelet is away; a stat each."""
     retry_longest: float = 1.0
-    """Between later attempts."""
     fickle_longest: float = 1.5
     """Between registrations at a kubelet that keeps dropping us."""
     steady: float = 5.0
-    """That a registration has to last to count as a success."""
+    """For which a registration has to last to count as a success."""
     early: float = 5.5
     """To register while the agent before us still serves; that one waits for 6."""
     ours_within: float = 20.0
-    """For which an Allocate waits for the node to be ours: the agent before us may take 16 to end
-    (`Ownership.hand_over`, then calls under way). The kubelet starts no other Pod meanwhile."""
+    """For which an Allocate waits for the node to be ours; no other Pod starts meanwhile. The agent
+    before us may take 16 to end (`Ownership.hand_over`, then calls under way)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +80,11 @@ class Plugin:
     """What is registered."""
 
     resource: str
-    """Its name, as Pods ask for it."""
     directory: Path
-    """The kubelet's device-plugins directory."""
     socket_name: str
-    """What the name of our socket begins with."""
+    """The beginning of our socket's name."""
     by_cdi: bool = False
-    """Whether containers get their device nodes by CDI names."""
+    """Whether containers get their nodes by CDI names."""
 
 
 async def _nothing() -> None:
@@ -103,24 +97,24 @@ async def _unknown() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a session has done by others."""
+    """What others do for a session."""
 
     prepare: Callable[[], Awaitable[None]] = _nothing
-    """Awaited when the devices are ours, before any is offered."""
+    """Awaited when the node is ours, before anything is offered."""
     grant: Callable[[str, Sequence[Device]], Awaitable[None]] = grant_all
-    """As `grant` of `DevicePlugin`."""
     kubelet_lost: Callable[[], None] = lambda: None
-    """Called whenever the kubelet has dropped our devices."""
+    """Called when the kubelet has dropped our devices."""
     offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _unknown
-    """Asks the kubelet for the IDs that it can hand out of each resource; None if it does not
-    say."""
+    """The IDs of each resource that the kubelet can hand out; None if it does not say."""
+
+
+class _Endpoint(NamedTuple):
+    plugin: DevicePlugin
+    server: UnixServer
 
 
 class Session:
-    """Keeps one resource registered for as long as it runs.
-
-    `status` tells how it stands, `counts` what was done so far.
-    """
+    """Keeps one resource registered; `status` has how it stands."""
 
     def __init__(
         self,
@@ -130,7 +124,7 @@ class Session:
         hooks: Hooks = Hooks(),
         timing: Timing = Timing(),
     ) -> None:
-        """A session that has not begun.
+        """Begins nothing yet.
 
         Args:
             plugin: what to register.
@@ -152,16 +146,13 @@ class Session:
         self._kubelet = plugin.directory / KUBELET_SOCKET
         self._proofs = Backoff(first=self.timing.prove_every, longest=self.timing.prove_seldom)
         self._lost = False
-        """Whether a registration was lost and there has been no new one yet."""
         self._ours: Feed[bool] = Feed(False)
-        """Whether the node is ours."""
-        self._early: tuple[Endpoint, contextlib.AsyncExitStack] | None = None
+        self._early: tuple[_Endpoint, contextlib.AsyncExitStack] | None = None
         """What the kubelet has had since before the node was ours, and what ends it."""
         self._plugin: DevicePlugin | None = None
-        """What is served now, or was last."""
 
     async def run(self) -> None:
-        """Serves until cancelled; then ends its stream in order, so that the kubelet sees it."""
+        """Serves until cancelled; then ends its stream, so that the kubelet sees it."""
         pause = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         try:
             while True:
@@ -191,18 +182,17 @@ class Session:
             self._standing.becomes(SessionPhase.ENDED)
 
     async def idle(self) -> None:
-        """Returns when no Allocate is under way."""
         if self._plugin:
             await self._plugin.allocating.until(lambda calls: not calls)
 
     async def _until_cards(self) -> None:
-        """Waits for the first device: an empty list is of no use to the kubelet."""
+        """An empty list is of no use to the kubelet."""
         if not self._devices.value:
             self._standing.becomes(SessionPhase.NO_CARDS)
         await self._devices.until(bool)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
-        """Serves for as long as the resource is ours: on a new socket after each loss."""
+        """Serves while the resource is ours: on a new socket after each loss."""
         fickle = Backoff(first=self.timing.retry_first, longest=self.timing.fickle_longest)
         loop = asyncio.get_running_loop()
         while still_ours():
@@ -226,11 +216,11 @@ class Session:
     async def _register_early(self) -> None:
         """Has the kubelet call us while the agent before us still serves.
 
-        When that one's stream ends, the kubelet drops the client that it has by then, and all
-        devices with it (`runClient`). So it must have none: a registration that fails makes it
-        forget the client, and neither the devices nor where to allocate them (`connectClient`).
-        When the node is ours, `_register_until_served` has it know us as a client again; both
-        streams stay open. Where a kubelet does otherwise, our stream ends, and we register again.
+        When that one's stream ends, the kubelet drops its present client and all devices with it
+        (`runClient`). So it must have none: a registration that fails makes it forget the client,
+        but not the devices nor where to allocate them (`connectClient`). `_register_until_served`
+        makes us the client again. If a kubelet does otherwise, our stream ends, and we register
+        again.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -248,9 +238,9 @@ class Session:
                     reason=trouble,
                 )
 
-    async def _fail_to_register(self, endpoint: Endpoint) -> bool:
-        """Registers a plugin that has no method at all; returns whether the kubelet refused it."""
-        fails = UnixServer([], endpoint.path.with_suffix(".none.sock"))
+    async def _fail_to_register(self, endpoint: _Endpoint) -> bool:
+        """Registers a plugin without methods; returns whether the kubelet refused it."""
+        fails = UnixServer([], endpoint.server.path.with_suffix(".none.sock"))
         await fails.listen()
         try:
             await self._ask_to_register(fails.path)
@@ -261,8 +251,8 @@ class Session:
         return False
 
     @contextlib.asynccontextmanager
-    async def _endpoint(self) -> AsyncIterator[Endpoint]:
-        """The endpoint that the kubelet has already, if there is one, else a new one."""
+    async def _endpoint(self) -> AsyncIterator[_Endpoint]:
+        """The endpoint that the kubelet has already, else a new one."""
         if self._early:
             (endpoint, stack), self._early = self._early, None
             async with stack:
@@ -272,7 +262,7 @@ class Session:
                 yield endpoint
 
     async def _grant_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
-        """As `grant` of `DevicePlugin`; waits until what was handed out before is known."""
+        """As `grant` of `DevicePlugin`, once earlier grants are known."""
         try:
             async with asyncio.timeout(self.timing.ours_within):
                 await self._ours.until(bool)
@@ -283,8 +273,8 @@ class Session:
         await self._hooks.grant(resource, devices)
 
     @contextlib.asynccontextmanager
-    async def _served(self) -> AsyncIterator[Endpoint]:
-        """An endpoint that serves the devices of each moment; its streams end with the context."""
+    async def _served(self) -> AsyncIterator[_Endpoint]:
+        """An endpoint that serves the present devices; its streams end with the context."""
         served: Feed[Devices] = Feed(self._devices.value)
         plugin = DevicePlugin(
             self._resource,
@@ -294,38 +284,43 @@ class Session:
             counts=self.counts,
         )
         self._plugin = plugin
-        endpoint = Endpoint(plugin, self._directory, self._config.socket_name)
-        await endpoint.start()
+        server = UnixServer([plugin], self._new_path())
+        await server.listen()
         follow = asyncio.create_task(self._follow(served))
         try:
-            yield endpoint
+            yield _Endpoint(plugin, server)
         finally:
             follow.cancel()
             served.close()  # the streams return, and the kubelet sees their end
             try:
-                await endpoint.close()
+                await wait_drained(plugin.streams.map(lambda streams: streams.open))
             finally:
+                await server.shutdown()
                 await asyncio.gather(follow, return_exceptions=True)
+
+    def _new_path(self) -> Path:
+        """A unique one: an instance that ends late cannot delete the socket of the one after it."""
+        return self._directory / f"{self._config.socket_name}-{secrets.token_hex(4)}.sock"
 
     async def _follow(self, served: Feed[Devices]) -> None:
         async for devices in self._devices.watch():
             served.publish(devices)
 
-    async def _register_until_served(self, endpoint: Endpoint) -> bool:
+    async def _register_until_served(self, endpoint: _Endpoint) -> bool:
         """Registers until the kubelet holds our stream; False if our socket vanishes."""
         absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         while (trouble := await self._register(endpoint)) is not None:
             self._standing.fails(trouble, SessionPhase.REGISTERING)
             await asyncio.sleep(absent.next())
-            if not endpoint.exists():
+            if not endpoint.server.exists():
                 return False
         self.counts.returns += self._lost
         self._lost = False
         self._standing.registered(self.status.value.registrations + 1)
-        log.info("registered", resource=self._resource, endpoint=endpoint.path.name)
+        log.info("registered", resource=self._resource, endpoint=endpoint.server.path.name)
         return True
 
-    async def _register(self, endpoint: Endpoint) -> str | None:
+    async def _register(self, endpoint: _Endpoint) -> str | None:
         """Registers and waits for the kubelet's stream; returns what went wrong, or None."""
         streams = endpoint.plugin.streams
         before = streams.value.ever
@@ -337,10 +332,12 @@ class Session:
             )
         except OSError as error:
             return _explained(error, self._directory)
+        # A kubelet from 1.37 on takes each name once: it refuses one that it is connected to, and
+        # then does not notice the end of that connection (`connectClient`).
         with contextlib.suppress(FileNotFoundError):  # removed: the kubelet refuses it
-            endpoint.rename()
+            endpoint.server.move(self._new_path())
         try:
-            await self._ask_to_register(endpoint.path)
+            await self._ask_to_register(endpoint.server.path)
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
@@ -367,11 +364,11 @@ class Session:
         async with asyncio.timeout(self.timing.register):
             await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
 
-    async def _until_lost(self, endpoint: Endpoint) -> str:
+    async def _until_lost(self, endpoint: _Endpoint) -> str:
         """Waits until the kubelet has dropped us; returns how that was noticed.
 
-        A new kubelet.sock while our stream stays open means nothing: newer kubelets replace it
-        without a restart, and a kubelet that died has closed the stream.
+        A new kubelet.sock means nothing while our stream is open: newer kubelets replace it without
+        a restart.
         """
         streams = endpoint.plugin.streams
         had = max(1, streams.value.open)  # two, if one was opened early
@@ -391,15 +388,15 @@ class Session:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _until_removed(self, endpoint: Endpoint) -> None:
-        while endpoint.exists():  # noqa: ASYNC110 (the kubelet sets no event)
+    async def _until_removed(self, endpoint: _Endpoint) -> None:
+        while endpoint.server.exists():  # noqa: ASYNC110 (the kubelet sets no event)
             await asyncio.sleep(until_tick(self.timing.look_every))
 
     async def _until_replaced(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.
 
-        Another plugin may register the same resource: the kubelet then replaces our devices by
-        that plugin's without a word, and when that plugin ends, has none.
+        If another plugin registers the resource, the kubelet silently replaces our devices, and has
+        none when that plugin ends.
         """
         while True:
             await asyncio.sleep(self._proofs.next())
@@ -423,7 +420,6 @@ class Session:
 
 
 def _explained(error: OSError, directory: Path) -> str:
-    """An error of the plugin directory, with its remedy."""
     if isinstance(error, FileNotFoundError) and not directory.exists():
         return (
             f"{directory} does not exist: is this the kubelet's device-plugins directory, and is "

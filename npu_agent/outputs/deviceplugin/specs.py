@@ -15,8 +15,8 @@ from npu_agent.outputs import cdi
 class PluginSpecs:
     """The specs of the offered devices, and of those that an agent before this one has left.
 
-    A container cannot start without the spec of its device, so what is held stays. Where a file
-    cannot be replaced, the last good one stays, and what is in it can still be handed out.
+    A container cannot start without its device's spec, so what is held stays. The last good file
+    stays where it cannot be replaced.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class PluginSpecs:
 
         Args:
             directory: where container runtimes read CDI specs.
-            kinds: those of which an agent before this one may have left a spec there.
-            by_cdi: whether containers get their devices by these specs. If not, what was left
-                there goes once no container holds any of it.
+            kinds: those of which an earlier agent may have left a spec.
+            by_cdi: whether containers get their devices by these specs. If not, what was left goes
+                once no container holds any of it.
         """
         self.unwritten: frozenset[str] = frozenset()
         """The IDs of the devices that the specs on disk do not have as they are now."""
@@ -36,19 +36,15 @@ class PluginSpecs:
         self._kinds = kinds
         self._by_cdi = by_cdi
         self._ends = False
-        """Whether the agent is about to end: no spec is written any more."""
         self._decided: Mapping[str, bytes] = {}
-        """What there should be."""
         self._published: Mapping[str, bytes] = {}
-        """The same when the present devices were offered: it has all that can be held, also what is
-        granted while a file is written."""
+        """The same when the present devices were offered: all that can be held is in it."""
         self._read_as_owner: bool | None = None
-        """Whether the node was this agent's when the files were read; None: not read yet."""
+        """Whether the node was ours when the files were read; None: not read."""
         self._checked_at = -math.inf
 
     @property
     def error(self) -> str | None:
-        """Why the specs cannot be written; None while nothing is wrong."""
         return self._directory.error if self._by_cdi else None
 
     def published(self) -> None:
@@ -62,9 +58,8 @@ class PluginSpecs:
 
         Args:
             devices: what is to be offered.
-            held: the IDs of the devices that containers hold; None: not known.
-            owned: whether the node is this agent's. If not, another agent, with a config of its
-                own, may serve it.
+            held: IDs of devices that containers hold; None: not known.
+            owned: whether the node is this agent's, and not another one's with its own config.
             cards: whether the node has any.
         """
         if self._ends or (not owned and (cards or not self._by_cdi)):
@@ -93,16 +88,13 @@ class PluginSpecs:
         self.unwritten = cdi.missing(specs, self._directory.files) if failed else frozenset()
 
     async def end(self, *, remove: bool) -> None:
-        """Writes nothing from now on; removes all of them, if no container holds a device."""
+        """Writes nothing from now on; removes all of them if no container holds a device."""
         self._ends = True
         if remove:
             await self._directory.sync({})
 
     async def _left_behind(self) -> dict[str, bytes]:
-        """The specs of an agent before this one, by file name: its Pods may still run.
-
-        What cannot be read is as good as nothing: no container can be started by it either.
-        """
+        """The readable specs of an earlier agent, by file name: its Pods may still run."""
         found = {}
         for kind in self._kinds:
             name = cdi.spec_file(kind)

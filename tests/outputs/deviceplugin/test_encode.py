@@ -1,6 +1,5 @@
 """The bytes written by hand are what betterproto writes for the same message, and say the same."""
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ from npu_agent.core.offer import Device
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
 from npu_agent.vendors.furiosa.families import FAMILIES
-from tests.outputs.deviceplugin.helpers import devices, devnames, selectors, state
+from tests.outputs.deviceplugin.helpers import devnames, selectors
 
 # Lengths on both sides of where a varint needs one more byte, and text of more than one byte.
 LONG = ["", "a", "é", "x" * 127, "x" * 128, "ü" * 64, "x" * 16_383, "x" * 16_384]
@@ -104,30 +103,3 @@ def test_container_response_is_what_betterproto_writes(granted: list[Device]) ->
     assert parsed.to_dict() == allocated(granted).to_dict()
     if all(devnames(device) for device in granted):  # betterproto leaves an empty value out
         assert encoded == bytes(allocated(granted))
-
-
-@pytest.mark.parametrize(("numa", "topology"), [(None, False), (0, True), (1, True)])
-def test_numa_node_zero_is_told_and_no_numa_node_is_no_topology(
-    numa: int | None, topology: bool
-) -> None:
-    encoded = encode.device_list(devices(state(numa_node=numa)))
-    (device,) = wire.ListAndWatchResponse().parse(encoded).devices
-    assert [node.id for node in device.topology.nodes] == ([numa] if topology else [])
-    # Field 3 of Device is there or not: absent is what "no NUMA node" has to be.
-    assert (b"\x1a" in encoded[-6:]) == topology
-
-
-def test_several_devices_are_told_in_card_order_and_shared_nodes_once() -> None:
-    first, second = devices(state(index=10), state(index=2), cores=1)[:2]
-    assert first.name == "npu10pe0"
-    encoded = encode.container_response(grant([second, first, devices(state(index=2), cores=1)[0]]))
-    (given_,) = wire.AllocateResponse().parse(encoded).container_responses
-    assert given_.envs == {
-        "NPU_DEVNAME": "npu2pe0,npu10pe0,npu10pe1",
-        "FURIOSA_DEVICES": "npu:2:0,npu:10:0,npu:10:1",
-    }
-    paths = [device.container_path for device in given_.devices]
-    assert len(paths) == len(set(paths))
-    assert paths.count("/dev/npu10_mgmt") == 1
-    assert [device.host_path for device in given_.devices] == paths
-    assert {device.permissions for device in given_.devices} == {"rw"}

@@ -19,8 +19,8 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Ownership, lock_path
 from npu_agent.kubelet.registration import Standing
+from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.endpoint import Endpoint
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session, Timing
 from npu_agent.simulator.kubelet import Plugin as KnownPlugin
@@ -182,7 +182,7 @@ class Tries:
 async def test_the_devices_are_listed_and_after_a_change_once_more(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    looks = Tries(monkeypatch, Endpoint, "exists")
+    looks = Tries(monkeypatch, UnixServer, "exists")
     await room.kubelet.start()
     async with room.running() as one:
         plugin = await room.registered()
@@ -243,7 +243,7 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
 async def test_own_socket_is_removed(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    looks = Tries(monkeypatch, Endpoint, "exists")
+    looks = Tries(monkeypatch, UnixServer, "exists")
     await room.kubelet.start()
     async with room.running():
         before = await room.registered()
@@ -342,7 +342,7 @@ async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[st
 async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    looks = Tries(monkeypatch, Endpoint, "exists")
+    looks = Tries(monkeypatch, UnixServer, "exists")
     await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
@@ -496,7 +496,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     await room.kubelet.start()
-    looks = Tries(monkeypatch, Endpoint, "exists")
+    looks = Tries(monkeypatch, UnixServer, "exists")
     older = room.session()
     running = asyncio.create_task(older.run())
     before = await room.registered()
@@ -595,21 +595,6 @@ async def test_only_a_registration_after_a_loss_counts_as_a_return(room: Room) -
         await room.registered(after=plugin.endpoint)
         assert one.counts.returns == 1
         assert room.losses == 1
-
-
-async def test_the_same_trouble_is_logged_again_after_a_recovery(
-    room: Room, said: Callable[[], list[str]]
-) -> None:
-    def logged() -> int:
-        return sum("is missing: the kubelet is not running" in line for line in said())
-
-    async with room.running() as one:
-        for times in (1, 2):
-            await first(one.status, lambda s: "is missing" in s.reason)
-            assert logged() == times
-            await room.kubelet.start()
-            await room.registered()
-            await room.kubelet.stop()
 
 
 async def test_no_task_is_left_when_a_session_ends(room: Room) -> None:

@@ -102,12 +102,6 @@ async def test_without_cards_what_was_left_goes_when_it_is_known_that_it_is_not_
     assert named(tmp_path) == [*CORES, CARD]
 
 
-async def test_noise_that_was_left_goes(tmp_path: Path) -> None:
-    (tmp_path / "furiosa.ai-npu.json").write_bytes(b"noise")
-    await write(specs(tmp_path), ())
-    assert named(tmp_path) is None
-
-
 async def test_without_cdi_names_what_was_left_goes_with_the_last_pod_that_has_it(
     tmp_path: Path,
 ) -> None:
