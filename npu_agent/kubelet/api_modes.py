@@ -1,9 +1,7 @@
 """Where each card of this node is offered: the one answer for the device plugin and for DRA.
 
-Start reading at `ApiModes.now`; the decision itself is `npu_agent.core.api_mode`. Both outputs ask
-it immediately before they publish, and note what they publish in the same moment, so that no card
-can be taken by both. What it needs to know of acknowledgements it asks the kubelet and the API
-server.
+Start reading at `ApiModes.now`; the decision is `npu_agent.core.api_mode`. Both outputs ask and
+note what they publish in the same moment, so that no card is in both.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from npu_agent.core.api_mode import (
     WantedApis,
     api_mode,
     moves_to,
-    sends_elsewhere,
 )
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, CardState, Snapshot
@@ -29,14 +26,11 @@ from npu_agent.core.ledger import DeviceName, keys_of
 from npu_agent.core.offer import Device, cut, names
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import AllocationStore
-from npu_agent.logs import logger
-
-log = logger(__name__)
 
 Offered = Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
-"""Asks the kubelet for the IDs that it can hand out of each resource; None if it does not say."""
+"""The IDs of each resource that the kubelet can hand out; None if it does not say."""
 Allocatable = Callable[[], Awaitable[Mapping[str, int] | None]]
-"""Asks for the counts that the scheduler has for this node; None if they are not known."""
+"""The counts that the scheduler has for this node; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +48,7 @@ class Listing:
     """A card as the device plugin has listed it."""
 
     keys: frozenset[str]
-    """Of the card: see `keys_of`."""
     names: frozenset[DeviceName]
-    """Of its devices."""
 
 
 async def _unknown() -> None:
@@ -76,39 +68,25 @@ class ApiModes:
         allocatable: Allocatable = _unknown,
         timing: Timing = Timing(),
     ) -> None:
-        """Nothing is asked before `run`.
-
-        Args:
-            snapshots: the cards.
-            wanted: what the config says.
-            store: the ledger.
-            offered: see `Offered`.
-            allocatable: see `Allocatable`.
-            timing: all times.
-        """
         self.wishes = wanted
         self.listed: Feed[Mapping[str, Listing]] = Feed({})
-        """By ID, the cards that the kubelet may be able to hand out. Those that an agent before
-        this one has listed are not among them: its stream has ended."""
+        """By ID, the cards that the kubelet may be able to hand out, as this agent listed them."""
         self._snapshots = snapshots
         self._store = store
         self._offered = offered
         self._allocatable = allocatable
         self._timing = timing
         self._lists: Feed[Mapping[str, Collection[Device]]] = Feed({})
-        """What the device plugin lists now."""
 
     @property
     def feeds(self) -> tuple[Feed[Any], ...]:
-        """What changes the answers of `now`, in addition to hardware and ledger."""
         return self.wishes, self.listed, self._store.published
 
     def now(self) -> Mapping[str, ApiMode]:
-        """Where each card is to be offered, by its ID; holds until the next await."""
+        """Where to offer each card, by ID; true until the next await."""
         return {id_: api_mode(situation) for id_, situation in self._situations().items()}
 
     def moving(self) -> Mapping[str, WantedApi]:
-        """The cards that are on their way, by ID, and to which API."""
         found = {
             id_: moves_to(situation.wanted, api_mode(situation))
             for id_, situation in self._situations().items()
@@ -116,7 +94,7 @@ class ApiModes:
         return {id_: to for id_, to in found.items() if to}
 
     def listing(self, lists: Mapping[str, Collection[Device]]) -> None:
-        """Notes what the device plugin is about to list, by resource: what `now` allows."""
+        """Notes what the device plugin is about to list, by resource."""
         self._lists.publish(lists)
         found: dict[str, tuple[frozenset[str], set[DeviceName]]] = {}
         for resource, devices in lists.items():
@@ -134,7 +112,7 @@ class ApiModes:
         self.listed.publish(known)
 
     def refusal(self, device: Device) -> RefusalError | None:
-        """Why a claim is not given this device, although no holder has it; None: it may be."""
+        """Why a claim is not given a device that has no holder; None: it may be."""
         place = self.now().get(device.card_id)
         if (
             not self._is_listed(device.card_id, device.card)
@@ -154,20 +132,7 @@ class ApiModes:
         )
 
     async def run(self) -> None:
-        """Follows the config, and asks for what is missing, until cancelled."""
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._log_moves())
-            parts.create_task(self._acknowledge())
-
-    async def _log_moves(self) -> None:
-        before = self.wishes.value
-        async for wanted in self.wishes.watch():
-            if sends_elsewhere(before, wanted):
-                log.info("cards move to the other API", to=_ends(wanted))
-            before = wanted
-
-    async def _acknowledge(self) -> None:
-        """Finds out which cards the kubelet no longer offers, while any are to be in slices."""
+        """Finds out which listed cards the kubelet no longer offers, while any go to slices."""
         async for _ in changes_of(self._lists, self.listed, self.wishes):
             pause = Backoff(first=self._timing.ask_first, longest=self._timing.ask_longest)
             while leaving := self._leaving():
@@ -175,14 +140,14 @@ class ApiModes:
                     await asyncio.sleep(pause.next())
 
     def _leaving(self) -> dict[str, Listing]:
-        """The cards that were listed and are no longer, if that keeps any from its slice."""
+        """The cards that left our list and are still kept from their slice."""
         if WantedApi.DRA not in self.wishes.value.families.values():
             return {}
         listed_now = {device.card_id for each in self._lists.value.values() for device in each}
         return {id_: one for id_, one in self.listed.value.items() if id_ not in listed_now}
 
     async def _gone(self, leaving: Mapping[str, Listing]) -> set[str]:
-        """Those of them that neither the kubelet nor the scheduler counts any more."""
+        """Those that neither the kubelet nor the scheduler counts any more."""
         offered = await self._offered()
         if offered is None:
             return set()
@@ -201,7 +166,7 @@ class ApiModes:
         return {id_ for id_, one in gone.items() if not any(name[0] in over for name in one.names)}
 
     def _forget(self, asked: Mapping[str, Listing], gone: Collection[str]) -> bool:
-        """Takes note that cards have left the list; not of those that were listed meanwhile."""
+        """Forgets cards that have left the list, unless they were listed again meanwhile."""
         still, known = self._leaving(), dict(self.listed.value)
         left = [id_ for id_ in gone if still.get(id_) is asked[id_]]
         for id_ in left:
@@ -217,7 +182,6 @@ class ApiModes:
         return id_ in listed or any(keys & one.keys for one in listed.values())
 
     def _situations(self) -> Mapping[str, CardUse]:
-        """By ID, each card's."""
         wishes, ledger = self.wishes.value, self._store.states.value
         cards = self._snapshots.value.cards
         if not (ledger.published or ledger.prepared) and set(wishes.families.values()) <= {
@@ -244,7 +208,3 @@ def _wish(wishes: WantedApis, state: CardState) -> WantedApi:
     if wishes.disabled and not wishes.disabled.isdisjoint(names(state)):
         return WantedApi.NEITHER
     return wishes.families.get(state.card.family, WantedApi.PLUGIN)
-
-
-def _ends(wishes: WantedApis) -> str:
-    return ",".join(f"{family}:{wish.value}" for family, wish in sorted(wishes.families.items()))
