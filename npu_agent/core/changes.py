@@ -1,8 +1,7 @@
 """What changed between two values of a feed, and how the timeline puts it. Pure.
 
-`card_changes` is the one comparison of two Snapshots; the log, Events and the timeline have words
-for what it finds. The functions called ``…_entries`` take the value before and the value after, and
-give what people should find when they ask "what went on here last night?".
+`card_changes` is the one comparison of two Snapshots, for the log, Events and the timeline. The
+functions called ``…_entries`` take the value before and the value after.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class CardChange:
 
     kind: ChangeKind
     card: CardState
-    """As it is now; as it was, if it was removed."""
+    """As it is now, or was before its removal."""
     before: CardState | None = None
     """As it was, or the card that it has taken the place of; None: it was not there."""
 
@@ -129,7 +128,7 @@ _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
-    """What happened to cards; those that were there at the start are no news."""
+    """What happened to cards, but not to those of the start."""
     for one in changes:
         if one.kind in _CARD_ENTRIES:
             tone, text = _CARD_ENTRIES[one.kind]
@@ -156,7 +155,6 @@ def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
-    """Which cards were cordoned and uncordoned."""
     for id_, name, reason in cordon_changes(before, after):
         text = f"{name} was uncordoned" if reason is None else f"{name} was cordoned: {reason}"
         tone: Tone = "good" if reason is None else "warn"
@@ -164,7 +162,6 @@ def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
-    """What happened to the config file."""
     if after.generation != before.generation:
         text = "a new config is in force"
         if after.waiting:
@@ -200,7 +197,6 @@ def session_entries(
 
 
 def label_entries(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
-    """What happened to the Node's labels."""
     if before is None or after is None:
         return
     if after.error is not None and before.error is None:
@@ -213,10 +209,7 @@ def label_entries(before: LabelState | None, after: LabelState | None) -> Iterat
 def usage_entries(
     before: Collection[Usage], after: Collection[Usage], old: Snapshot, new: Snapshot
 ) -> Iterator[TimelineEntry]:
-    """Which Pods were given a card, and which no longer hold one.
-
-    A usage is of a present card: what changes with a card that comes or goes is no news.
-    """
+    """Which Pods were given a card, and which no longer hold one; present cards only."""
     stayed = {state.id for state in old.cards}
     names = {state.id: state.card.name for state in new.cards if state.id in stayed}
     had, has = _holders(before), _holders(after)
@@ -228,5 +221,4 @@ def usage_entries(
 
 
 def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:
-    """Pods, each with the ID of a card that it holds cores of."""
     return {(f"{one.assignment.namespace}/{one.assignment.pod}", one.card_id) for one in usages}

@@ -1,7 +1,4 @@
-"""A ResourceClaim as the driver needs it: what the API server and the kubelet say of it. Pure.
-
-`npu_agent.kube.resourceclaims.claim_of` reads one.
-"""
+"""A ResourceClaim as the driver needs it. Pure."""
 
 from __future__ import annotations
 
@@ -21,27 +18,26 @@ class Result:
     """A device that the scheduler has allocated to a request of a claim."""
 
     request: str
-    """The request in the claim's spec; without the alternative that a prioritized list chose."""
+    """In the claim's spec, without the alternative that a prioritized list chose."""
     pool: str
     device: str
     admin: bool = False
-    """Whether it is for an administrator's Pod, which shares the device with its holder."""
+    """Whether it is an administrator's, who shares the device with its holder."""
     tolerated: frozenset[str] = frozenset()
     """Keys of the taints that the request tolerates; an empty key is every taint."""
 
     def tolerates(self, key: str) -> bool:
-        """Whether the device was allocated in spite of a taint with this key."""
+        """Whether it was allocated in spite of a taint with this key."""
         return key in self.tolerated or "" in self.tolerated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Opaque parameters for our driver in a claim's allocation: our driver takes none."""
+    """Opaque parameters in a claim's allocation: our driver takes none."""
 
     from_class: bool
-    """Whether they are those of a DeviceClass, and not of the claim."""
     requests: tuple[str, ...]
-    """The requests that they are for; none: all of the claim's."""
+    """Those they are for; none: all of the claim's."""
 
     def __str__(self) -> str:
         several = "s" if len(self.requests) > 1 else ""
@@ -75,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRef:
-    """A claim as the kubelet names it when it has one prepared or unprepared."""
+    """A claim as the kubelet names it."""
 
     namespace: str
     name: str
@@ -90,17 +86,16 @@ class PreparedResult:
     """A device of a prepared claim, as the kubelet is answered.
 
     Raises:
-        ValueError: `requests` is empty, which to the kubelet means all of the claim's requests, so
-            that every container that names any of them would be given the device; or one of them
-            has its alternative's name, by which no container asks.
+        ValueError: `requests` is empty, which to the kubelet means all of the claim's requests, or
+            one has its alternative's name, by which no container asks.
     """
 
     requests: tuple[str, ...]
-    """The requests in the claim's spec that it was allocated to, as `Result.request`."""
+    """As `Result.request`."""
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """Names of the CDI devices that a container is given: ``example.com/claim=…``."""
+    """``example.com/claim=…``: what a container is given."""
 
     def __post_init__(self) -> None:
         if not all(self.requests) or not self.requests or any("/" in one for one in self.requests):
@@ -112,7 +107,7 @@ class ClaimUse:
     """A device of a claim that a container uses, in the kubelet's words.
 
     A kubelet 1.36 shows a container that names one request of a claim with all devices of the
-    claim, and so each container that has extended resources by DRA with all those of its Pod.
+    claim, and with extended resources by DRA, with all those of its Pod.
     """
 
     namespace: str
@@ -121,7 +116,6 @@ class ClaimUse:
     claim_namespace: str
     claim_name: str
     driver: str
-    """Of any driver of the node. It is "", as are pool and device, where a claim is not
-    prepared yet."""
+    """Of any vendor; "", as are pool and device, while the claim is not prepared."""
     pool: str
     device: str

@@ -18,12 +18,12 @@ _PREPARE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0, 40.0)
 
 
 class Histogram:
-    """Counts numbers by the bounds they fall between. Sized once; a number costs a bisection."""
+    """Counts numbers by the bounds they fall between."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` are sorted upper bounds, each included; numbers above the last one count too."""
+        """`bounds` are sorted upper bounds, each included; what is above the last counts too."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -40,7 +40,7 @@ class Counts:
     messages: int = 0
     """Device lists sent to the kubelet."""
     allocations: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESULTS, 0)))
-    """Allocate calls by how they ended, one of `RESULTS`."""
+    """By how they ended, one of `RESULTS`."""
     allocation_seconds: Histogram = field(default_factory=lambda: Histogram(_ALLOCATION))
     """Seconds from an Allocate call to its answer."""
     preferred: Counter[str] = field(default_factory=Counter)

@@ -1,8 +1,4 @@
-"""What a container is given: devices and a request in, a Grant or a refusal out.
-
-Quick enough for the event loop: nothing here opens a file, takes a lock or waits. The device plugin
-encodes a Grant as Allocate's answer.
-"""
+"""What a container is given: devices and a request in, a Grant or a refusal out; no I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class Grant:
     nodes: tuple[tuple[str, str], ...]
     """Device nodes, ``rw``, each once: the path in the container, and that on the host."""
     cdi_names: tuple[str, ...]
-    """The same nodes as names for the container runtime: ``example.com/npu=<device ID>``."""
+    """The nodes as names for the container runtime: ``example.com/npu=<device ID>``."""
 
 
 class Refusal(Enum):
@@ -36,13 +32,13 @@ class Refusal(Enum):
     UNKNOWN = "not found"
     """It names a device that is not listed now."""
     UNFIT = "failed precondition"
-    """It names a device that is listed, and is not to be used."""
+    """A device that it names is not to be used."""
     HELD = "held"
-    """Another holder has something of a device that it names; that may end soon."""
+    """Another holder has something of a device; that may end soon."""
 
 
 class RefusalError(Exception):
-    """A request that is not granted. The user reads the message in the events of the Pod."""
+    """A refused request; the message is in the events of the Pod."""
 
     def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)

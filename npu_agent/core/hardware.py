@@ -1,8 +1,7 @@
 """What the rest of the agent knows of hardware: frozen values, no I/O.
 
-Words: a card is one physical NPU (``npu0``); a core is one processing element (PE) of it; a reading
-is a card's telemetry at one moment. A device, what the kubelet sees, is the plugin's word: see
-`npu_agent.core.offer`.
+A card is one physical NPU (``npu0``), a core one processing element (PE) of it, a reading its
+telemetry at one moment. A device is what the kubelet sees: `npu_agent.core.offer`.
 """
 
 from __future__ import annotations
@@ -44,24 +43,22 @@ class CoreRange:
 class Access:
     """How a container is given a card: device nodes, environment and CDI kind of its vendor.
 
-    Paths of nodes are relative to /dev. They are the nodes that a card of this family and number
-    may have; `Card.nodes` are those that exist.
+    Nodes, relative to /dev, that such a card may have; `Card.nodes` are those that exist.
     """
 
     shared_nodes: tuple[str, ...]
-    """What every holder of a core needs."""
+    """For every holder of a core."""
     whole_nodes: tuple[str, ...]
-    """What only the holder of the whole card gets."""
+    """For the holder of the whole card."""
     core_nodes: tuple[tuple[CoreRange, str], ...]
-    """The nodes of single and of fused cores, the narrow ones first."""
+    """Of single and of fused cores, the narrow ones first."""
     environment: tuple[tuple[str, str], ...]
-    """Variables, each with the text for one range of cores: ``("ANVIL_CORES", "0:{cores}")``.
-    The texts of several ranges are joined by commas."""
+    """Variables, each with the text for one range of cores, of which several are joined by commas:
+    ``("ANVIL_CORES", "0:{cores}")``."""
     cdi_kind: str
     """``example.com/npu``: the kind of the card's CDI devices."""
 
     def nodes(self, cores: CoreRange | None = None) -> tuple[str, ...]:
-        """The nodes of a holder of these cores, and of all of them by default."""
         if cores is None:
             return (*self.whole_nodes, *self.shared_nodes, *(node for _, node in self.core_nodes))
         inside = (node for covered, node in self.core_nodes if cores.includes(covered))
@@ -70,9 +67,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a card is: everything about it that does not change while it is bound to its driver.
+    """What does not change while a card is bound to its driver.
 
-    Texts are as the driver gives them, stripped; None stands for absent, empty or unreadable.
+    Texts are as the driver gives them, stripped; None: absent, empty or unreadable.
     """
 
     vendor: str
@@ -108,7 +105,6 @@ class Card:
 
     @property
     def name(self) -> str:
-        """``npu0``: what people and the driver call it."""
         return f"npu{self.index}"
 
     @property
@@ -117,7 +113,7 @@ class Card:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Tells the cards of one moment apart: numbers are only unique within a family."""
+        """Unique at one moment: numbers are only unique within a family."""
         return (self.family, self.index)
 
     @property
@@ -146,7 +142,7 @@ class Card:
         }
 
     def same_as(self, other: Card) -> bool:
-        """Whether both are one card, as far as they say: two that say nothing may well be."""
+        """Whether both may be one card: two that say nothing may well be."""
         return same_card(self.identities, other.identities) is not False
 
 
@@ -179,21 +175,19 @@ class CoreReading:
     """One core at one moment; None where the driver does not say."""
 
     core: int
-    """Counted from 0."""
     utilization: float | None = None
-    """Per cent of its cycles spent on tasks since the reading before, 0 to 100; 0 when it was not
-    in use. None before there is a second one."""
+    """Per cent of its cycles spent on tasks since the last reading; 0: not in use; None:
+    unknown."""
     frequency: int | None = None
     cycles: int | None = None
     task_cycles: int | None = None
-    """Those of them spent on tasks. Some start again from 0 at 2**32."""
+    """Of its cycles, those spent on tasks; some counters start again from 0 at 2**32."""
     dram_total: int | None = None
     """Bytes of the card's memory that the core's user may take."""
     dram_used: int | None = None
     """Bytes of it taken."""
     source: CoreRange | None = None
-    """Whose counters these are: the core itself, or fused cores of which it is one and for which
-    the driver counts together."""
+    """Whose counters these are: the core's own, or those of fused cores, counted together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +206,9 @@ class Reading:
     """Clocks by the driver's name with its unit (``ne tensor (MHz)``)."""
     sensors: tuple[Sensor, ...] = ()
     cores: tuple[CoreReading, ...] = ()
-    """Sorted by core; empty where the driver says nothing of single cores."""
+    """Sorted by core; empty: the driver has none."""
 
     def temperature(self) -> float | None:
-        """The hottest sensor in °C."""
         return self._highest(SensorKind.TEMPERATURE, 1_000)
 
     def power(self) -> float | None:
@@ -236,12 +229,10 @@ class HealthState(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """What sort of thing makes a card unhealthy: code decides on it, people read the reason."""
+    """What makes a card unhealthy: code decides on it, people read the reason."""
 
     DEAD = "dead"
-    """The driver reports that the card does not work."""
     NODES = "nodes"
-    """Device nodes are missing."""
     HANGS = "hangs"
     """A read does not return."""
     NONSENSE = "nonsense"
@@ -258,7 +249,6 @@ class Health:
     reason: str
     since: float
     cause: Cause | None = None
-    """None: it is not unhealthy, or the cause is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +270,7 @@ class SkippedDevice:
     """Where it was seen, e.g. ``/sys/class/anvil/npu3``."""
     reason: str
     unread: bool = False
-    """It may be a card all the same: it could not be read, and is tried again and again."""
+    """It may be a card: it could not be read, and is tried again."""
     sample_of: str | None = None
     """The family of which it is an FPGA sample."""
 
@@ -290,10 +280,9 @@ class Snapshot:
     """All the hardware of a host at one moment; what every output is computed from."""
 
     cards: tuple[CardState, ...] = ()
-    """Sorted by number, then family."""
     skipped: tuple[SkippedDevice, ...] = ()
     complete: bool = False
-    """False until every card found by the first scan has been read or has missed its deadline."""
+    """Whether every card of the first scan has been read or has missed its deadline."""
 
     def without_readings(self) -> Snapshot:
         """The same but for what changes all the time."""
@@ -301,7 +290,7 @@ class Snapshot:
 
 
 def same_card(one: frozenset[str], other: frozenset[str]) -> bool | None:
-    """Whether both identify one card: the best kind that both have decides; None without any."""
+    """Whether both identify one card, by the best kind that both have; None: neither is known."""
     mine, its = by_kind(one), by_kind(other)
     return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
 

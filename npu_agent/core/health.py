@@ -1,11 +1,11 @@
 """The health of one card: a pure state machine, probes in, state out.
 
-It takes several bad probes in a row to fence a card and several good ones to bring it back, always
-on its own. What the driver does not say is unknown, and unknown never fences.
+It takes several bad probes in a row to fence a card and several good ones to bring it back. What
+the driver does not say is unknown, and never fences.
 
-No answer counts as good, except after a 0: then only a 1 recovers the card. A driver without the
-file has nothing better to say, and a card that was fenced for a missing node or a read that hung
-has to recover without help. After a 0, no answer neither recovers nor fences, nor breaks a streak.
+No answer counts as good, except after a 0: then only a 1 recovers the card, and no answer neither
+recovers, nor fences, nor breaks a streak. A card that was fenced for a missing node or a hung read
+has to recover without help, also if its driver has no such file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ class Outcome(enum.Enum):
     """The result of one probe."""
 
     GOOD = "good"
-    """The driver says that the card works."""
     DEAD = "dead"
-    """The driver says that it does not."""
     BAD = "bad"
     """Something else is wrong: a read failed or hung, a node is missing."""
     HOT = "hot"
-    """It is hotter than it may be."""
     SILENT = "silent"
     """Nothing is wrong, and the driver does not say."""
 
@@ -45,17 +42,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How many probes in a row it takes. Config keys health.failures and health.recoveries."""
+    """How many probes in a row it takes."""
 
     failures: int = 2
     recoveries: int = 3
     max_temperature: float | None = None
-    """°C; None: heat is no reason. Config key health.maxTemperature."""
+    """°C; None: heat is no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTracker:
-    """A card's health, and what the probes of late say against it."""
+    """A card's health, and what recent probes say against it."""
 
     health: Health
     streak: int = 0
@@ -77,9 +74,9 @@ _CAUSE = {Outcome.DEAD: Cause.DEAD, Outcome.HOT: Cause.HOT}
 
 
 def begin(verdict: Verdict, now: float) -> HealthTracker:
-    """The tracker after the first probe: believed, as there is nothing to weigh it against.
+    """The tracker after the first probe, which is believed.
 
-    So a card that is dead when the agent starts is never offered, not even for a moment.
+    A card that is dead at the agent's start is never offered.
     """
     health = Health(
         state=_STATE[verdict.outcome],
@@ -97,10 +94,9 @@ def begin(verdict: Verdict, now: float) -> HealthTracker:
 def with_heat(
     verdict: Verdict, temperature: float | None, tracker: HealthTracker | None, policy: Policy
 ) -> Verdict:
-    """The verdict with the card's temperature (°C, None if unknown) in mind.
+    """The verdict in view of the card's temperature in °C; None: unknown.
 
-    A card that was fenced for heat has to cool down by some degrees more: one that is just at the
-    limit would come and go.
+    A card that was fenced for heat has to cool down by some degrees more, or it would come and go.
     """
     limit = policy.max_temperature
     if limit is None or temperature is None or _STATE[verdict.outcome] is HealthState.UNHEALTHY:

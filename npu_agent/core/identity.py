@@ -21,15 +21,14 @@ def identify(
 ) -> tuple[str, ...]:
     """Gives each card its stable ID, in the order of `cards`.
 
-    A card that is known keeps its ID. Any other is called by its UUID, else its serial number, else
-    its PCI address, else its family and number. A text that two cards claim is neither's ID, and
-    one by which a known card is called is no newcomer's. Device IDs are made of it: it holds only
-    characters that the kubelet, CDI and file names all take (a vendor's parsers see to that), and
-    differs from all others by more than what could be cores: see `_stem`.
+    A known card keeps its ID. Any other is called by its UUID, else its serial number, else its PCI
+    address, else its family and number. A text that two cards claim, or that is a known card's ID,
+    is not used. The kubelet, CDI and file names take all its characters (a vendor's parsers see to
+    that), and two IDs differ by more than what could be cores (`_stem`).
 
     Args:
         cards: those of one moment.
-        known: the IDs of cards so far, each with what identified its card: see `remember`.
+        known: earlier IDs, each with what identified its card: see `remember`.
     """
     claims = [tuple(filter(None, (card.uuid, card.serial, card.pci_bus_id))) for card in cards]
     claimed = Counter(
@@ -53,9 +52,8 @@ def remember(
 ) -> dict[str, frozenset[str]]:
     """`known` for the next `identify`, after these cards were given these IDs.
 
-    Identifiers that cannot be read now are kept. In addition to `Card.identities` there is what a
-    card is called on the host, which distinguishes cards that claim to be the same one. An ID that
-    is nothing but the number is not kept: there was nothing better at that moment.
+    Identifiers that cannot be read now are kept, as is the card's name on the host, by which cards
+    differ that claim to be the same. An ID that is only the number is not kept.
     """
     found = dict(known)
     for card, id_ in zip(cards, ids, strict=True):
@@ -67,10 +65,7 @@ def remember(
 
 
 def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
-    """The known IDs that cards keep, by the card's place: to each the one that fits it best.
-
-    An ID that fits two cards equally well goes to neither.
-    """
+    """By place, the known ID that fits each card best; none that fits two equally well."""
     fits: dict[tuple[int, str], list[int]] = {}
     for at, card in enumerate(cards):
         for id_, before in known.items():
@@ -88,10 +83,10 @@ def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> 
 
 
 def _fit(before: frozenset[str], card: Card) -> int:
-    """How well a card fits what identified one before; 0 if it is another one.
+    """How well a card fits what identified one before; 0: it is another one.
 
-    Half an answer is no other card: what is said only once counts neither way. But a card is not
-    the same for its UUID alone, if it has another serial number and another place.
+    What is said only once counts neither way. The UUID alone is not enough if the serial number and
+    the place are others.
     """
     if not same_card(before, card.identities):
         return 0
@@ -106,10 +101,7 @@ def _name(card: Card) -> str:
 
 
 def _stem(text: str) -> str:
-    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``.
-
-    The device of a card called ``WBY_cores_0`` would be taken for a core of one called ``WBY``.
-    """
+    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``."""
     return _CORES.sub("", text)
 
 

@@ -10,7 +10,7 @@ from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Sna
 
 LONGEST_ID = 63
 _PART = "_cores_"
-"""Between the card's ID and the cores, as the vendor's plugins write it."""
+"""Before the cores in a part's ID, as the vendor's plugins write it."""
 _CARDS = 4096
 
 
@@ -21,12 +21,12 @@ class Resource:
     name: str
     """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
-    """For each family that it serves, how many cores a device has."""
+    """By family, how many cores a device has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What an output hands out: some neighbouring cores of one card, all of them by default."""
+    """Neighbouring cores of one card, all of them by default."""
 
     id: str
     card_id: str
@@ -36,10 +36,9 @@ class Device:
     healthy: bool
     reason: str
     environment: tuple[tuple[str, tuple[str, ...]], ...]
-    """For each variable the texts of the nodes that cover the cores:
-    ``("ANVIL_CORES", ("0:0-1",))``."""
+    """By variable, the texts of the nodes that cover the cores: ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
-    """Device nodes of a holder, relative to /dev; existing ones only."""
+    """Of a holder, relative to /dev; existing ones only."""
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -54,6 +53,8 @@ def resources(
     core_counts: Mapping[str, int],
 ) -> tuple[Resource, ...]:
     """The resources that a config asks for; a family with an override is not in the default one.
+
+    A family with an override is not in the default resource: no core is offered twice.
 
     Args:
         name: the default resource.
@@ -106,11 +107,9 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
 def _devices(
     card_id: str, card: Card, healthy: bool, reason: str, width: int
 ) -> tuple[Device, ...]:
-    """The card cut into devices of `width` cores.
+    """The card cut into devices of `width` cores; cached.
 
-    Kept, because a Snapshot differs from the one before in one card or, mostly, in readings only:
-    so one change among many devices costs that card's. Not with the time of its health, which is
-    another one each time: a card that fails again and again would fill the memory.
+    Without the time of its health: a card that fails again and again would fill the memory.
     """
     return tuple(
         _device(card_id, card, healthy, reason, CoreRange(first, first + width - 1))
@@ -141,10 +140,7 @@ def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRan
 
 
 def cover(card: Card, cores: CoreRange) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
-    """The fewest existing core nodes that cover `cores` without overlap, and the cores left over.
-
-    A card without a node for all of its cores is covered by several: ``0-3`` and ``4-7``.
-    """
+    """The fewest core nodes, like ``0-3`` and ``4-7``, that cover `cores`, and what is left."""
     existing = sorted(
         (covered for covered, node in card.access.core_nodes if node in card.nodes),
         key=len,

@@ -1,8 +1,8 @@
 """Which devices a container should preferably get, and why: pure.
 
-Order of preference (spec): fill cards that are partly used already, then stay behind the same PCI
-switch, then on the same NUMA node, then take the rest. Where nothing is chosen yet, start in the
-smallest neighbourhood that can hold all that is asked for, so that large ones stay whole.
+Order of preference: fill cards that are partly used, then stay behind the same PCI switch, then on
+the same NUMA node. Start in the smallest neighbourhood that can hold all, so that large ones stay
+whole.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def prefer(
     size: int,
     devices: Mapping[str, Device],
 ) -> Choice:
-    """Chooses `size` of the IDs in `available`, all of `must` among them.
-
-    IDs that are not in `devices` are taken last: the kubelet may be a message behind.
+    """Chooses `size` of the IDs in `available`, all of `must` among them; unknown IDs come last.
 
     Raises:
         RefusalError: the request contradicts itself.
@@ -124,11 +122,7 @@ def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
 def _home(
     left: Mapping[str, _Place], wanted: int, switches: set[str], numas: set[str]
 ) -> str | None:
-    """The switch to start behind: in the tightest neighbourhood that holds all that is wanted.
-
-    Only asked when a new neighbourhood has to be opened; inside one that is open already, the
-    ranking by switch and NUMA node comes first anyway.
-    """
+    """The switch to start behind: in the tightest neighbourhood that holds all that is wanted."""
     by_switch = Counter(place.switch for place in left.values())
     by_numa = Counter(place.numa for place in left.values())
     numa_of = {place.switch: place.numa for place in left.values()}

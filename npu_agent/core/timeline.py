@@ -1,8 +1,6 @@
 """The timeline: what has happened on this node within a day, bounded. Values only, no clock.
 
-Times are seconds of `time.monotonic`.
-
-What counts as having happened is decided in `npu_agent.core.changes`.
+Times are seconds of `time.monotonic`; `npu_agent.core.changes` decides what is in it.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from npu_agent.core.hardware import CardState
 
 SPAN = 86_400.0
 MOST = 40
-"""Entries of one subject: a card that flaps, or Pods that come and go, displace nothing else."""
+"""Entries of one subject: one that flaps displaces no other."""
 GONE = 64
-"""Cards that are gone and remembered."""
+"""Cards that are gone."""
 _LONGEST = 300
 
 Subject = Literal["agent", "card", "errors", "assignments", "resource", "dra", "config", "labels"]
@@ -26,16 +24,16 @@ Tone = Literal["good", "bad", "warn", "plain"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEntry:
-    """Something that happened, once or again and again."""
+    """Something that happened, once or repeatedly."""
 
     subject: Subject
     tone: Tone
     text: str
     card: str | None = None
     at: float = 0.0
-    """When it happened last."""
+    """The last time."""
     first: float = 0.0
-    """When it happened first; `at`, if it happened once."""
+    """The first time."""
     count: int = 1
 
 

@@ -16,25 +16,19 @@ class TroubleKind(enum.Enum):
     REFUSED = "refused"
     """No process takes connections there."""
     TIMEOUT = "timeout"
-    """No answer before the deadline."""
     OTHER = "other"
-    """Nothing that code tells apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One thing that is wrong.
-
-    ``str(trouble)`` is one line: what is wrong, its cause and the remedy.
-    """
+    """One thing that is wrong; ``str(trouble)`` is one line with cause and remedy."""
 
     what: str
-    """What is wrong, for people: ``/dev/npu0 cannot be opened``."""
     remedy: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """"": there is nothing to do."""
     kind: TroubleKind = TroubleKind.OTHER
     cause: str = ""
-    """The words of its source (the kernel, the kubelet, a server); may be empty."""
+    """The words of its source (the kernel, the kubelet, a server)."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.what, self.cause, self.remedy)))

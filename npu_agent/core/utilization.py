@@ -1,8 +1,8 @@
 """How busy cores are: from what the driver counts to per cent. Pure.
 
-Two reads of a core's counters tell how many cycles passed between them, and in how many of those a
-task ran. Some cards count the latter in 32 bits, which is 4.3 s of full load at 1 GHz: so counters
-are read between two readings too, and a reading has the sum of all since the one before.
+Two reads of a core's counters tell how many cycles passed, and in how many of those a task ran.
+Some cards count the latter in 32 bits, 4.3 s of full load at 1 GHz: so counters are also read
+between two readings, and a reading has the sum.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ if TYPE_CHECKING:
 _WRAP = 1 << 32
 
 LONGEST_PAUSE = 2.0
-"""Seconds that may pass between two reads of counters of 32 bits: at up to 2.1 GHz they cannot have
-come round to where they were."""
+"""Seconds between two reads of counters of 32 bits: up to 2.1 GHz they cannot have come round."""
 
 
 def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[int, int] | None:
-    """``(cycles, task cycles)`` between two reads of one core, the latter not above the former.
+    """``(cycles, task cycles)`` between two samples of one core, the latter not above the former.
 
-    None where that cannot be known: a sample has no counters, they are another entry's, the
-    device was reset between them, or it is too long ago.
-
-    Args:
-        before: the earlier sample.
-        after: the later one.
-        wraps: whether task cycles are counted in 32 bits.
+    None where that cannot be known: a sample has no counters, or another entry's, the device was
+    reset, or it is too long ago. `wraps`: task cycles are counted in 32 bits.
     """
     if before.source != after.source:
         return None
@@ -60,7 +54,7 @@ class Tally:
     cycles: int = 0
     task_cycles: int = 0
     free: bool = False
-    """Whether it was not in use at some sample."""
+    """Whether any sample had it not in use."""
 
     def add(self, sample: CoreReading, *, wraps: bool) -> Tally:
         """With one more; its `utilization` is 0 where the core is not in use, else None."""
@@ -77,11 +71,9 @@ class Tally:
         return Tally(last=self.last, free=self.last is not None and self.last.utilization == 0)
 
     def utilization(self) -> float | None:
-        """Per cent, 0 to 100, of the cycles that were counted.
+        """Per cent of the cycles that were counted.
 
-        Without any: 0 if it was not in use at some sample, as then no task ran on it for long.
-        Else None: 0 of 0 is no ratio, and the clock of a core in use that stands still is no sign
-        of an idle card that is well.
+        Without any: 0 if it was not in use at some sample, else None: 0 of 0 is no ratio.
         """
         if self.cycles:
             return 100 * self.task_cycles / self.cycles
@@ -95,7 +87,7 @@ class UtilizationTracker:
         self.wraps = wraps
         self._tallies: dict[int, Tally] = {}
         self._counted: dict[int, tuple[float, float]] = {}
-        """How busy each core was when its cycles had last passed, and when that was."""
+        """How busy each core was when its cycles had last passed, and when."""
         self._at = 0.0
 
     def due(self, now: float, pause: float, longest: float = LONGEST_PAUSE) -> bool:
@@ -115,8 +107,8 @@ class UtilizationTracker:
     ) -> tuple[CoreReading, ...]:
         """The cores of a reading, with their utilization since the one before.
 
-        For `held` seconds a core is as busy as it was while its counters say the same: a card may
-        count less often than it is read, which health.maxTemperature makes every half second.
+        For `held` seconds a core keeps its value while its counters stay the same: a card may count
+        less often than it is read, which health.maxTemperature makes every half second.
         """
         self.add(samples, now)
         self._counted = {k: v for k, v in self._counted.items() if k in self._tallies}

@@ -1,8 +1,8 @@
-"""What the agent asks of a vendor of cards: a few verbs, and the values that they speak.
+"""What the agent asks of a vendor of cards, and the values for that.
 
-A vendor's folder in `npu_agent.vendors` has one class with these verbs; `npu_agent.agent` makes one
-object of it for a host's root. All verbs but the tables are blocking I/O, and may hang for as long
-as a driver likes: `npu_agent.inventory` calls them on threads of its own.
+A vendor's folder in `npu_agent.vendors` has one class with these verbs, an object of it for each
+host's root. All but the tables are blocking I/O that may hang: `npu_agent.inventory` calls them on
+threads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a read for which this process or the host is to blame: they say nothing of a card. The
-verbs raise an OSError with one of them wherever it comes up, and take no file for absent."""
+"""Errors of a read for which this process or the host is to blame, not a card. The verbs raise an
+OSError with one of them, and take no file for absent."""
 
 
 class NotServedError(Exception):
@@ -38,24 +38,20 @@ class Entry:
     """A place where a card of a family may be."""
 
     family: str
-    """``anvil``: as `Card.family`."""
     index: int
     path: str
     """On this machine, i.e. below the host root."""
     inode: int
-    """A driver that is reloaded makes a new entry, with another inode."""
+    """A reloaded driver makes a new entry, with another inode."""
     counters_wrap: bool
-    """Whether the counters of its cores start again from 0 at 2**32, so that they have to be read
-    often while cores are in use: `npu_agent.core.utilization`."""
+    """Whether its counters start again from 0 at 2**32, and have to be read often while in use."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """As `Card.key`."""
         return (self.family, self.index)
 
     @property
     def name(self) -> str:
-        """``npu0``: as `Card.name`."""
         return f"npu{self.index}"
 
 
@@ -68,7 +64,7 @@ class Probe:
     reason: str
     """Why it is not alive, for people: ``alive says 0``."""
     nodes: frozenset[str]
-    """The card's device nodes that exist now, as `Card.nodes`."""
+    """Those that exist now, as `Card.nodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +72,9 @@ class Driver:
     """The driver of a family, as a host shows it."""
 
     family: str
-    """``anvil``: as `Card.family`."""
     title: str
     directory: str
-    """Below the host's root: there as soon as the driver is loaded."""
+    """Below the host's root: there once the driver is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +83,23 @@ class Profile:
 
     title: str
     pci: str | None
-    """Its PCI vendor ID: ``1a2b``; None: its cards are not on the PCI bus."""
+    """Its PCI vendor ID: ``1a2b``; None: not on the PCI bus."""
     plugins: str
-    """What the names of its own device plugins (of their sockets and DaemonSets) have in them."""
+    """A part of the names of its own device plugins' sockets and DaemonSets."""
     drivers: tuple[Driver, ...]
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
     cdi_kinds: tuple[str, ...]
-    """The kinds of its CDI devices, as `Access.cdi_kind`."""
+    """As `Access.cdi_kind`."""
 
 
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
     spec: ClassVar[VendorSpec]
-    """Its families, and what config files, labels and metrics call things."""
+    """What config files, labels and metrics call things."""
     profile: ClassVar[Profile]
-    """What shows from outside that its cards are there."""
 
     def __init__(self, root: Any, *, simulated: bool = False) -> None:
         """`root` is the path where the host's ``/`` is seen; `simulated` is for `Card`."""
@@ -115,11 +109,7 @@ class Vendor(Protocol):
         """Where its cards are listed, for messages: ``/sys/class``."""
 
     def scan(self) -> tuple[Entry, ...]:
-        """Every place where a card may be, sorted by number, family and path.
-
-        Raises:
-            OSError: they cannot be listed.
-        """
+        """Every place where a card may be, sorted by number, family and path; raises OSError."""
 
     def identify(self, entry: Entry) -> Card:
         """What the card at `entry` is.
@@ -143,19 +133,15 @@ class Vendor(Protocol):
     def read_cores(self, entry: Entry) -> tuple[CoreReading, ...]:
         """The counters of each core of which the driver says something.
 
-        `CoreReading.utilization` is 0 for a core that is not in use and None for all others: what
-        they do shows in two readings (`npu_agent.core.utilization`).
+        `CoreReading.utilization` is 0 for a core that is not in use, else None.
         """
 
     def pci_addresses(self) -> frozenset[str]:
-        """The addresses of all cards that its drivers show, also of those that we do not serve.
+        """The addresses of all cards that its drivers show, also of those that are not served.
 
         Raises:
             OSError: they cannot be listed or read.
         """
 
     def given(self) -> tuple[Card, ...]:
-        """The cards of which there are nodes in /dev: what a container sees, without their drivers.
-
-        Nothing but their family, number and nodes is known.
-        """
+        """A container's view: cards with nodes in /dev; only family, number and nodes."""

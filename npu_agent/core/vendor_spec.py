@@ -1,8 +1,4 @@
-"""What a vendor calls things: its label sets, its metrics, and the words that config files use.
-
-Pure data. `npu_agent.outputs.labels.compute` and `npu_agent.outputs.prometheus.cards` turn it into
-labels and series; `npu_agent.config` takes defaults and choices from it.
-"""
+"""A vendor's words for labels, metrics and config files. Pure data."""
 
 from __future__ import annotations
 
@@ -51,13 +47,12 @@ class LabelSet:
     about: str
     """For people: where it comes from."""
     families: Collection[str]
-    """Whose cards it describes: the vendor's."""
+    """Whose cards it describes."""
     prefix: str
     labels: tuple[Label, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Every key that it can have, sorted."""
         return tuple(sorted(self.prefix + label.key for label in self.labels))
 
 
@@ -81,22 +76,21 @@ class MetricSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricName:
-    """One family of metrics, all of which are gauges."""
+    """One family of metrics: gauges."""
 
     name: str
     help: str
     """One sentence for people, which names the unit."""
     source: MetricSource
     sensors: SensorKind | None = None
-    """Which sensors, where those are the quantity."""
+    """Of which kind, if its source is sensors."""
     per_unit: int = 1
-    """By what their values, in the unit of `SensorKind`, are divided."""
+    """By what values, in the unit of `SensorKind`, are divided."""
     unproven: tuple[str, ...] = ()
-    """Families whose driver has it in a file of a format that is not public: it is a guess."""
+    """Families whose driver has it in a file of a format that is not public: a guess."""
 
     @property
     def text(self) -> str:
-        """The help, with what is unproven."""
         if not self.unproven:
             return self.help
         families = ", ".join(self.unproven)
@@ -110,11 +104,11 @@ class MetricSchema:
     about: str
     """For people: its units."""
     families: Collection[str]
-    """Whose cards it describes: the vendor's."""
+    """Whose cards it describes."""
     metrics: tuple[MetricName, ...]
     """In the order of the page."""
     renamed: Mapping[str, str]
-    """What it calls a sensor, where that is not the driver's label."""
+    """Sensors that have another name than the driver's label."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,15 +116,15 @@ class VendorSpec:
     """A vendor's words, or (`merged`) those of several. Values by name, as config files have it."""
 
     families: Mapping[str, tuple[int, ...]]
-    """For each family of cards, how many cores a device can have; the most is the whole card."""
+    """By family, how many cores a device can have; the most is the whole card."""
     resource_name: str
     socket_name: str
     label_sets: Mapping[str, LabelSet]
     label_set: str
-    """The one that is the default of labels.sets."""
+    """The default of labels.sets."""
     metric_schemas: Mapping[str, MetricSchema]
     metric_schema: str
-    """The one that is the default of metrics.schema."""
+    """The default of metrics.schema."""
     dra: DraNames | None = None
     """What DRA calls its cards; None: they are not offered by DRA."""
     condition: str = "example.com/NPUReady"
@@ -142,10 +136,7 @@ class VendorSpec:
 
 
 def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
-    """All families, sets and schemas there are, with the defaults of the first vendor.
-
-    Where two vendors have a set or schema of one name, the first one's text describes it.
-    """
+    """All families, sets and schemas; the defaults and the descriptions are the first vendor's."""
     first = vocabularies[0]
     return VendorSpec(
         families=_union(each.families for each in vocabularies),

@@ -46,7 +46,6 @@ _METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DEL
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
 _CALLS = 8
-"""Calls at the same time; others wait, within their deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +53,12 @@ class Timing:
     """Seconds."""
 
     deadline: float = 10.0
-    """A call may take, with connecting and waiting for others, if it has no deadline of its own."""
+    """For a call without its own, with connecting and waiting for others."""
     reread: float = 60.0
-    """Until the token is read again. The kubelet replaces it long before it expires, so that a 401
-    is rare; client-go waits as long."""
+    """Until the token is read again, as in client-go: the kubelet replaces it long before it
+    expires."""
     close: float = 0.3
-    """Closing the connections may take: the whole agent has one second for its end."""
+    """To close the connections."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
@@ -81,15 +80,13 @@ class _Login:
     credentials: Credentials
     tls: ssl.SSLContext
     until: float
-    """Of `time.monotonic`: when they are read again."""
 
 
 class Api:
     """The API server, as the agent uses it.
 
-    Connects at the first call. The credentials are read then, and again by the first call after
-    one that failed: the address, the CA or the token may be others by now. No call or watch under
-    way is cut for that.
+    Connects at the first call. The first call after one that failed reads the credentials again; no
+    call under way is cut for that.
     """
 
     def __init__(
@@ -102,10 +99,9 @@ class Api:
         """Does nothing yet.
 
         Args:
-            kubeconfig: where to connect to, and as whom. None: the Pod's service account, else
-                $KUBECONFIG, else ~/.kube/config.
+            kubeconfig: None: the Pod's service account, else $KUBECONFIG, else ~/.kube/config.
             credentials: in place of all of these.
-            timing: other times than the usual ones.
+            timing: all times.
         """
         self._kubeconfig = kubeconfig
         self._given = credentials
@@ -115,18 +111,9 @@ class Api:
         self._session: ClientSession | None = None
         self._login: _Login | None = None
         self._stale = False
-        """Whether the next call reads the credentials again."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
-        """The object that answers a request.
-
-        Args:
-            request: what is asked.
-            deadline: seconds that it may take; None: 10.
-
-        Raises:
-            ApiError: of any kind, and nothing else.
-        """
+        """The object that answers a request, within `deadline` seconds; raises ApiError only."""
         seconds = self._timing.deadline if deadline is None else deadline
         with self._only_api_errors(request, seconds):
             async with asyncio.timeout(seconds), self._calls:
@@ -139,11 +126,7 @@ class Api:
                 return await self._exchange(request)
 
     async def exists(self, request: Request[Any]) -> bool:
-        """As `ask`; returns whether there is what the request is about.
-
-        Raises:
-            ApiError: of any kind but NOT_FOUND.
-        """
+        """As `ask`; returns whether there is what the request is about."""
         try:
             await self.ask(request)
         except ApiError as error:
@@ -163,8 +146,7 @@ class Api:
             silence: seconds without a byte after which the connection counts as broken.
 
         Raises:
-            ApiError: of any kind, here or by the iterator. Its status is 410 if the resourceVersion
-                is too old: list again.
+            ApiError: here or by the iterator. Its status is 410 if the resourceVersion is too old.
         """
         seconds = self._timing.deadline
         async with contextlib.AsyncExitStack() as stack:
@@ -197,7 +179,7 @@ class Api:
         return f"{errors.server(self._credentials)} knows us by {source}"
 
     async def close(self) -> None:
-        """Closes the connections; takes 0.3 s at most. To be called when no call is under way."""
+        """Closes the connections within 0.3 s; to be called when no call is under way."""
         session, self._session, self._login = self._session, None, None
         if session is not None:
             with contextlib.suppress(TimeoutError):
@@ -210,7 +192,7 @@ class Api:
 
     @contextlib.contextmanager
     def _only_api_errors(self, request: Request[Any], seconds: float) -> Iterator[None]:
-        """Turns what may go wrong with a connection, within so many seconds, into an ApiError."""
+        """Turns what may go wrong with a connection into an ApiError."""
         try:
             yield
         except TimeoutError:
@@ -229,11 +211,7 @@ class Api:
     async def _opened(
         self, request: Request[Any]
     ) -> AsyncIterator[tuple[ClientResponse, Credentials]]:
-        """Sends a request; its answer is a 2xx.
-
-        Raises:
-            ApiError: it is another status.
-        """
+        """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         session, login = await self._connect()
         async with _sent(session, login, request) as response:
             status = response.status
@@ -283,18 +261,14 @@ def _new_session() -> ClientSession:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a connection may raise; aiohttp raises RuntimeError on a session that was closed."""
+    """RuntimeError: aiohttp raises it on a session that was closed."""
     from aiohttp import ClientError
 
     return (ClientError, OSError, ValueError, RuntimeError)
 
 
 async def _credentials(given: Path | None) -> Credentials:
-    """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config.
-
-    Raises:
-        CredentialsError: there are none that can be used.
-    """
+    """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config."""
     if given is None and (found := await serviceaccount.load()):
         return found
     return await _on_thread(_kubeconfig, given)
@@ -319,7 +293,7 @@ def _kubeconfig(given: Path | None) -> Credentials:
 
 
 async def _on_thread(function: Callable[[P], T], argument: P) -> T:
-    """For what takes long or may hang; the call's deadline holds for it too."""
+    """For what may hang; the call's deadline holds for it too."""
     return await asyncio.get_running_loop().run_in_executor(
         DaemonThread("npu-api"), function, argument
     )
@@ -354,7 +328,6 @@ def _sent(
 
 
 async def _body(response: ClientResponse, most: int) -> bytes:
-    """The body, or its first `most` bytes."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -364,11 +337,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
 
 
 def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
-    """The object that an answer holds.
-
-    Raises:
-        ApiError: it holds none of the kind asked for.
-    """
+    """The object that an answer holds; raises ApiError if it is not of the kind asked for."""
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
     else:
@@ -388,11 +357,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
 
 
 def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
-    """One event of a watch.
-
-    Raises:
-        ApiError: it says that the watch has failed, or is none.
-    """
+    """One event of a watch; raises ApiError if it says that the watch has failed, or is none."""
     try:
         event = decode(line, WatchEvent)
     except InvalidJsonError as error:

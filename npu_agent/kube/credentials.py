@@ -10,7 +10,7 @@ from npu_agent.text import one_line
 
 
 class CredentialsError(ApiError):
-    """There are none that can be used: which were tried, and what is wrong with them."""
+    """No usable credentials: which were tried, and what is wrong."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy, kind=Kind.CREDENTIALS)
@@ -21,25 +21,23 @@ class Credentials:
     """What a connection to the API server is made with."""
 
     server: str
-    """Its URL."""
     source: str
     """Where all this comes from, for messages."""
     authorization: str | None = field(default=None, repr=False)
     """The header of that name."""
     rotates: bool = False
-    """Whether `authorization` is replaced on disk now and then, without notice."""
+    """Whether `authorization` is replaced on disk without notice."""
     ca: str | None = None
-    """A file with certificate authorities; None: those of this system."""
+    """A file with certificate authorities; None: the system's."""
     certificate: str | None = None
-    """A file with the client's certificate."""
+    """A file."""
     key: str | None = None
-    """A file with its key; None: it is in the same file."""
+    """A file; None: it is in that of the certificate."""
     verify: bool = True
-    """Whether the server's certificate is checked."""
     server_name: str | None = None
-    """The name in the server's certificate, if it is not that of the URL."""
+    """The name in the server's certificate, if not that of the URL."""
     proxy: str | None = None
-    """The URL of the proxy on the way."""
+    """Its URL."""
 
     @property
     def proxy_address(self) -> str | None:
@@ -62,7 +60,7 @@ def checked(authorization: str, source: str) -> str:
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
-    """How to speak TLS; reads files, and for the system's authorities takes up to 0.3 s.
+    """How to speak TLS; reads files, up to 0.3 s for the system's authorities.
 
     Raises:
         CredentialsError: a file with a certificate or key is missing or damaged.

@@ -28,7 +28,7 @@ IS_IT_KUBERNETES = "is that a Kubernetes API server, or a proxy's page?"
 
 
 class Kind(enum.Enum):
-    """What went wrong, as far as it matters for what to do about it."""
+    """What went wrong, as far as the remedy depends on it."""
 
     UNREACHABLE = "unreachable"
     """No connection, or it broke."""
@@ -45,7 +45,7 @@ class Kind(enum.Enum):
     TOO_MANY = "too_many"
     SERVER = "server"
     REFUSED = "refused"
-    """The HTTP statuses 401, 403, 404, 409, 429, all 5xx, and any other 4xx: refused for good."""
+    """The other statuses, by `_BY_STATUS`; this one is any other 4xx."""
 
 
 _UNKNOWN = (
@@ -83,16 +83,11 @@ _KNOWN = frozenset(HTTPStatus)
 
 
 class ApiError(Exception):
-    """A call to the API server failed.
+    """A call to the API server failed; ``str(error)`` is `what` and the remedy in one line.
 
-    ``str(error)`` is one line: `what`, and the remedy.
-
-    Attributes:
-        what: what was tried, and what came back.
-        remedy: what to do about it; empty where `what` has it all.
-        kind: see Kind.
-        status: the HTTP status; None if there was none.
-        retry_after: the seconds to wait that the server asks for, 300 at most; None if it does not.
+    Attributes:     what: what was tried, and what came back.     remedy: empty where `what` has it
+    all.     kind: see Kind.     status: of HTTP; None: no answer.     retry_after: seconds to wait,
+    as the server asks, 300 at most.
     """
 
     def __init__(
@@ -126,12 +121,11 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 def server(credentials: Credentials | None) -> str:
-    """The API server's URL, once that is known."""
     return credentials.server if credentials else "the API server"
 
 
 def retry_after(value: str | None) -> float | None:
-    """The seconds of a Retry-After header, 300 at most; None if it has none, or a date."""
+    """The seconds of a Retry-After header, 300 at most; None: none, or a date."""
     if value is None or not re.fullmatch(r"[0-9]{1,20}", value.strip(), re.ASCII):
         return None
     return min(float(value), LONGEST_WAIT)
@@ -144,15 +138,7 @@ def answered(
     body: bytes,
     credentials: Credentials | None,
 ) -> ApiError:
-    """What an HTTP status other than 2xx means.
-
-    Args:
-        request: what was tried.
-        status: it.
-        headers: of the answer, whatever their case.
-        body: the beginning of it is enough.
-        credentials: what the request was sent with.
-    """
+    """What an HTTP status other than 2xx means; the beginning of the body is enough."""
     try:
         said = one_line(decode(body, _Status).message)
     except InvalidJsonError:  # a proxy's page
@@ -173,7 +159,6 @@ def answered(
 
 
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
-    """What an exception of aiohttp, ssl or the operating system means."""
     import aiohttp
 
     kind, why = Kind.UNREACHABLE, one_line(error)

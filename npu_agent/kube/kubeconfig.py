@@ -1,8 +1,7 @@
 """Credentials of a kubeconfig, by kubernetes_asyncio: contexts, login programs, certificates.
 
-For the commands that people run, and for hosts without a service account. Importing the library
-takes half a second and 37 MB (all of Kubernetes' models), so this module is imported only when
-there is a kubeconfig to load; in the agent's Pod there is none.
+Imported only where there is a kubeconfig to load, not in the agent's Pod: the library takes half a
+second and 37 MB (all of Kubernetes' models).
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ _THIS_HOST = ("localhost", "127.0.0.1", "::1")
 
 
 def load(paths: str) -> Credentials:
-    """The credentials of a kubeconfig's current context; blocks while a login program runs.
+    """The current context's credentials; blocks while a login program runs.
 
-    Args:
-        paths: with a colon between two, as in $KUBECONFIG.
+    `paths` are separated by colons, as in $KUBECONFIG.
 
     Raises:
         CredentialsError: it cannot be used.
@@ -64,10 +62,7 @@ def load(paths: str) -> Credentials:
 def _proxy(server: str) -> str | None:
     """The proxy's URL by HTTPS_PROXY, HTTP_PROXY and NO_PROXY (names, no address ranges).
 
-    Not by aiohttp's `trust_env`, which would also send what ~/.netrc has for the server.
-
-    Raises:
-        ValueError: `server` is no URL.
+    Not by aiohttp's `trust_env`, which would also send what ~/.netrc has; raises ValueError.
     """
     url = urlsplit(server)
     host = url.hostname or ""

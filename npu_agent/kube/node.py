@@ -24,7 +24,7 @@ class _Fields(msgspec.Struct, frozen=True):
 
 
 class Manager(msgspec.Struct, frozen=True):
-    """An owner of fields: an entry of managedFields, of k8s.io/apimachinery (FieldsV1)."""
+    """An entry of managedFields (k8s.io/apimachinery, FieldsV1)."""
 
     manager: str = ""
     operation: str = ""
@@ -33,7 +33,6 @@ class Manager(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> frozenset[str]:
-        """The keys of the labels that it owns."""
         keys = self.fields.metadata.labels
         return frozenset(key.removeprefix("f:") for key in keys if key.startswith("f:"))
 
@@ -46,15 +45,14 @@ class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
     """Another one if the Node was deleted and created again."""
     resource_version: str
     labels: dict[str, str] = {}
-    """All of them, whoever applied them."""
     annotations: dict[str, str] = {}
     managed_fields: tuple[Manager, ...] = ()
 
     @property
     def applied(self) -> frozenset[str]:
-        """The keys of labels that this agent, or one before it, put there by server-side apply.
+        """The keys of labels that this agent, or an earlier one, has applied.
 
-        What we have by Update, or of a subresource, is another owner's: an apply leaves it alone.
+        What we have by Update, or of a subresource, is another owner's.
         """
         ours = (FIELD_MANAGER, "Apply", "")
         return frozenset[str]().union(
@@ -116,11 +114,11 @@ CONDITION_MANAGER = "npu-agent-condition"
 _TRIES = 20
 """To change an annotation while others change the Node."""
 _FROM_CACHE = {"resourceVersion": "0"}
-"""Any version will do: the API server answers from its cache."""
+"""Any version: the API server answers from its cache."""
 
 
 async def read(api: Api, name: str) -> NodeMeta:
-    """The Node's metadata, from the API server's cache: it may be a moment old."""
+    """The Node's metadata, from the API server's cache."""
     request = Request(
         verb="get",
         kind="Node",
@@ -133,7 +131,7 @@ async def read(api: Api, name: str) -> NodeMeta:
 
 
 async def read_whole(api: Api, name: str, *, fresh: bool = False) -> Node:
-    """The Node with its status, from the API server's cache unless it has to be `fresh`."""
+    """The Node with its status, from the cache unless `fresh`."""
     query = {} if fresh else _FROM_CACHE
     request = Request(verb="get", kind="Node", name=name, answer=Node, query=query)
     return await api.ask(request)
@@ -142,12 +140,11 @@ async def read_whole(api: Api, name: str, *, fresh: bool = False) -> Node:
 async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
     """Makes `labels` what the agent owns on this Node; returns the Node after that.
 
-    Keys that it applied before and that are not among them are removed; a key that somebody else
-    set is taken over; all other keys stay as they are. An apply that changes nothing writes
-    nothing. It never creates a Node: the uid has to be that of an existing one.
+    Keys that it applied before are removed, keys of others are taken over, and the rest stays. An
+    apply that changes nothing writes nothing. It never creates a Node, which has another uid.
 
     Raises:
-        ApiError: of any kind; CONFLICT if the Node was deleted or created again.
+        ApiError: CONFLICT if the Node was deleted or created again.
     """
     metadata: dict[str, Any] = {"name": node.name, "uid": node.uid}
     if labels:  # an empty object would be owned too, and would stay behind
@@ -167,9 +164,6 @@ async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
     """Makes these the conditions that the agent owns on this Node; all others stay.
 
     Their field manager is not that of the labels. An apply to the status never creates a Node.
-
-    Raises:
-        ApiError: of any kind.
     """
     body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     if conditions:

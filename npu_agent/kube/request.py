@@ -25,7 +25,7 @@ _PLACES = {
     "SubjectAccessReview": ("/apis/authorization.k8s.io/v1", "subjectaccessreviews"),
     "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
 }
-"""By kind: the API group's path, and RBAC's word for it."""
+"""By kind: the API group's path, and RBAC's word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Request(Generic[T]):
     merge patch."""
     kind: str
     answer: type[T]
-    """The type that the answer is read as, by `npu_agent.typedjson`."""
+    """Read by `npu_agent.typedjson`."""
     name: str = ""
     namespace: str = ""
     subresource: str = ""
@@ -48,11 +48,10 @@ class Request(Generic[T]):
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     largest: int = LARGEST_OBJECT
-    """Bytes that the answer may have."""
+    """Bytes of the answer."""
 
     @property
     def path(self) -> str:
-        """Of the object or its collection; nothing in a name leaves its place in it."""
         group, resource = _PLACES[self.kind]
         names = ("namespaces", self.namespace) if self.namespace else ()
         parts = (*names, resource, *filter(None, [self.name]))

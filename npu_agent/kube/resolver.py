@@ -1,7 +1,7 @@
 """Names to addresses for aiohttp, which is imported with this module.
 
-aiohttp's own resolver asks on asyncio's default executor, whose threads are waited for at the exit:
-with a DNS server that never answers, the process would end after 16 s.
+aiohttp's own resolver has asyncio's default executor, which the exit waits for: 16 s with a DNS
+server that never answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """See `aiohttp.abc.AbstractResolver`."""
         ask = partial(
             socket.getaddrinfo,
             host,

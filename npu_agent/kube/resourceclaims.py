@@ -16,8 +16,8 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
 """Of an object, a pool or a device: it is part of messages."""
 _Uid = Annotated[str, msgspec.Meta(pattern=rf"^{UID}\Z")]
 _Request = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(/.*)?\Z")]
-"""A name, and after a slash the alternative that a prioritized list chose. The name is part of that
-of a CDI device."""
+"""A name, part of a CDI device's, and after a slash the alternative that a prioritized list
+chose."""
 
 
 class _Toleration(msgspec.Struct):
@@ -81,11 +81,7 @@ class _ResourceClaim(msgspec.Struct):
 
 
 def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
-    """A ResourceClaim as the API server answers it; of its devices, those of this driver.
-
-    Raises:
-        InvalidJsonError: it lacks something, or has it in another form.
-    """
+    """A ResourceClaim with this driver's devices; raises InvalidJsonError if it is malformed."""
     found = typedjson.convert(answer, _ResourceClaim)
     status = found.status or _Status()
     devices = (status.allocation and status.allocation.devices) or _Devices()
@@ -119,17 +115,7 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
 async def get(
     api: Api, namespace: str, name: str, *, deadline: float | None = None
 ) -> dict[str, Any]:
-    """A claim as the API server has it; `claim_of` reads it.
-
-    Args:
-        api: the API server.
-        namespace: the claim's.
-        name: the claim's.
-        deadline: seconds that it may take; None: as long as any call.
-
-    Raises:
-        ApiError: of any kind; NOT_FOUND if there is no such claim.
-    """
+    """A claim as the API server has it; raises ApiError."""
     request = Request(
         verb="get",
         kind="ResourceClaim",
@@ -141,23 +127,14 @@ async def get(
 
 
 async def device_class(api: Api, name: str) -> dict[str, Any]:
-    """A DeviceClass, which claims name.
-
-    Raises:
-        ApiError: of any kind; NOT_FOUND if there is no such class.
-    """
+    """A DeviceClass; raises ApiError."""
     return await api.ask(Request(verb="get", kind="DeviceClass", name=name, answer=dict[str, Any]))
 
 
 async def device_classes(api: Api) -> list[dict[str, Any]]:
-    """All DeviceClasses."""
     return (await api.ask(Request(verb="list", kind="DeviceClass", answer=_Classes))).items or []
 
 
 async def served(api: Api) -> bool:
-    """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on.
-
-    Raises:
-        ApiError: of any kind but NOT_FOUND.
-    """
+    """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
     return await api.exists(Request(verb="get", kind="APIResourceList", answer=dict))

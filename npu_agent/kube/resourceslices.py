@@ -18,9 +18,8 @@ from npu_agent.typedjson import InvalidJsonError, convert
 Slice = Mapping[str, Any]
 
 _LARGEST_LIST = 16 * 2**20
-"""Bytes: 170 cards of eight cores that are offered in parts are 2 MiB. It is read whole, since
-pages of it (``limit``) would have API servers before 1.36 read the slices of all nodes from
-etcd."""
+"""Bytes: 170 cards of eight cores in parts are 2 MiB. Read whole: for pages (``limit``) API servers
+before 1.36 read the slices of all nodes from etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Listing:
     slices: Mapping[str, Slice]
     """By name."""
     resource_version: str
-    """Of that moment: a watch begins there."""
+    """A watch begins there."""
 
 
 # What is read of a slice, which travels as it is: it is compared with what was sent, field by
@@ -67,11 +66,7 @@ class _List(Versioned, frozen=True):
 
 
 async def read(api: Api, node: str | None, driver: str) -> Listing:
-    """The slices of a driver on a node; None: on all nodes.
-
-    Raises:
-        ApiError: of any kind; NOT_FOUND if the API server does not serve resource.k8s.io/v1.
-    """
+    """The slices of a driver on a node, or on all; NOT_FOUND without resource.k8s.io/v1."""
     request = Request(
         verb="list",
         kind="ResourceSlice",
@@ -93,10 +88,7 @@ def watch(
 
 
 async def apply(api: Api, slice_: Slice) -> Slice:
-    """Creates or changes a slice by server-side apply; returns it as it then is.
-
-    One that changes nothing writes nothing.
-    """
+    """Creates or changes a slice by server-side apply; returns it. No change writes nothing."""
     name = slice_["metadata"]["name"]
     request = Request(
         verb="apply", kind="ResourceSlice", name=name, answer=dict[str, Any], body=slice_
@@ -117,21 +109,13 @@ async def dry_run(api: Api, slice_: Slice) -> dict[str, Any]:
 
 
 async def delete(api: Api, name: str) -> bool:
-    """Deletes a slice; returns whether there was one.
-
-    Raises:
-        ApiError: of any kind but NOT_FOUND.
-    """
+    """Deletes a slice; returns whether there was one."""
     # The API server answers with what it has deleted.
     return await api.exists(Request(verb="delete", kind="ResourceSlice", name=name, answer=dict))
 
 
 def _checked(request: Request[Any], found: dict[str, Any], as_: type[Any]) -> dict[str, Any]:
-    """`found` as it is, once it has what is read of it.
-
-    Raises:
-        ApiError: it has not.
-    """
+    """`found`, or an ApiError if it lacks what is read of it."""
     try:
         convert(found, as_)
     except InvalidJsonError as error:

@@ -51,29 +51,21 @@ class Served:
     """The names under which this agent hands out cores."""
 
     resources: Collection[str]
-    """Of the device plugin."""
     drivers: Collection[str]
-    """Of DRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of an allocation store, in seconds, and its clock.
-
-    An Allocate takes `holder_ends` at most; the kubelet starts no other Pod meanwhile.
-    """
+    """Seconds, and the clock. While an Allocate waits for `holder_ends`, no other Pod starts."""
 
     answer: float = 6.0
-    """To wait for the kubelet to say who holds what; it has 5 s (`podresources.DEADLINE`)."""
+    """For the kubelet to say who holds what: more than `podresources.DEADLINE`."""
     last_answer: float = 0.2
-    """The same as the agent ends."""
     holder_ends: float = HOLDER_ENDS
     """For which an Allocate waits for the Pod that had the device before."""
     holder_ends_every: float = 0.1
-    """Between two checks whether it has ended."""
     restart: float = 30.0
-    """After a restart of the kubelet, for which it may list fewer Pods than run: it asks the API
-    server which Pods it has."""
+    """After a restart of the kubelet, which may list fewer Pods than run until it knows its own."""
     clock: Callable[[], float] = time.monotonic
     """The one of `Holdings.asked_at`."""
 
@@ -81,8 +73,7 @@ class Timing:
 class AllocationStore:
     """Reconciles, persists and changes the ledger for the two APIs that hand out cores.
 
-    `states` is the ledger after each change, and `prepared` of it the claims that are prepared, by
-    UID; `usages` is who holds which cores, for people and metrics.
+    `states` has the ledger after each change, and `usages` who holds which cores, for people.
     """
 
     def __init__(
@@ -95,11 +86,11 @@ class AllocationStore:
         ledger: Feed[Ledger],
         timing: Timing | None = None,
     ) -> None:
-        """Nothing is written before `renew`.
+        """Writes nothing before `renew`.
 
         Args:
             snapshots: the cards.
-            pod_resources: who is asked who holds what.
+            pod_resources: asks the kubelet.
             served: the names under which cores are handed out.
             directory: the kubelet's device-plugins directory.
             ledger: with the record of an agent before this one; published to.
@@ -108,15 +99,12 @@ class AllocationStore:
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
         self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)
-        """The cards that a ResourceSlice may have, by ID."""
         self.asked: Feed[bool] = Feed(False)
-        """Whether the kubelet was asked who holds what; it may not have said."""
+        """Whether the kubelet was asked who holds what; it may not have answered."""
         self.usages: Feed[tuple[Usage, ...]] = Feed(())
         self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
-        """The drivers of claims that containers use and no record has: their cores are not
-        known until `rebuilt`."""
+        """Drivers of claims in use that no record has: their cores are unknown until `rebuilt`."""
         self.answers = pod_resources.holdings
-        """What the kubelet has said last."""
         self._snapshots = snapshots
         self._pod_resources = pod_resources
         self._served = served
@@ -124,54 +112,46 @@ class AllocationStore:
         self._clock = self._timing.clock
         self._record = RecordFile(directory, self._clock)
         self._read = False
-        """Whether what was there before this agent has been read."""
         self._answered_at = 0.0
         """When the answer was asked for that the ledger has."""
         self._away = False
-        """Whether pod-resources has not answered since its last answer."""
         self._owner = False
         self._closed = False
-        """Whether the agent ends: the node does not become its own again."""
         self._unchecked = False
-        """Whether the record that was on disk was not compared yet with what containers use: it
-        may be lost, or an older one that was put back; until `rebuilt`."""
+        """Whether the record that was found is still to be compared with what containers use: it
+        may be an older one that was put back."""
         self._saving = asyncio.Lock()
 
     @property
     def owned(self) -> bool:
-        """Whether the node is this agent's, so that what it notes is on disk for the next one."""
+        """Whether the node is this agent's; only then is its record the one on disk."""
         return self._owner
 
     @property
     def why_not_owned(self) -> str:
-        """The reason, where it is not."""
         return _ENDING if self._closed else _NOT_OURS
 
     @property
     def unchecked(self) -> bool:
-        """Whether claims may be in use that are not in the record of an agent before this one."""
+        """Whether claims may be in use that an earlier agent's record lacks."""
         return self._unchecked or self._ledger.unreadable is not None
 
     def rebuilt(self) -> None:
-        """Called when all claims that are in use are known."""
         self._unchecked = False
         self.update()
 
     def disowned(self) -> None:
-        """Called when the node may be another agent's: what is on disk is that one's."""
+        """Called when the node may be another agent's, and the record too."""
         self._owner = False
         self._pod_resources.ask()
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
-        """Which containers use which claims, as pod-resources says; None if it does not answer."""
+        """Which containers use which claims; None if pod-resources does not answer."""
         answer = self.answers.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
 
     async def containers_of(self, namespace: str, claim: str, deadline: float) -> list[set[str]]:
-        """For each Pod that names a claim, which of its containers do; as pod-resources says now.
-
-        Empty if it does not say that within `deadline` seconds.
-        """
+        """By Pod, its containers that name a claim; empty without an answer in time."""
         pods: dict[str, set[str]] = {}
         for use in (await self._answer(deadline)).claim_uses:
             if (use.claim_namespace, use.claim_name) == (namespace, claim):
@@ -179,16 +159,14 @@ class AllocationStore:
         return list(pods.values())
 
     async def run(self) -> None:
-        """Follows hardware and pod-resources until cancelled."""
         async for _ in changes_of(self._snapshots, self._pod_resources.holdings):
             self.update()
 
     async def renew(self) -> None:
-        """Called by each that serves, when the node is this agent's: maybe it was another one's.
+        """Called by each session and driver when the node is this agent's.
 
-        What is known of who holds what may be older than the other one's last Allocate or Prepare:
-        its record is read, and the kubelet is asked again. Where the record is still this agent's
-        own, or the node is, what is known is newer than the disk.
+        Another agent may have served it in between: its record is read, unless it is still our own,
+        and the kubelet is asked again.
         """
         async with self._saving:  # which would write over what is to be read
             if not self._owner:
@@ -206,13 +184,12 @@ class AllocationStore:
         self.update()
 
     def ask(self) -> None:
-        """Has the kubelet asked again who holds what; `states` has what its answer changes."""
         self._pod_resources.ask()
 
     def update(self) -> Conflicts:
-        """Reconciles with the latest answer of pod-resources; returns what must not be handed out.
+        """Reconciles with the latest answer of pod-resources.
 
-        What it returns holds until the next await.
+        Returns what must not be handed out, true until the next await.
         """
         cards = self._cards()
         answer = self.answers.value
@@ -251,28 +228,20 @@ class AllocationStore:
         return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
 
     def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
-        """Notes what the device plugin is about to offer, by resource; `save` it before."""
         if self._owner:
             self.states.publish(self._ledger.with_offer(devices, self._snapshots.value.cards))
 
     def held_by_containers(self, pool: Collection[str]) -> Callable[[Device], str | None]:
         """Why a device must not be allocated to a claim although the scheduler takes it for free.
 
-        A container has its cores without a claim, or by one for a device that the pool, of which
-        these are the names, does not have now: cards are no longer cut, or called otherwise.
+        A container has its cores without a claim, or by a device that is not in `pool` now: cards
+        are no longer cut, or have other names.
         """
         conflicts = self._ledger.conflicts(self._cards(), without=pool)
         return lambda device: conflicts.against(None, device)
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
-        """As `grant`, once the Pods that had the devices before have ended, if that is soon.
-
-        The kubelet gives away what a Pod had that was deleted by force, while its containers run.
-        It starts no other Pod while it waits for this, 10 s at most.
-
-        Raises:
-            RefusalError: as `grant`.
-        """
+        """As `grant`, after the orphaned Pods that had the devices have ended: 10 s at most."""
         noted = await self._pod_resources.pods.device_holders()
         self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
         holds = []
@@ -293,14 +262,14 @@ class AllocationStore:
         self.grant(resource, devices)
 
     def _orphans_have(self, devices: Iterable[Device]) -> bool:
-        """Whether a Pod that the kubelet no longer lists still has one of these devices."""
+        """Whether an orphaned Pod still has one of these devices."""
         orphans = Ledger(orphans=self._ledger.orphans).conflicts(self._cards())
         return any(orphans.against(None, device) for device in devices)
 
     async def _mark_orphaned(
         self, holds: Collection[Allocation], *, by_claim: bool = False
     ) -> None:
-        """Notes which Pods of these live on although what they hold is free for the kubelet."""
+        """Notes which Pods of these run although what they hold is free for the kubelet."""
         if living := await self.running(_NONE.union(*(hold.pod_uids for hold in holds))):
             now, ledger = self._clock(), self._ledger
             for hold in holds:
@@ -308,11 +277,9 @@ class AllocationStore:
             self._live_on(ledger)
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
-        """Those of the Pods of which any process runs."""
         return await self._pod_resources.pods.running(uids)
 
     def _live_on(self, ledger: Ledger) -> None:
-        """Takes over a ledger in which Pods live on that the kubelet has forgotten."""
         before = self._ledger.orphans
         self.states.publish(ledger)
         self._log_ending(before)
@@ -330,11 +297,10 @@ class AllocationStore:
             log.info("these containers have ended, or are listed again", uid=uid)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
-        """Notes that a container is given these devices; called before it is.
+        """Notes that a container is about to be given these devices.
 
         Raises:
-            RefusalError: another holder has cores or nodes of one of them; or the agent ends, and
-                the next one would not know.
+            RefusalError: another holder has cores or nodes of one of them, or the agent ends.
         """
         if self._closed:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
@@ -360,7 +326,6 @@ class AllocationStore:
         self._pod_resources.ask_soon()
 
     async def replacing(self, claim: PreparedClaim) -> None:
-        """Notes which Pods live on with what a claim has until now; called before `prepare`."""
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.running(before.pod_uids)
@@ -369,11 +334,9 @@ class AllocationStore:
                 self._live_on(ledger)
 
     def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
-        """Notes that a claim is prepared; called before its Pods get anything, and then `saved`.
+        """Notes that a claim is prepared; to be `saved` before its Pods get anything.
 
-        Args:
-            claim: with the footprints of its devices as they are now.
-            devices: those of them that are for the claim's Pods alone.
+        `devices` are those that are for the claim's Pods alone.
 
         Raises:
             RefusalError: another holder has cores or nodes of one of them.
@@ -390,24 +353,18 @@ class AllocationStore:
         self.states.publish(self._ledger.with_claim(claim))
 
     async def outlive(self, uid: str) -> None:
-        """Notes which Pods of a claim live on although it is about to be unprepared."""
         claim = self._ledger.prepared.get(uid)
         if claim and (hold := claim.allocation()):
             await self._mark_orphaned([hold], by_claim=True)
 
     def unprepare(self, uid: str) -> None:
-        """Notes that no Pod uses a claim any more; one that is unknown is none."""
         self.states.publish(self._ledger.without_claim(uid))
 
     def slicing(self, driver: str, cards: Iterable[CardState]) -> bool:
-        """Notes cards that are about to be published in slices; returns whether any is new.
-
-        To be called in the moment of the decision, and `saved` before they are published.
-        """
+        """Notes cards for slices, to be `saved` first; returns whether any is new."""
         return self.states.publish(self._ledger.with_published(driver, cards))
 
     def unsliced(self, ids: Collection[str]) -> None:
-        """Notes that the API server has confirmed the slices without these cards."""
         self.states.publish(self._ledger.without_published(ids))
 
     def held_by(self, cards: Iterable[CardState]) -> dict[str, str]:
@@ -420,23 +377,18 @@ class AllocationStore:
         return found
 
     def kubelet_lost(self) -> None:
-        """Called when the kubelet dropped our devices: it may have been restarted."""
+        """Called when the kubelet dropped our devices: it may have restarted."""
         self._pod_resources.ask_soon()
         self.states.publish(self._ledger.with_grace_period(self._clock() + self._timing.restart))
 
     def close(self) -> None:
-        """From now on the node is not this agent's: nothing is granted, prepared or written.
-
-        Needs no lock: what holds one may wait for a disk.
-        """
+        """Ends all grants and writes from now on; takes no lock, which may wait for a disk."""
         self._owner, self._closed = False, True
 
     async def end(self) -> bool:
-        """Called when the agent is about to end, while the node is still its own.
+        """Removes the record if nothing is held; returns whether that is so.
 
-        What the disk has for the next agent is of no use if no container holds a device: a node
-        whose agent was removed is as clean as before. Takes 0.2 s, or as long as the disk. Returns
-        whether nothing is held, so that others may clean up as well.
+        A node whose agent was removed is as clean as before. Takes 0.2 s, and what the disk takes.
         """
         if not self._owner:
             return False
@@ -458,7 +410,6 @@ class AllocationStore:
             return True
 
     async def save(self) -> None:
-        """Writes the ledger if the disk has another one."""
         async with self._saving:
             if self._owner:
                 await self._record.write(encode(self._ledger))
@@ -467,8 +418,7 @@ class AllocationStore:
         """Returns when the disk has all that is known now.
 
         Raises:
-            OSError: it cannot be written, and the message says what and where; or the node is no
-                longer this agent's.
+            OSError: it cannot be written, or the node is no longer this agent's.
         """
         self._record.try_now()
         await self.save()
@@ -484,7 +434,7 @@ class AllocationStore:
     def _check(
         self, conflicts: Conflicts, holder: Holder, device: Device, pods: Collection[str] = ()
     ) -> None:
-        """Raises RefusalError if the device is not free for this holder, or its Pods, by UID."""
+        """Raises RefusalError if the device is not free for this holder and these Pods."""
         kind, reason = Refusal.HELD, conflicts.against(holder, device, pods)
         card = device.card
         if not any(
@@ -501,7 +451,6 @@ class AllocationStore:
         return [state.card for state in self._snapshots.value.cards]
 
     async def _answer(self, deadline: float) -> Holdings:
-        """What pod-resources says now; the last known if there is no answer within `deadline`."""
         now, holdings = self._clock(), self._pod_resources.holdings
         self._pod_resources.ask()
         with contextlib.suppress(TimeoutError):

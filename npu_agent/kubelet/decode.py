@@ -1,9 +1,8 @@
 """Reads what the kubelet answers when asked who holds what, and what it can hand out.
 
-Plain reading of protobuf, of the fields that name a device and its holder; others are skipped.
-betterproto takes 0.1 ms for each device, which on a full node would be 4 % of a core for ever.
-Message and field numbers: protos/podresources.proto. The wire format:
-https://protobuf.dev/programming-guides/encoding/.
+Plain reading of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), of the
+fields that name a device and its holder: betterproto takes 0.1 ms for each device, on a full node 4
+% of a core. Field numbers: protos/podresources.proto.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 
 MOST = 1 << 15
-"""Devices that an answer may list: it bounds memory. A node has some hundreds; with time-sliced
-ones, thousands."""
+"""Devices that an answer may list: it bounds memory. A node has some hundreds; time-sliced,
+thousands."""
 
 Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
@@ -26,10 +25,9 @@ _Message = dict[int, list[bytes]]
 def read_list(answer: bytes) -> Listed:
     """The devices and claims in a ListPodResourcesResponse, sorted, each one once.
 
-    The kubelet lists a device once for each NUMA node it is near to, one of a claim once more for
-    each time that it has prepared the claim, and everything in an order that changes each time. A
-    device of a claim is known by its pool and name: of the CDI names that come with it, some are
-    other devices' (kubelet 1.36).
+    The kubelet lists a device once for each near NUMA node, one of a claim once for each prepare,
+    and all in an order that changes. A claim's device is known by pool and name: some of its CDI
+    names are other devices' (kubelet 1.36).
 
     Raises:
         ValueError: the answer is broken, or has more than `MOST` devices.
@@ -47,11 +45,7 @@ def read_list(answer: bytes) -> Listed:
 
 
 def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
-    """The device IDs of each resource in an AllocatableResourcesResponse: what can be handed out.
-
-    Raises:
-        ValueError: as `read_list`.
-    """
+    """The device IDs of each resource in an AllocatableResourcesResponse; raises as `read_list`."""
     found: dict[str, set[str]] = {}
     for resource, id_ in _devices(_message(answer).get(1, ())):
         found.setdefault(resource, set()).add(id_)
@@ -59,7 +53,7 @@ def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
 
 
 def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
-    """The resource and the ID of each device in these ContainerDevices."""
+    """Resource and ID of each device."""
     for devices in map(_message, messages):
         resource = _text(devices, 1)
         for id_ in devices.get(2, ()):
@@ -67,7 +61,7 @@ def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
 
 
 def _claimed(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, ...]]:
-    """Namespace and name of the claim, driver, pool and name of each device in DynamicResources."""
+    """Namespace and name of the claim, driver, pool and name of each device."""
     for claim in map(_message, messages):
         # A claim that is not prepared yet has no devices, and which containers name it matters.
         for device in map(_message, claim.get(4) or [b""]):
@@ -105,7 +99,6 @@ def _message(data: bytes) -> _Message:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

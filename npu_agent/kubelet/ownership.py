@@ -2,16 +2,14 @@
 
 Why a lock: the kubelet lets anyone register a resource again, and drops the newer of two
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
-agents would take it from each other for ever; and under two resource names they would hand out
-the same cards twice. With the lock the second one waits, reports who owns the node, and takes over
-within milliseconds of the first one's end, however it ended: the kernel releases the lock of a
-dead process.
+agents would take it from each other for ever, or hand out the same cards under two names. The
+kernel releases the lock of a dead process.
 
-A kubelet needs up to a second to find a DRA driver. So an owner that is asked to end signs that it
-ends, and goes on until the next one is registered (`Ownership.hand_over`). That one has a lock on a
-byte of the same file until then, by which the owner sees that there is one. It does not register
-earlier: where two agents were installed, each claim would wait for the one that never owns the
-node. Of several that wait the one with a lock on another byte is the next.
+A kubelet needs up to a second to find a DRA driver. So an owner that ends signs that it does, and
+waits for the next one to register (`Ownership.hand_over`), which has a byte of the file locked
+until then. Of several that wait, the one with the lock on another byte is the next. Earlier than
+that none registers: if two agents were installed, each claim would wait for one that never owns the
+node.
 """
 
 from __future__ import annotations
@@ -45,16 +43,14 @@ class Timing:
     """The times of an ownership, in seconds."""
 
     try_every: float = 0.02
-    """Between attempts: a few system calls, which only an agent that stands by makes."""
     settle: float = 0.02
-    """From the end of the owner before us to our turn. A kubelet that has not put the owner's
-    stream away yet would take our registration for it and drop it."""
+    """From the end of the owner before us to our turn: a kubelet that has not put its stream away
+    yet would take our registration for it and drop it."""
     hand_over: float = HAND_OVER
     others: float = 4.0
     """Of these, after which a part that comes last registers although others have not."""
     long: float = 60.0
-    """After which it is worth a warning that another agent serves the node: no rollout takes so
-    long."""
+    """Until a warning that another agent serves the node; no rollout takes so long."""
 
 
 def lock_path(directory: Path) -> Path:
@@ -67,7 +63,7 @@ async def _nothing() -> None:
 
 
 class Ownership:
-    """One agent's claim to serve the devices of its node; all its sessions share it."""
+    """One agent's claim to serve the devices of its node; shared by its sessions."""
 
     def __init__(
         self,
@@ -79,7 +75,7 @@ class Ownership:
 
         Args:
             directory: the kubelet's device-plugins directory.
-            lost: called when the node was this agent's, and another one may have it now.
+            lost: called when another agent may have the node that was ours.
             timing: all times.
         """
         self._timing = timing
@@ -88,15 +84,13 @@ class Ownership:
         self._descriptor = -1
         self._users = 0
         self._held: tuple[int, int] | None = None
-        """Which lock file was held last."""
         self._ours_since = ""
-        """Since when the file is signed; "" as long as it is not."""
+        """When the file was signed; "": not yet."""
         self._owner: str | None = None
-        """Whom we wait for."""
         self._since: float | None = None
-        """Since when, by the loop's time, as long as there has been no warning of it."""
+        """Since when we wait, by the loop's time; None once there was a warning."""
         self._unregistered = {False: 0, True: 0}
-        """How many of our users wait and have not registered; True: those that come last."""
+        """How many of our users wait and have not registered, by `last`."""
         self._owns = False
 
     @contextlib.asynccontextmanager
@@ -107,14 +101,15 @@ class Ownership:
         *,
         last: bool = False,
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Owns the node's devices while the context is open; waits for it as long as it takes.
+        """Owns the node's devices while the context is open; waits for that without a limit.
 
-        `waiting` is called with the present owner, and with None once they are ours. `register` is
-        awaited, once, when the present owner is about to end; it needs a deadline of its own. With
-        `last` that is when all others are registered, or have had `Timing.others` seconds: calls
-        that come to a registered part are held until the node is ours.
-        Yields a function that returns whether the lock still counts: the directory may have been
-        wiped.
+        Yields a function that returns whether the lock still counts: the directory may be wiped.
+
+        Args:
+            waiting: called with the present owner, and with None once the node is ours.
+            register: awaited once when the present owner is about to end, with its own deadline.
+            last: whether to register after the others, or `Timing.others` seconds: calls that come
+                to a registered part are held until the node is ours.
 
         Raises:
             OSError: the lock cannot be made.
@@ -146,7 +141,7 @@ class Ownership:
                 self._release()
 
     async def hand_over(self) -> None:
-        """Waits, if another agent stands by, until it is registered; called when this one ends."""
+        """Waits, if another agent stands by, until it is registered."""
         if not self._owns or not _registers(self._descriptor):
             return
         self._sign(ends=True)
@@ -165,7 +160,6 @@ class Ownership:
         waited = registered = False
         now = asyncio.get_running_loop().time
         since: float | None = None
-        """Since when the owner is about to end."""
         try:
             while not (following := self._owns or _lock_byte(self._descriptor, _NEXT)) or (
                 not self._owned()
@@ -198,7 +192,7 @@ class Ownership:
         return waited
 
     def _open(self) -> None:
-        """Opens the file that is there now, if we have not; it is made if there is none."""
+        """Opens, or makes, the file that is there now."""
         if self._descriptor != -1 and _is_at(self._path, self._descriptor):
             return
         fresh = files.regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
@@ -207,10 +201,7 @@ class Ownership:
         self._descriptor, self._ours_since = fresh, ""
 
     def _owned(self) -> bool:
-        """Whether the lock is ours now.
-
-        It counts only on the file that is there: an owner takes its file away when it ends.
-        """
+        """Whether the lock is ours on the file that is there: an owner removes its own."""
         while _locked(self._descriptor):
             if _is_at(self._path, self._descriptor):
                 return True
@@ -218,7 +209,6 @@ class Ownership:
         return False
 
     def _release(self) -> None:
-        """Ends the claim; nothing is left on the disk of a node that has no agent any more."""
         if _locked(self._descriptor) and _is_at(self._path, self._descriptor):
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 self._path.unlink()
@@ -238,10 +228,7 @@ class Ownership:
             )
 
     def _sign(self, *, ends: bool = False) -> None:
-        """Writes who we are, for those who wait and for people; a disk may be full of others' data.
-
-        Once for each lock file, and once more when the agent ends.
-        """
+        """Writes who we are: once for each lock file, and once more when the agent ends."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._ours_since = self._ours_since or now
         who = _Signature(
@@ -266,14 +253,13 @@ def _locked(descriptor: int) -> bool:
 
 
 _NEXT, _REGISTERS = 1, 2
-"""Bytes of the lock file, which it need not have: who locks the first is the next owner, and the
-second for as long as it has not registered."""
+"""Bytes of the lock file: the next owner has the first locked, and the second until it
+registers."""
 _BYTE = "hhqqi"
-"""The kernel's `struct flock`, see fcntl(2)."""
 
 
 def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
-    """Locks a byte, or unlocks it; returns whether no other agent has it locked."""
+    """Locks or unlocks a byte; returns whether no other agent has it."""
     kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
     try:
         lock = struct.pack(_BYTE, kind, os.SEEK_SET, byte, 1, 0)
@@ -286,7 +272,6 @@ def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
 
 
 def _registers(descriptor: int) -> bool:
-    """Whether the agent that is the next owner has not registered yet."""
     asked = struct.pack(_BYTE, fcntl.F_WRLCK, os.SEEK_SET, _REGISTERS, 1, 0)
     try:
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
@@ -317,20 +302,19 @@ class _Signature(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The agent that holds the lock, as it signed the file; for people by ``str``."""
+    """The agent that signed the lock file; for people by ``str``."""
 
     host: str | None = None
-    """In a Pod this is the Pod's name; None: it has not signed, or not as we do."""
+    """The Pod's name in a Pod; None: it has not signed, or not as we do."""
     words: str = "an agent that has not signed its lock"
     ends: bool = False
-    """Whether it is about to end, and waits until the next one is registered."""
+    """Whether it ends, and waits until the next one is registered."""
 
     def __str__(self) -> str:
         return self.words
 
 
 def read_owner(descriptor: int) -> Owner:
-    """Who signed the lock file; `descriptor` is the file's, open for reading."""
     try:
         who = typedjson.decode(os.pread(descriptor, 4096, 0), _Signature)
     except (OSError, ValueError):

@@ -1,8 +1,7 @@
-"""Pods that live on although the kubelet no longer lists them: its own notes, and the cgroups.
+"""Orphaned Pods: the kubelet's own notes have their UIDs, and cgroups show whether they run.
 
-The kubelet forgets a Pod that was deleted by force before it has ended its containers, and gives
-its devices to the next one. Neither pod-resources nor the API server knows such a Pod any more. So
-its UID is kept from the time before, and its cgroup says whether any process of it runs.
+The kubelet forgets a Pod that was deleted by force before its containers have ended, and gives its
+devices to the next one. Neither pod-resources nor the API server knows it any more.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from npu_agent.threads import DaemonThread
 log = logger(__name__)
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-"""In the plugin directory: what the kubelet's device manager knows, as JSON, such as which Pod, by
-UID, has which devices (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint). pod-resources
-has no UIDs."""
+"""In the plugin directory: what the device manager knows, such as which Pod, by UID, has which
+devices (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint). pod-resources has no UIDs."""
 CGROUPS = "sys/fs/cgroup"
-"""Below the host's root."""
 
 
 class _Entry(msgspec.Struct):
@@ -58,7 +55,7 @@ _UNREADABLE = (
 _EVENTS = 4096
 """Bytes that are read of a cgroup's file; kernels write some 25."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
-"""What opening or reading fails with in a cgroup that was removed."""
+"""Errors of a cgroup that was removed."""
 _POD = re.compile(r"pod([0-9a-f][0-9a-f_-]+)(?:\.slice)?$")
 """The end of the name of a Pod's cgroup (k8s.io/kubernetes, pkg/kubelet/cm,
 pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with the driver cgroupfs,
@@ -66,16 +63,10 @@ pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with t
 
 
 class Pods:
-    """The Pods of this node, by what the kubelet and the kernel have of them."""
+    """Which Pods have devices, and which of them run."""
 
     def __init__(self, directory: Path, host_root: Path, deadline: float = 2.0) -> None:
-        """Reads nothing yet.
-
-        Args:
-            directory: the kubelet's device-plugins directory.
-            host_root: where the host's ``/`` is seen.
-            deadline: seconds for a file, or for all cgroups that are asked for.
-        """
+        """`deadline` is in seconds, for a file or for all cgroups that are asked for."""
         self._deadline = deadline
         self._checkpoint = directory / CHECKPOINT
         self._cgroups = host_root / CGROUPS
@@ -86,10 +77,9 @@ class Pods:
         self._no_cgroups = Reporter(log, _UNSEEN)
 
     async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
-        """The UIDs of the Pods that have each device, as the kubelet has noted them last.
+        """The UIDs of the Pods that have each device; empty if that cannot be read.
 
-        It notes them when it hands out devices; a Pod that has ended stays until then. Empty where
-        that cannot be read.
+        The kubelet notes them when it hands out devices; a Pod that has ended stays until then.
         """
         try:
             found = await self._thread.call(self._device_holders, deadline=self._deadline)
@@ -100,10 +90,10 @@ class Pods:
         return found
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
-        """Those of the Pods of which any process runs.
+        """Those of the Pods that have a process.
 
-        None of them on a host without cgroups: then only the kubelet's lists count. All of them if
-        the cgroups cannot be read, or not in time.
+        None on a host without cgroups: then only the kubelet's lists count. All if the cgroups
+        cannot be read in time.
         """
         if not uids:
             return frozenset()
@@ -145,15 +135,12 @@ class Pods:
 
 
 def _at(path: Path, error: Exception) -> str:
-    """What went wrong, with the path."""
     reason = text.reason(error)
     return reason if str(path) in reason else f"{path}: {reason}"
 
 
 def _pods(top: Path) -> Iterator[tuple[str, Path]]:
-    """The UID and the path of each cgroup with a Pod's name, at any depth; of a Pod, not within.
-
-    A Pod can have several: an earlier kubelet may have had another `cgroupRoot`.
+    """The UID and the path of each Pod's cgroup; several if the kubelet's `cgroupRoot` has changed.
 
     Raises:
         OSError: one cannot be read; a FileNotFoundError if there is no `top`.
@@ -178,7 +165,7 @@ def _pods(top: Path) -> Iterator[tuple[str, Path]]:
 def _populated(cgroup: Path) -> bool:
     """Whether any process runs in this cgroup or below.
 
-    The files with PIDs do not show it: a process of another PID namespace is not in them.
+    The files with PIDs lack processes of other PID namespaces.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""How a resource or a DRA driver stands with the kubelet: for people, and once in the log."""
+"""How a resource or a DRA driver stands with the kubelet."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ log = logger(__name__)
 
 
 class Standing:
-    """The `status` of what is registered at the kubelet, with the trouble that keeps it away."""
+    """The `status` of what is registered at the kubelet."""
 
     def __init__(self, resource: str) -> None:
-        """`resource` is its name, or the driver's."""
         self.status: Feed[SessionStatus] = Feed(
             SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
         )
         self._reporter = Reporter(log, "not registered: trying again", resource=resource)
 
     def becomes(self, phase: SessionPhase, reason: str = "") -> None:
-        """Takes note of the phase it is in now."""
         self._publish(phase, reason, self.status.value.registrations)
 
     def waits_for(self, owner: str | None) -> None:
-        """Another agent serves the node; None: it is ours now."""
+        """`owner` serves the node; None: it is ours now."""
         if owner is None:
             self.becomes(SessionPhase.REGISTERING)
         else:
             self.becomes(SessionPhase.STANDBY, f"served by {owner}")
 
     def fails(self, reason: str, phase: SessionPhase = SessionPhase.BLOCKED) -> None:
-        """Something keeps it from being served; logged once, however often it is tried."""
+        """Something keeps it from being served; logged once."""
         self.becomes(phase, reason)
         self._reporter.failed(reason)
 
     def registered(self, times: int) -> None:
-        """The kubelet has it; `times` counts the registrations so far."""
+        """`times` counts the registrations so far."""
         self._reporter.works()
         self._publish(SessionPhase.REGISTERED, "", times)
 

@@ -1,11 +1,9 @@
 """Container Device Interface: device nodes under a name that the container runtime knows.
 
 With `allocation.method: cdi` the kubelet passes names on, such as ``example.com/npu=<device ID>``,
-and the container runtime finds the nodes in a spec file
-(cncf-tags/container-device-interface, SPEC.md).
-Nodes only: the environment of several devices has to be joined, which a spec cannot. A claim is
-known as a whole before its containers start, so that its spec has both; and so has the one for
-people who name cards by hand (`host_specs`). `SpecDirectory` keeps the files of all three.
+and the runtime finds the nodes in a spec file (cncf-tags/container-device-interface, SPEC.md). Not
+the environment: a spec cannot join that of several devices. The specs of claims and of `host_specs`
+have both.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ from npu_agent.threads import DaemonThread
 log = logger(__name__)
 
 DIRECTORY = "var/run/cdi"
-"""Below the host's root: where container runtimes expect specs that change while they run."""
+"""Below the host's root: for specs that change while runtimes run."""
 HOST_DIRECTORY = "etc/cdi"
-"""Below the host's root: where they expect the specs of the host."""
+"""Below the host's root: for the specs of the host."""
 LOOK_EVERY = 30.0
-"""Seconds between checks that the specs are still there: a runtime reads them whenever it starts a
-container, and a host has programs that clean up."""
+"""Seconds between checks that the specs are still there: other programs clean up, and a runtime
+reads them whenever it starts a container."""
 ALL = "all"
 """The name of all cards together in a host's spec."""
 _VERSION = "0.5.0"
@@ -44,13 +42,13 @@ _LARGEST = 4 << 20
 
 
 class SpecDirectory:
-    """Writes spec files to a directory, and writes again those that others remove or change."""
+    """Writes spec files to a directory, and again those that others remove or change."""
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         """`durable` specs survive a power cut; those below /var/run need not."""
         self.path = path
         self.files: dict[str, bytes] = {}
-        """The specs in it by file name, as far as this agent has read or written them."""
+        """By file name, as far as this agent has read or written them."""
         self._durable = durable
         self._writing = Reporter(log, "the CDI specs cannot be written")
 
@@ -59,30 +57,17 @@ class SpecDirectory:
         return self._writing.reason
 
     async def list(self, pattern: str) -> set[str]:
-        """The names of the files that match a glob pattern.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """The names of the files that match a glob pattern; raises OSError."""
         found = await DaemonThread("npu-cdi").call(
             lambda: [*self.path.glob(pattern)], deadline=_LISTING
         )
         return {path.name for path in found}
 
     async def read(self, name: str) -> bytes:
-        """The content of a file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
         return await files.read(self.path / name, _LARGEST, follow=False)
 
     async def write(self, name: str, content: bytes | None) -> bool:
-        """Puts a file in place, or removes it (None); returns whether it was another one.
-
-        Raises:
-            OSError: that is not possible.
-        """
+        """Puts a file in place, or removes it (None); returns whether that changed it."""
         path = self.path / name
         changed = await files.replace(path, content, durable=self._durable)
         if content is None:
@@ -96,7 +81,7 @@ class SpecDirectory:
     async def sync(self, wanted: Mapping[str, bytes | None]) -> bool:
         """Writes `wanted` and removes the other `files`; returns whether any was another one.
 
-        Where a file cannot be replaced, the last good one stays: what is in it can still be used.
+        The last good file stays where it cannot be replaced.
         """
         changed, errors = False, []
         for name in {**self.files, **wanted}:
@@ -113,7 +98,7 @@ class SpecDirectory:
         return changed
 
     async def _is_intact(self, name: str) -> bool:
-        """Whether a file is still as it was written; also where that cannot be found out."""
+        """Whether a file is still as it was written, or cannot be read."""
         try:
             return await self.read(name) == self.files[name]
         except (FileNotFoundError, NotADirectoryError, files.IrregularError):
@@ -159,7 +144,7 @@ def spec_file(kind: str) -> str:
 def recovered(kind: str, content: bytes) -> bytes:
     """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
 
-    Anything else in it (hooks that a runtime would run as root, or noise) is not taken over.
+    Whatever else is in it, such as hooks that would run as root, is not taken over.
     """
     try:
         devices = [each for each in json.loads(content)["devices"] if _is_ours(each)]
@@ -179,7 +164,7 @@ def _is_ours(entry: Any) -> bool:
 
 
 def missing(wanted: Mapping[str, bytes], there: Mapping[str, bytes]) -> frozenset[str]:
-    """The names of the devices in `wanted` that are not so in `there`; both as of `specs`."""
+    """The names of the devices in `wanted` that are missing, or different, in `there`."""
     found = {name: _by_name(content) for name, content in there.items()}
     return frozenset(
         device
@@ -198,12 +183,11 @@ class HostSpecs:
     """What a host without a kubelet offers to its container runtime."""
 
     files: Mapping[str, bytes | None]
-    """The spec files by their names in `HOST_DIRECTORY`, one for each kind; None: there is to be
-    none, not even one that was written before."""
+    """By their names in `HOST_DIRECTORY`, one for each kind; None: there is to be no such file."""
     names: tuple[str, ...]
-    """The devices in them, as a runtime is asked for them: ``example.com/npu=npu0``."""
+    """As a runtime is asked for them: ``example.com/npu=npu0``."""
     left_out: tuple[str, ...]
-    """What there is and is not offered, with the reason: ``npu1: unhealthy: ...``."""
+    """What is not offered, with the reason: ``npu1: unhealthy: ...``."""
 
 
 def host_specs(
@@ -273,7 +257,7 @@ def claim_name(kind: str, uid: str, request: str) -> str:
 
 
 def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:
-    """The spec file of a claim: a CDI device for each request, with all that it grants."""
+    """The spec file of a claim: a CDI device for each request."""
     return _spec(
         kind, _entries({f"{uid}-{request}": one for request, one in sorted(grants.items())})
     )

@@ -1,8 +1,4 @@
-"""Keeps the CDI specs of a host without a kubelet true to its cards.
-
-For `npu-agent run --no-kubelet` and `npu-agent cdi watch`; what is in the specs is decided by
-`npu_agent.outputs.cdi.host_specs`.
-"""
+"""Keeps the CDI specs of a host without a kubelet true to its cards (`cdi.host_specs`)."""
 
 from __future__ import annotations
 
@@ -48,14 +44,10 @@ class HostCdi:
 
     @property
     def error(self) -> str | None:
-        """Why the specs cannot be written; None while nothing is wrong."""
         return self._specs.error
 
     async def run(self) -> None:
-        """Follows the cards until cancelled; what could not be written is tried again.
-
-        So is, now and then, what another program has removed or changed.
-        """
+        """Follows the cards; tries again what failed, or what others have changed."""
         pause = Backoff(first=0.5, longest=30.0)
         while True:
             changed, wanted = self._wanted.changed, self._wanted.value

@@ -1,8 +1,8 @@
 """Prepares and unprepares claims: what the kubelet asks before a Pod starts and after it has ended.
 
-Start reading at `Claims.prepare`. In this order, so that whatever fails leaves nothing behind: read
-the claim, ask the ledger, write the CDI spec, write the ledger's record, answer. A text that
-refuses a claim is what the user reads in the events of the Pod.
+Start reading at `Claims.prepare`. Its order leaves nothing behind, whatever fails: read the claim,
+ask the ledger, write the CDI spec, write the record, answer. A refusal's text is in the Pod's
+events.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ log = logger(__name__)
 
 T = TypeVar("T")
 Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
-"""Gets a ResourceClaim by namespace and name; raises ApiError."""
 
 _CONCURRENT_READS = 8
-"""Claims that are read from the API server at the same time."""
 _EXTENDED = re.compile(r"(container-\d+)-request-\d+")
 """Requests of a claim that the scheduler made for a Pod with extended resources; group 1 is the
 container (k8s.io/kubernetes, extendeddynamicresources.go)."""
@@ -49,12 +47,11 @@ class Timing:
     """The times of a prepare, in seconds; the kubelet waits 45 s for its answer."""
 
     ready: float = 15.0
-    """For the cards to be known after the start, and who holds them."""
+    """For the cards, and who holds them, to be known after the start."""
     holder_ends: float = 35.0
-    """From the call, for a holder of a device to end. The scheduler takes the device of a Pod that
-    was deleted by force for free, while its containers may run for all of their
-    terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back at its
-    syncFrequency, after 60 to 90 s."""
+    """From the call, for a holder of a device to end. A Pod that was deleted by force may run for
+    its terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back after 60
+    to 90 s (syncFrequency)."""
     containers: float = 2.0
     """For the kubelet to say which containers have a claim of several requests."""
 
@@ -64,15 +61,13 @@ class LocalPool:
     """The devices of this node, as claims name them."""
 
     dra: DraNames
-    """The vendor's names."""
     name: str
-    """The pool's."""
     devices: Feed[tuple[PoolDevice, ...] | None]
-    """All of them, offered or not; None as long as they are not known."""
+    """All of them, offered or not; None: not known yet."""
     refusal: Callable[[Device], RefusalError | None] = lambda _: None
-    """Why a device that nothing holds is not for claims any more; None: it is."""
+    """Why a free device is not for claims any more; None: it is."""
     cordoned: Callable[[Device], RefusalError | None] = lambda _: None
-    """Why a device is refused although it is for claims: its card is cordoned; None: it is not."""
+    """The refusal if its card is cordoned."""
 
 
 @dataclass(eq=False)
@@ -81,7 +76,7 @@ class _Call:
 
     began: float
     unprepared: set[str] = field(default_factory=set)
-    """The UIDs of claims that were unprepared since."""
+    """UIDs of claims that were unprepared since."""
 
 
 class Claims:
@@ -96,10 +91,10 @@ class Claims:
         cdi_root: Path,
         timing: Timing | None = None,
     ) -> None:
-        """Nothing is written yet.
+        """Writes nothing yet.
 
         Args:
-            fetch: reads a claim.
+            fetch: gets a ResourceClaim by namespace and name; raises ApiError.
             pool: this node's devices.
             store: the ledger.
             cdi_root: where container runtimes read CDI specs.
@@ -115,30 +110,29 @@ class Claims:
         self._changing = asyncio.Lock()
         self._reading = asyncio.Semaphore(_CONCURRENT_READS)
         self._changes: set[asyncio.Task[Any]] = set()
-        """Under way."""
         self._calls: WeakSet[_Call] = WeakSet()
         self._unprepared: set[str] = set()
-        """The UIDs of claims that were unprepared while others may have to be recovered."""
+        """UIDs of claims that were unprepared before the recovery of others has ended."""
         self._orphans: set[str] = set()
-        """The UIDs of claims that the last `collect_garbage` found to be gone and unused."""
+        """UIDs of claims that the last `collect_garbage` found gone and unused."""
         self._recovering = Reporter(log, "a claim that is in use and in no record cannot be read")
         self._syncing = Reporter(log, "CDI specs of claims cannot be put right")
 
     async def prepare(
         self, refs: Sequence[ClaimRef]
     ) -> dict[str, tuple[PreparedResult, ...] | str]:
-        """The devices of each claim, or why it cannot be prepared, by UID."""
+        """Each claim's devices by UID, or why it cannot be prepared."""
         call = _Call(time.monotonic())
         self._calls.add(call)
         outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
         return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
-        """Ends the claims; the Pod stays Terminating for as long as that fails.
+        """Ends the claims; the Pod stays Terminating while that fails.
 
-        So it needs no card, no API server and no claim. What cannot be removed from the disk is
-        logged and tried again by `sync_specs`. Only an agent that does not own the node refuses:
-        the one that does would take the claims for prepared.
+        So it needs no card, no API server and no claim; `sync_specs` removes what stays on the
+        disk. Only an agent that does not own the node refuses: its owner would take the claims for
+        prepared.
         """
         if not await self._whole(self._end_all(refs)):
             return dict.fromkeys((ref.uid for ref in refs), self._store.why_not_owned)
@@ -146,11 +140,10 @@ class Claims:
         return dict.fromkeys((ref.uid for ref in refs), None)
 
     async def recover(self) -> None:
-        """Finds the claims that containers use and that the record lacks.
+        """Finds claims in use that the record lacks: it may be lost, or an older one put back.
 
-        It may be lost, or an older one that was put back. To be called before anything is prepared.
-        Which claim it is the API server has to say, and which devices pod-resources: until both
-        have answered, `AllocationStore.unrecorded` keeps anything from being handed out.
+        To be called before anything is prepared. The API server knows the claim, and pod-resources
+        its devices: until both have answered, `AllocationStore.unrecorded` stops every grant.
         """
         in_use = self._store.claim_uses()
         if not self._store.unchecked or in_use is None:
@@ -187,11 +180,10 @@ class Claims:
         self._store.rebuilt()
 
     def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
-        """Whether any of these uses is by a claim that is not prepared, or for another device."""
+        """Whether any of these uses is by a claim, or for a device, that is not prepared."""
         return not all(map(self._store.states.value.has_claim, uses))
 
     def _recovered(self, claim: Claim, uses: Iterable[ClaimUse]) -> PreparedClaim:
-        """A claim as it must have been prepared."""
         used, here = {use.device for use in uses}, self._devices()
         requests = {result.device: result.request for result in claim.results}
         return PreparedClaim(
@@ -213,17 +205,17 @@ class Claims:
         )
 
     async def _record(self, claim: PreparedClaim) -> None:
-        """Takes over what is known of a claim whose Pods run. Called with the lock."""
+        """Takes over what is known of a claim whose Pods run; needs the lock."""
         await self._store.replacing(claim)
         self._store.prepare(claim, ())
         with contextlib.suppress(OSError):  # logged; it is tried again
             await self._store.saved()
 
     async def collect_garbage(self) -> None:
-        """Drops claims that no longer exist, or have lost their devices, and that no Pod uses.
+        """Drops claims that no Pod uses and that are gone, or have lost their devices.
 
-        An API server that does not answer ends nothing, and it takes two calls to end a claim: a
-        Pod that was deleted by force is in no list while its containers end.
+        An API server that does not answer ends nothing. It takes two calls to end a claim: a Pod
+        that was deleted by force is in no list while its containers end.
         """
         orphans, self._orphans = self._orphans, set()
         for claim in tuple(self._store.prepared.value.values()):
@@ -242,13 +234,10 @@ class Claims:
                         await self._store.saved()
 
     async def refresh_consumers(self) -> None:
-        """Finds the Pods that came to use a claim after it was prepared.
-
-        The kubelet does not have it prepared for them again.
-        """
+        """Finds Pods that came to use a claim later: it is not prepared again for them."""
         for claim in tuple(self._store.prepared.value.values()):
             using = {use.pod for use in self._store.claim_uses() or () if _is_of(use, claim)}
-            if using.issubset(claim.pods) and claim.pod_uids:
+            if using.issubset(claim.pods):
                 continue
             try:
                 found = await self._read(claim.namespace, claim.name)
@@ -262,9 +251,8 @@ class Claims:
     async def sync_specs(self) -> None:
         """Removes specs of claims that are not prepared; writes those that are missing or changed.
 
-        A container that is started again needs the spec of its claim, and the kubelet does not have
-        the claim prepared for that. So nothing is removed as long as it is not sure which claims
-        are prepared.
+        A container that is started again needs its claim's spec, without another prepare. So
+        nothing is removed while it is not sure which claims are prepared.
         """
         if self._store.unchecked or self._pool.devices.value is None:
             return
@@ -293,7 +281,7 @@ class Claims:
         """The spec that the Pods of a claim were given.
 
         Raises:
-            RefusalError: its cards are no longer here, or no longer have the same nodes.
+            RefusalError: its cards are gone, or have other nodes now.
         """
         claim = _as_before(known)
         found = [(one, self._device(claim, one)) for one in claim.results]
@@ -305,7 +293,6 @@ class Claims:
         return cdi.claim_spec(self._dra.claim_kind, known.uid, _grants(found, joined=known.joined))
 
     async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
-        """What the kubelet is answered for a claim."""
         result = "failed"
         try:
             prepared = await self._prepare(ref, call)
@@ -323,9 +310,7 @@ class Claims:
             self.counts.prepared(result, time.monotonic() - call.began)
 
     async def _prepare(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...]:
-        """Prepares a claim; where one of its devices is held, that may end soon.
-
-        It is tried again after each change of the ledger. No other call waits meanwhile.
+        """Prepares a claim; while a device is held, it tries again after each change of the ledger.
 
         Raises:
             ApiError: it cannot be read.
@@ -352,11 +337,7 @@ class Claims:
                     raise error from None
 
     async def _ready(self) -> None:
-        """Waits until the cards are known, and what was handed out before.
-
-        Raises:
-            RefusalError: that takes too long.
-        """
+        """Waits for the cards and their holders to be known; raises RefusalError."""
         try:
             async with asyncio.timeout(self._timing.ready):
                 await self._pool.devices.until(lambda devices: devices is not None)
@@ -368,22 +349,12 @@ class Claims:
             ) from None
 
     async def _read(self, namespace: str, name: str) -> Claim:
-        """A claim as the API server has it.
-
-        Raises:
-            ApiError: it cannot be read.
-            ValueError: it is not as it should be.
-        """
+        """A claim as the API server has it; raises ApiError, or ValueError if it is malformed."""
         async with self._reading:
             return claim_of(await self._fetch(namespace, name), self._dra.driver)
 
     async def _checked(self, ref: ClaimRef) -> Claim:
-        """The claim that the kubelet means.
-
-        Raises:
-            ApiError: it cannot be read.
-            RefusalError: there is nothing in it to prepare.
-        """
+        """The claim that the kubelet means; raises ApiError or RefusalError."""
         known = self._store.prepared.value.get(ref.uid)
         try:
             claim = await self._read(ref.namespace, ref.name)
@@ -424,9 +395,9 @@ class Claims:
     async def _joined(self, claim: Claim) -> bool:
         """Whether the requests of a claim are all one container's.
 
-        A container's variables are those of the last CDI device that the runtime applies, so each
-        of its requests must have the variables of all of them. But a container that names one of
-        several requests must not have those of the others.
+        A container has the variables of the last CDI device that the runtime applies, so each of
+        its requests needs those of all. A container that names one of several requests must not
+        have the others'.
         """
         requests = {result.request for result in claim.results}
         if len(requests) == 1 or all(map(_EXTENDED.fullmatch, requests)):
@@ -442,7 +413,7 @@ class Claims:
     async def _grant(
         self, claim: Claim, call: _Call, *, joined: bool
     ) -> tuple[PreparedResult, ...]:
-        """As `_prepare`, of a claim that was read in `call`; `joined` as `PreparedClaim.joined`."""
+        """As `_prepare`; `joined` as `PreparedClaim.joined`."""
         async with self._changing:
             if claim.uid in call.unprepared:
                 raise RefusalError(
@@ -482,15 +453,10 @@ class Claims:
             )
 
     def _devices(self) -> dict[str, Device]:
-        """This node's devices by their names."""
         return {one.name: one.device for one in self._pool.devices.value or ()}
 
     def _device(self, claim: Claim, result: Result) -> Device:
-        """What a result of an allocation stands for.
-
-        Raises:
-            RefusalError: it is none of this node's devices.
-        """
+        """The device of a result; raises RefusalError if it is none of this node's."""
         if result.pool != self._pool.name:
             raise RefusalError(
                 Refusal.UNKNOWN,
@@ -509,7 +475,7 @@ class Claims:
     def _check_use(self, result: Result, device: Device) -> None:
         """Raises RefusalError if the device is the device plugin's, unhealthy or cordoned.
 
-        An administrator may come to see why, and a request may tolerate that it is one of these.
+        Not for an administrator, nor if the request tolerates the latter two.
         """
         if result.admin:
             return
@@ -523,14 +489,14 @@ class Claims:
             raise RefusalError(refusal.kind, f"device {named} is not for claims: {refusal}")
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
-        """Makes a change to its end, even if the kubelet, or the agent, gives up waiting for it."""
+        """Makes a change to its end, also if the caller is cancelled."""
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
     async def _end_all(self, refs: Sequence[ClaimRef]) -> bool:
-        """Returns whether the next agent will know of it, if there is one."""
+        """Returns whether the next agent will know of it."""
         uids = {ref.uid for ref in refs}
         async with self._changing:
             if not self._store.owned:
@@ -548,10 +514,7 @@ class Claims:
             return True
 
     async def _end(self, uid: str) -> None:
-        """Forgets a claim and removes its spec; the record is still to be saved.
-
-        Its cores stay with a Pod whose containers still run.
-        """
+        """Forgets a claim and removes its spec, without saving; orphaned Pods keep its cores."""
         await self._store.outlive(uid)
         self._store.unprepare(uid)
         try:
@@ -560,7 +523,7 @@ class Claims:
             log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
 
     async def _gone(self, claim: PreparedClaim) -> bool:
-        """Whether the API server says that this claim no longer exists, or lost its devices."""
+        """Whether the API server says that this claim is gone, or has lost its devices."""
         try:
             found = await self._read(claim.namespace, claim.name)
         except ApiError as error:
@@ -575,7 +538,7 @@ class Claims:
     def _used(self, claim: PreparedClaim) -> bool:
         """Whether pod-resources names a container that uses this claim, or does not answer.
 
-        Another claim of its name has other devices, or none yet.
+        Another claim of the same name has other devices, or none yet.
         """
         uses, devices = self._store.claim_uses(), {one.device for one in claim.devices}
         return uses is None or any(
@@ -583,7 +546,6 @@ class Claims:
         )
 
     def _spec_name(self, uid: str) -> str:
-        """The file name of a claim's spec."""
         return cdi.claim_file(self._dra.claim_kind, uid)
 
 
@@ -616,7 +578,6 @@ def _prepared(
 
 
 def _as_before(known: PreparedClaim) -> Claim:
-    """A claim as it was when it was prepared."""
     return Claim(
         namespace=known.namespace,
         name=known.name,
@@ -632,7 +593,7 @@ def _as_before(known: PreparedClaim) -> Claim:
 
 
 def _check_overlap(claim: Claim, found: Sequence[tuple[Result, Device]]) -> None:
-    """Raises RefusalError if the claim was given the same cores twice, which no scheduler does."""
+    """Raises RefusalError if the claim has the same cores twice, which no scheduler does."""
     own = [(result, device) for result, device in found if not result.admin]
     for number, (result, device) in enumerate(own):
         for other, its in own[:number]:
@@ -645,7 +606,7 @@ def _check_overlap(claim: Claim, found: Sequence[tuple[Result, Device]]) -> None
 
 
 def _grants(found: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
-    """What a container gets by each request of a claim; `joined` as `PreparedClaim.joined`."""
+    """What a container gets by each request of a claim."""
     by_request: dict[str, list[Device]] = {}
     by_container: dict[str, list[Device]] = {}
     for result, device in found:
@@ -662,7 +623,6 @@ def _grants(found: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str
 
 
 def _container(request: str, *, joined: bool) -> str:
-    """The same text for requests of one container, as far as that is known."""
     match = _EXTENDED.fullmatch(request)
     if match:
         return match[1]

@@ -1,9 +1,8 @@
 """A vendor's DRA driver on this node: own the node, serve the kubelet, publish the pool.
 
-Start reading at `Driver.run`. The kubelet is served as long as DRA offers cards here, and also as
-long as a claim is prepared: a Pod whose claim nobody unprepares stays Terminating for ever. It is
-served, too, until the last card that goes to the device plugin has left the slices; where these
-cannot be seen it is not, so that the kubelet deletes them.
+Start reading at `Driver.run`. The kubelet is served while DRA offers cards here, while a claim is
+prepared (else its Pod would stay Terminating), and until the last card that moves to the device
+plugin has left the slices. Where these cannot be seen it is not, so that the kubelet deletes them.
 
 At a rollout the kubelet has this instance before the one before it ends (`Driver._register`): a
 claim that finds no driver is late by a minute.
@@ -59,25 +58,23 @@ class Timing:
     """
 
     look_every: float = 1.0
-    """Between checks of our sockets; a stat each."""
     linger: float = 30.0
-    """To go on after the last claim: a kubelet that has not got our answer to Unprepare asks again,
-    after 10 to 15 s, and without a driver its Pod would stay Terminating."""
+    """To go on after the last claim: a kubelet without our answer to Unprepare asks again after 10
+    to 15 s, and its Pod would stay Terminating."""
     register: float = 5.5
     """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
     collect_every: float = 600.0
-    """Between two searches for claims that ended without our being asked."""
+    """Between searches for claims that ended without an Unprepare."""
     retry_first: float = 0.1
-    """Between the first attempts to serve, or to write the record, while the kubelet's directories
-    cannot be used."""
+    """Between the first attempts to serve, or to write the record, in directories that cannot be
+    used."""
     retry_longest: float = 2.0
-    """Between later attempts."""
     grace: float = 5.0
-    """From the API server's word that the slices are without a card until the device plugin may
-    list it: a claim that the scheduler has allocated just before that is prepared."""
+    """From the API server's word that the slices lack a card until the device plugin may list it: a
+    claim that was allocated just before that is prepared."""
     wiped: float = 60.0
-    """Without being registered until there are no slices on a node whose driver cannot list them: a
-    kubelet deletes those of a driver that has not been registered for 30 s."""
+    """Unregistered, until the slices of a node that may not list them are gone: a kubelet deletes
+    those of a driver that has not been registered for 30 s."""
     claims: claims.Timing = field(default_factory=claims.Timing)
     slices: publisher.Timing = field(default_factory=publisher.Timing)
 
@@ -87,13 +84,11 @@ class Host:
     """The node, and where things are on it."""
 
     node_name: str | None
-    """The Node's; None: unknown, and then claims cannot be served."""
+    """None: unknown, and claims cannot be served."""
     pod_uid: str | None
-    """Of the agent's Pod."""
     kubelet_root: Path
-    """``/var/lib/kubelet``, by the very path that the kubelet has for it."""
+    """``/var/lib/kubelet``, by the kubelet's own path for it."""
     cdi_root: Path
-    """Where container runtimes read CDI specs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +96,9 @@ class Shared:
     """What all who hand out the cards of a node have in common."""
 
     snapshots: Feed[Snapshot]
-    """The cards."""
     store: AllocationStore
-    """The ledger."""
     ownership: Ownership
     modes: ApiModes
-    """Which cards are offered by which API."""
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
     """By card ID, what one should know of cards that work."""
@@ -117,13 +109,13 @@ class Wanted:
     """What the config says of DRA."""
 
     families: frozenset[str]
-    """Whose cards DRA offers on this node; none: it only serves the claims that there are."""
+    """Offered by DRA on this node; none: only the present claims are served."""
     by_index: bool = False
     partitions: bool = False
-    """Whether cards are offered in all of their widths, as `pool` takes it."""
+    """As `pool` takes it."""
     evict: bool = False
     impossible: str | None = ""
-    """Why this node cannot do DRA; "" where it can, None as long as the API server has not said."""
+    """Why this node cannot do DRA; "": it can; None: the API server has not said."""
 
 
 class _Duty(Enum):
@@ -133,8 +125,8 @@ class _Duty(Enum):
     BLOCKED = "cards are to be offered, and this node cannot do DRA, or it is not known yet"
     SERVE = "the kubelet is served"
     WITHDRAW = "the driver is not registered, so that the kubelet deletes its slices"
-    """It may not see them, and nothing else is to be served: so it is where the component of DRA
-    was removed, as the right to see them goes with it."""
+    """It may not see them, and serves nothing else: the component of DRA, with that right, was
+    removed."""
 
 
 class Driver:
@@ -149,19 +141,10 @@ class Driver:
         api: Api,
         timing: Timing = Timing(),
     ) -> None:
-        """A driver that does nothing yet.
-
-        Args:
-            vendor: whose cards it offers. A claim can hold one of a family that is not offered.
-            host: the node.
-            shared: what the agent's other parts use too.
-            wanted: what to offer.
-            api: for claims and slices.
-            timing: all times.
-        """
+        """Does nothing yet. A claim can hold a card of a family that is not offered."""
         assert vendor.dra  # noqa: S101 (who calls it has looked)
         self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        """The pool; None as long as it is not known."""
+        """The pool; None: not known yet."""
         self._dra = dra = vendor.dra
         self._families = families = frozenset(vendor.families)
         self._standing = Standing(dra.driver)
@@ -175,17 +158,15 @@ class Driver:
         self._wanted = wanted
         self._timing = timing
         self._recorded: Mapping[str, PublishedCard] = self._store.published.value
-        """The cards that are in slices, or about to be, as far as the disk knows them."""
+        """The cards that are, or will be, in slices, as far as the disk knows them."""
         self._unwritten: Feed[str] = Feed("")
-        """Why the disk could not be made to know them; "" where it was, or there are none."""
+        """Why the disk could not be written; "": it was."""
         self._again: Feed[int] = Feed(0)
-        """How often that was to be tried again."""
         self._saving = self._backoff()
         self._ours: Feed[bool] = Feed(False)
-        """Whether the node is ours; calls of the kubelet wait for it."""
         self._endpoint: Endpoint | None = None
-        """What serves the kubelet. None in the feed of its health service as long as another agent
-        reports it."""
+        """What serves the kubelet. The feed of its health service has None while another agent
+        reports."""
 
         def all_devices(snapshot: Snapshot, wanted: Wanted) -> tuple[PoolDevice, ...] | None:
             if not snapshot.complete:
@@ -197,8 +178,8 @@ class Driver:
         self._known = self._snapshots.map_with(wanted, all_devices).map_with(
             self._store.asked, lambda devices, asked: devices if asked else None
         )
-        """All devices of the vendor's cards, offered or not; None as long as it is not known which
-        there are, or who holds them."""
+        """All devices of the vendor's cards, offered or not; None while these, or who holds them,
+        are unknown."""
         self.claims = Claims(
             fetch=lambda namespace, name: resourceclaims.get(api, namespace, name),
             pool=LocalPool(
@@ -217,18 +198,16 @@ class Driver:
             api, host.node_name or "", dra.driver, self.offered, timing.slices
         )
         self._uncounted = self.slices.state.map(lambda state: state.uncounted)
-        """Whether cards cannot be cut, as the API server does not count their cores."""
+        """Whether cards cannot be cut: the API server does not count their cores."""
         self._untainted = self.slices.state.map(lambda state: state.untainted)
-        """Whether devices with a taint are left out, as the API server drops taints."""
+        """Whether tainted devices are left out: the API server drops taints."""
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
-        """The claims of this driver that are prepared."""
         claims = self._store.prepared.value.values()
         return tuple(one for one in claims if one.driver == self._dra.driver)
 
     @property
     def needed(self) -> bool:
-        """Whether there is anything to serve."""
         return self._duty() is not _Duty.NONE
 
     def _duty(self) -> _Duty:
@@ -248,7 +227,6 @@ class Driver:
         return {id_ for id_, one in published.items() if one.driver == self._dra.driver}
 
     async def run(self) -> None:
-        """Serves until cancelled."""
         pause = self._backoff()
         try:
             async with background(self._follow()):
@@ -286,11 +264,7 @@ class Driver:
                 self._standing.becomes(SessionPhase.WAITING, _UNKNOWN)
 
     async def _own(self, still_ours: Callable[[], bool], pause: Backoff) -> None:
-        """Serves, and publishes the pool, while the node is this agent's and there is any need.
-
-        Raises:
-            OSError: the kubelet's directories cannot be used.
-        """
+        """Serves and publishes while the node is ours and there is any need; raises OSError."""
         sweep_all(self._dra.driver, self._host.kubelet_root)
         await self._store.renew()
         with contextlib.suppress(OSError):  # then new cards stay out of slices
@@ -328,11 +302,9 @@ class Driver:
                 self.offered.publish(placed)
 
     async def _record_cards(self) -> bool:
-        """Has the disk know of the cards that are about to be in slices.
+        """Has the disk know of the cards that are about to be in slices; the others stay out.
 
-        Those that it does not know stay out: the next agent would not know that they are in slices.
-        All others go on, with their taints. Returns False while the record lacks some and is still
-        another agent's.
+        False while the record lacks some and is still another agent's.
         """
         while about := self._unrecorded():
             if not self._ours.value:
@@ -359,7 +331,6 @@ class Driver:
         return True
 
     def _unrecorded(self) -> set[str]:
-        """Notes the cards that are to be in slices; returns the IDs of those not on the disk."""
         modes, published = self._modes.now(), self._store.published.value
         self._recorded = {id_: one for id_, one in self._recorded.items() if id_ in published}
         self._store.slicing(
@@ -374,7 +345,6 @@ class Driver:
         return {id_ for id_ in self._published() if self._recorded.get(id_) != published[id_]}
 
     def _placed(self) -> tuple[PoolDevice, ...]:
-        """The devices whose cards are to be in slices."""
         modes, wanted = self._modes.now(), self._wanted.value
         published, cordoned = self._store.published.value, self._cordons.cards.value
         cut = wanted.partitions and not self._uncounted.value

@@ -1,8 +1,7 @@
 """The two unix sockets of a DRA driver: one with its services, one that registers it.
 
-The kubelet finds a driver by the socket in its directory of registrations, for as long as that
-exists: its removal is what ends the registration, not the end of a connection. It remembers the
-services' socket by its path and refuses a path that it knows: each instance has names of its own.
+A registration lasts as long as its socket's file, not its connection. The kubelet refuses a
+services' socket whose path it knows: each instance has names of its own.
 """
 
 from __future__ import annotations
@@ -16,22 +15,21 @@ from npu_agent.kubelet.rpc import UnixServer, sweep, wait_drained
 from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
 
 REGISTRY, PLUGINS = "plugins_registry", "plugins"
-"""In the kubelet's root directory: where it watches for registrations, and where drivers have a
-directory each."""
+"""In the kubelet's root: its directory of registrations, and that with a directory for each
+driver."""
 
 _INSTANCE = r"[0-9a-f][0-9a-f-]{6,34}[0-9a-f]"
-"""A Pod's UID, or as many hexadecimal digits as we make up; nobody else's word looks like one."""
+"""A Pod's UID, or as many hexadecimal digits."""
 
 
 def instance_of(pod_uid: str | None) -> str:
-    """What an agent calls itself in the names of its sockets: its Pod's UID, else at random."""
+    """The agent's name in its sockets' names: its Pod's UID, else at random."""
     if pod_uid and re.fullmatch(_INSTANCE, pod_uid):
         return pod_uid
     return secrets.token_hex(4)
 
 
 def made_by_us(name: str, driver: str) -> bool:
-    """Whether a socket of registrations has a name that npu-agent gives to its own."""
     return re.fullmatch(_registration(driver), name) is not None
 
 
@@ -40,26 +38,17 @@ def _registration(driver: str) -> str:
 
 
 def sweep_all(driver: str, kubelet_root: Path) -> None:
-    """Removes the sockets of agents that were killed, so that the kubelet forgets them."""
     sweep(kubelet_root / REGISTRY, _registration(driver))
     sweep(kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock")
 
 
 class Endpoint:
-    """A driver that the kubelet can find, on two sockets that are this process's alone."""
+    """A driver on two sockets that are this process's alone."""
 
     def __init__(
         self, *, driver: str, kubelet_root: Path, instance: str, plugin: DraPlugin, health: Health
     ) -> None:
-        """An endpoint that does not listen yet.
-
-        Args:
-            driver: its name, a DNS subdomain.
-            kubelet_root: ``/var/lib/kubelet``, by the very path that the kubelet has for it.
-            instance: see `instance_of`.
-            plugin: prepares claims.
-            health: reports the devices.
-        """
+        """`kubelet_root` is ``/var/lib/kubelet``, by the kubelet's own path for it."""
         unique = f"{instance}-{secrets.token_hex(2)}"  # a container of the Pod may be restarted
         self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
         self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
@@ -96,16 +85,13 @@ class Endpoint:
         await self._service.accepted.until(bool)
 
     def exists(self) -> bool:
-        """Whether both sockets are still there, and still the ones that were made."""
         return self._service.exists() and self._registration.exists()
 
     async def close(self) -> None:
         """Deregisters, lets the health streams end, then closes the services; within 0.6 s.
 
-        The caller has closed the feed of devices, so that the streams return by themselves and the
-        kubelet sees their end. A call to prepare or unprepare that is under way is cancelled, and
-        the kubelet repeats it a minute later: `Driver.idle`. An end that takes too long is
-        cancelled: then nothing is waited for any more, and no socket is left.
+        The caller has closed the feed of devices, so that the streams return. A call under way is
+        cancelled (see `Driver.idle`). Cancelled, it waits no longer, and leaves no socket.
         """
         try:
             await self._registration.shutdown()

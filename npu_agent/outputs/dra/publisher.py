@@ -1,7 +1,7 @@
-"""Keeps the node's ResourceSlices as they should be: when to check, when to write, how to retry.
+"""Keeps the node's ResourceSlices as they should be.
 
-The kubelet deletes the slices of its node when it starts, a Node's go with it, and other clients
-may delete or change one: they are watched, and put back.
+The kubelet deletes its node's slices when it starts, a Node's go with it, and other clients may
+change one: they are watched, and put back.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CALLS = ("write", "list", "watch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of a publisher, in seconds."""
+    """Seconds."""
 
     retry_longest: float = 60.0
-    """Between attempts to write, after failures: at most, and at random."""
+    """Between attempts to write: at most, and at random."""
     watch: follow.Timing = field(default_factory=follow.Timing)
     gap_first: float = 0.1
     """Between two rounds of writes: another client may write the same slices."""
@@ -48,11 +48,10 @@ class Timing:
 class SlicePublisher:
     """Publishes the devices of `devices` as ResourceSlices; `state` has how that goes.
 
-    None in `devices` says that nothing is known yet: what is there stays. So it does when the
-    agent ends, as the next one goes on with it.
+    None in `devices`, or the agent's end, leaves the slices as they are.
 
-    It is driven by levels: a change of the devices, an event of the watch that is not known yet,
-    and a write of its own all have the slices listed and compared with what there should be.
+    Level-driven: a change of the devices, an unknown event of the watch, and a write of its own all
+    have the slices listed and compared.
     """
 
     def __init__(
@@ -63,13 +62,11 @@ class SlicePublisher:
         devices: Feed[tuple[PoolDevice, ...] | None],
         timing: Timing = Timing(),
     ) -> None:
-        """Starts nothing yet."""
         self.state: Feed[SlicesState] = Feed(SlicesState())
         self.in_place: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        """The devices that the API server has confirmed, and no others; None while that is not
-        known."""
+        """The devices that the API server has confirmed, and no others; None: not known."""
         self.live: Feed[Mapping[str, Slice] | None] = Feed(None)
-        """By name, the slices that were listed last; None before the first listing."""
+        """The slices that were listed last, by name; None before the first listing."""
         self._api = api
         self._node_name = node_name
         self._driver = driver
@@ -78,9 +75,9 @@ class SlicePublisher:
         self._stale = False
         """Whether there may be others by now."""
         self._checks: Feed[int] = Feed(0)
-        """How often they were to be compared with what there should be."""
+        """How often a comparison was asked for."""
         self._kubelets: Feed[int] = Feed(0)
-        """How often the kubelet was restarted: it ends every pause."""
+        """Restarts of the kubelet: each ends every pause."""
         self._listing = asyncio.Lock()
         self._uid: str | None = None
         self._generation = 1
@@ -88,12 +85,11 @@ class SlicePublisher:
         """By name, what was sent last and what the API server made of it."""
         self._dropped: frozenset[str] = frozenset()
         self._tried = False
-        """Whether this API server, as far as is known, was asked if it keeps counters."""
+        """Whether this API server was asked if it keeps counters."""
         self._logged: set[str] = set()
         self._restarted = False
-        """Whether the API server may have been restarted since the last listing."""
+        """Whether the API server may have restarted since the last listing."""
         self._errors: dict[str, ApiError] = {}
-        """By what could not be done, of `_CALLS`."""
         self._reporters = {
             doing: Reporter(
                 log,
@@ -105,18 +101,17 @@ class SlicePublisher:
         }
 
     def ask_now(self) -> None:
-        """Has the slices listed now: the kubelet was restarted and may have deleted them."""
+        """Lists the slices now: the kubelet has restarted and may have deleted them."""
         self._kubelets.publish(self._kubelets.value + 1)
         self._check()
 
     @property
     def no_access(self) -> bool:
-        """Whether the API server lists no slices for us: it has none, or we have no right to."""
+        """Whether the API server has no slices for us, or we have no right to list them."""
         error = self._errors.get("list")
         return error is not None and error.kind in (Kind.FORBIDDEN, Kind.NOT_FOUND)
 
     async def run(self) -> None:
-        """Follows the devices and the API server until cancelled."""
         self.in_place.publish(None)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
@@ -125,7 +120,6 @@ class SlicePublisher:
     # --- what there is --------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Lists the slices, and then watches for changes that others make."""
         await follow.follow(
             list_=self._list,
             watch=partial(resourceslices.watch, self._api, self._node_name, self._driver),
@@ -142,7 +136,6 @@ class SlicePublisher:
             self._note(doing, error)
 
     def _opened(self) -> None:
-        """The API server answers with events."""
         self._note("watch", None)
         if not self._restarted:
             return
@@ -154,7 +147,7 @@ class SlicePublisher:
             self._check()
 
     async def _list(self) -> str:
-        """Lists the slices; returns the version from which on they have to be watched."""
+        """Lists the slices; returns the version to watch from."""
         async with self._listing:  # one after the other, so that the last one is the newest
             self._stale = False  # unless an event says otherwise meanwhile
             try:
@@ -168,7 +161,6 @@ class SlicePublisher:
         return listing.resource_version
 
     def _see(self, event: WatchEvent) -> None:
-        """Takes note of an event; that of a write of our own is mostly known already."""
         found, gone = event.object, event.type == "DELETED"
         known = (self.live.value or {}).get(found["metadata"]["name"])
         version = known and known["metadata"].get("resourceVersion")
@@ -176,14 +168,12 @@ class SlicePublisher:
             self._check()
 
     def _check(self) -> None:
-        """Has the slices listed and compared with what there should be."""
         self._stale = True
         self._checks.publish(self._checks.value + 1)
 
     # --- what there should be -------------------------------------------------------------------
 
     async def _write(self) -> None:
-        """Brings about what is wanted, whenever that or what there is changes."""
         timing, retry = self._timing, ApiBackoff(longest=self._timing.retry_longest)
         gap = Backoff(first=timing.gap_first, longest=timing.gap_longest)
         loop = asyncio.get_running_loop()
@@ -218,11 +208,7 @@ class SlicePublisher:
                 return
 
     async def _bring_about(self) -> None:
-        """Writes what differs; if nothing does, all is in place.
-
-        Raises:
-            ApiError: of any kind; a part of it may have been written.
-        """
+        """Writes what differs; if nothing does, all is in place. Raises ApiError."""
         if self.live.value is None or self._devices.value is None:
             return
         if self._stale:
@@ -261,7 +247,7 @@ class SlicePublisher:
         return devices
 
     async def _tried_plan(self) -> Plan:
-        """What to write. Before there are counters that were not there before, they are tried."""
+        """What to write; new counters are tried first."""
         plan, live = self._plan(), self.live.value or {}
         counting = any(one.counters for one in self._publishable())
         if counting and (
@@ -276,10 +262,10 @@ class SlicePublisher:
         return plan
 
     async def _try_counters(self) -> None:
-        """Finds out whether the API server keeps counters; nothing is written.
+        """Finds out by dry runs whether the API server keeps counters.
 
-        In a slice that has had them it keeps them even if the feature is off by now. But one that
-        is new and loses them may be the one that completes a pool of devices that overlap.
+        In a slice that has had them it keeps them with the feature off, too. But a new one that
+        loses them may complete a pool of devices that overlap.
 
         Raises:
             ApiError: of any kind.
@@ -319,7 +305,7 @@ class SlicePublisher:
         )
 
     def _as_sent(self, name: str, live: Slice) -> Slice:
-        """A slice that is as the API server has answered counts as what was sent to it."""
+        """What was sent, if the live slice is as the API server has answered it."""
         sent, reply = self._accepted.get(name, (None, None))
         return sent if sent and reply and not slices.differs(live, reply) else live
 
@@ -357,7 +343,6 @@ class SlicePublisher:
             )
 
     def _note(self, doing: str, error: ApiError | None) -> None:
-        """Takes note of how one of `_CALLS` went."""
         if error:
             self._errors[doing] = error
             self._reporters[doing].failed(error)

@@ -1,8 +1,6 @@
 """The gRPC side of a DRA driver: what the kubelet asks, answered by two functions and a feed.
 
-`Registration` makes the driver known, `DraPlugin` prepares claims, `Health` reports the devices.
-The mappings of paths to handlers are written out, as one handler serves several versions of an API:
-where two versions have the same messages, the answer to both is encoded by one of them.
+One handler serves several versions of an API: where two have the same messages, one encodes both.
 """
 
 from __future__ import annotations
@@ -32,11 +30,10 @@ log = logger(__name__)
 
 T = TypeVar("T")
 Prepared = tuple[PreparedResult, ...] | str
-"""What a claim's containers are given, or why the claim cannot be prepared."""
 Prepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Prepared]]]
-"""Prepares claims; the answer is by UID."""
+"""By UID: what a claim's containers are given, or why it cannot be prepared."""
 Unprepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, str | None]]]
-"""Undoes it; the answer is by UID: why it failed, or None."""
+"""By UID: why it failed, or None."""
 
 SERVICES = (
     "v1.DRAPlugin",
@@ -44,23 +41,19 @@ SERVICES = (
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 )
-"""What we serve, the newest first: a kubelet takes the first that it knows.
-
-A kubelet 1.36 knows the alpha version of the health service, and asks every driver for it.
-"""
+"""What we serve, the newest first: a kubelet takes the first that it knows. A kubelet 1.36 asks
+every driver for the alpha version of the health service."""
 
 ANSWER_WITHIN = 40.0
 """Seconds. The kubelet waits for 45, and what it then writes to the Pod names no cause."""
 HEARTBEAT = 10.0
-"""Seconds between two lists if nothing changes.
-
-Each device that a kubelet has not heard of for 30 s is Unknown to it. A longer limit could be asked
-for in the list, but not from a kubelet 1.34, and an agent that hangs would be believed for longer.
-"""
+"""Seconds between two lists if nothing changes: after 30 s a device is Unknown to the kubelet. A
+list could ask for more, but not a kubelet 1.34, and an agent that hangs would be believed for
+longer."""
 _HEALTHY = v1alpha1.HealthStatus.from_string("HEALTHY")
 _UNHEALTHY = v1alpha1.HealthStatus.from_string("UNHEALTHY")
 _LONGEST_MESSAGE = 1024
-"""Bytes of what is reported about a device or a claim; a kubelet cuts what is longer."""
+"""Bytes about a device or a claim; a kubelet cuts what is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +61,20 @@ class RegistrationState:
     """How the driver stands with the kubelet's plugin manager."""
 
     asked: int = 0
-    """GetInfo calls so far. A second one means that the kubelet has been restarted."""
+    """GetInfo calls so far; a second one is a restart of the kubelet."""
     notifications: int = 0
-    """NotifyRegistrationStatus calls so far."""
     registered: bool = False
-    """As the last notification said."""
     error: str = ""
-    """Why the kubelet refuses the driver, in its words."""
 
 
 class Registration:
     """Introduces the driver to the kubelet; `state` is what the kubelet made of it.
 
-    The kubelet gives up on GetInfo after a second and then comes back later each time, after up to
-    two minutes: nothing is awaited here.
+    The kubelet gives up on GetInfo after a second, and comes back after up to two minutes: nothing
+    is awaited here.
     """
 
     def __init__(self, driver: str, endpoint: Path) -> None:
-        """`endpoint` is the socket with the services, by the path that the kubelet knows."""
         self.state: Feed[RegistrationState] = Feed(RegistrationState())
         self._driver = driver
         self._info = Encoded(
@@ -100,7 +89,6 @@ class Registration:
         )
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Which handler serves which path; grpclib asks for it."""
         unary, service = Cardinality.UNARY_UNARY, "/pluginregistration.Registration"
         return {
             f"{service}/GetInfo": Handler(
@@ -140,25 +128,20 @@ class Registration:
 class DraPlugin:
     """Answers the kubelet's calls to prepare and unprepare claims.
 
-    The kubelet takes an answer only if it has exactly the UIDs that were asked for, and shows an
-    error's text in the Pod's events.
+    The kubelet wants exactly the UIDs that it asked for, and shows an error's text in the Pod's
+    events.
     """
 
     def __init__(
         self, prepare: Prepare, unprepare: Unprepare, *, deadline: float = ANSWER_WITHIN
     ) -> None:
-        """`prepare` and `unprepare` are cancelled after `deadline` seconds, or at the agent's end.
-
-        Calls for different Pods come at the same time.
-        """
+        """Both are cancelled after `deadline` seconds; calls are concurrent."""
         self.calls: Feed[int] = Feed(0)
-        """How many are under way."""
         self._prepare = prepare
         self._unprepare = unprepare
         self._deadline = deadline
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Which handler serves which path; grpclib asks for it."""
         unary = Cardinality.UNARY_UNARY
         return {
             f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{method}": handler
@@ -208,7 +191,6 @@ class DraPlugin:
         function: Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, T]]],
         refs: Sequence[ClaimRef],
     ) -> dict[ClaimRef, T | str]:
-        """The outcome for each of `refs`, within the deadline."""
         with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline) as limit:
@@ -224,8 +206,7 @@ class DraPlugin:
 class Health:
     """Streams the health of all devices: on change, and as a heartbeat.
 
-    `streams` is how many are open. They end when the feed of devices is closed, and then the
-    kubelet takes every device's health for unknown.
+    The `streams` end when the feed of devices is closed: then every device's health is unknown.
     """
 
     def __init__(
@@ -236,10 +217,7 @@ class Health:
         heartbeat: float = HEARTBEAT,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A reporter of `devices`, which are in `pool`; nothing is sent while they are None.
-
-        `heartbeat` is in seconds; `clock` is of the wall, in seconds.
-        """
+        """`devices` are in `pool`; while they are None, nothing is sent. `clock` is of the wall."""
         self.streams: Feed[int] = Feed(0)
         self._pool = pool
         self.devices = devices
@@ -248,10 +226,9 @@ class Health:
         self._since: dict[str, tuple[bool, int]] = {}
         """For each device, whether it is healthy, and since when as far as we have reported it."""
         self._encoded: tuple[tuple[PoolDevice, ...] | None, Encoded] = (None, Encoded(b""))
-        """The last list, and the message that it is: a heartbeat costs next to nothing."""
+        """The last list and its message: a heartbeat costs next to nothing."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Which handler serves which path; grpclib asks for it."""
         handler = Handler(
             self._watch, Cardinality.UNARY_STREAM, v1alpha1.NodeWatchResourcesRequest, Encoded
         )
@@ -306,11 +283,7 @@ class Health:
 
 
 def _refs(claims: Sequence[v1.Claim]) -> tuple[ClaimRef, ...]:
-    """The claims of a request.
-
-    Raises:
-        GRPCError: INVALID_ARGUMENT, as one has a UID that cannot be part of a file's name.
-    """
+    """The claims of a request; INVALID_ARGUMENT if a UID cannot be part of a file's name."""
     refs = tuple(ClaimRef(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims)
     for ref in refs:
         if not is_uid(ref.uid):
@@ -336,5 +309,4 @@ def _name(ref: ClaimRef) -> str:
 
 
 def _cut(text: str) -> str:
-    """As much of `text` as fits, without half a character."""
     return text.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")

@@ -1,7 +1,7 @@
-"""The devices of a node as ResourceSlices, and what has to be written to bring those about. Pure.
+"""The devices of a node as ResourceSlices, and what to write for that. Pure.
 
 Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.go). Start reading at
-`slices`; `npu_agent.outputs.dra.publisher` writes them.
+`slices`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
 
 _PER_SLICE = 64
-"""Devices: the API server takes 128, but no more than these once one of them has a taint. A list
-that becomes too long just as a card fails would keep the failure from being published."""
+"""Devices: the API server takes 128, but no more than these once one has a taint. A list that gets
+too long when a card fails would hide the failure."""
 _SETS_PER_SLICE = 8
 """Sets of counters that the API server takes."""
 _LONGEST_NAME = 253
@@ -32,16 +32,16 @@ def slices(
 ) -> tuple[dict[str, Any], ...]:
     """The slices of a node's pool, which are complete only together; one where there is no device.
 
-    Those with the counters of cards come first. All devices of a card are in one slice, so that a
-    card that fails changes one.
+    Those with counters come first. A card's devices are in one slice, so that its failure changes
+    one.
 
     Args:
         devices: in the order in which the scheduler is to take them.
         driver: ``npu.example.com``.
         node: the Node's name, which is the pool's as well.
         uid: the Node's; the slices are deleted with it.
-        generation: of the pool. The scheduler uses the slices of the highest one only, and those
-            only if they are as many as each of them says.
+        generation: of the pool. The scheduler uses only the slices of the highest one, if they are
+            as many as each of them says.
     """
     sets = _counter_sets(devices)
     contents: list[dict[str, Any]] = [
@@ -62,7 +62,7 @@ def slices(
 
 
 def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
-    """The devices of each slice, of which there is one at least: those of a card are together."""
+    """The devices of each slice, at least one; a card's are together."""
     parts: list[list[PoolDevice]] = [[]]
     for counters, together in groupby(devices, lambda one: one.counters):
         for group in [list(together)] if counters else ([one] for one in together):
@@ -73,7 +73,7 @@ def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
 
 
 def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
-    """A set for each card that is offered in several widths, with a counter for each core."""
+    """For each card that is offered in several widths, a set with a counter for each core."""
     cards = {one.counters: one.device.card for one in devices if one.counters}
     return [{"name": name, "counters": _counters(card.all_cores)} for name, card in cards.items()]
 
@@ -87,7 +87,7 @@ def _chunks(of: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def name(at: int, driver: str, node: str) -> str:
-    """The name of a node's slice: the same each time, so that a second one can never be created.
+    """The name of a node's slice: always the same, so that there is no second one.
 
     The scheduler takes slices in the order of their names.
     """
@@ -128,11 +128,10 @@ def _attribute(value: Value) -> dict[str, Value]:
 class Plan:
     """The calls that bring a pool about, in their order: first all to delete, then all to apply.
 
-    Of the latter those with counters come first, then those that are there already.
+    Of the latter, those with counters come first, then those that are there already.
     """
 
     delete: tuple[str, ...] = ()
-    """Names."""
     apply: tuple[Slice, ...] = ()
 
 
@@ -145,15 +144,10 @@ def plan(
     uid: str,
     generation: int = 1,
 ) -> Plan:
-    """What has to be written so that the pool has these devices; nothing where it has them.
+    """What to write so that the pool has these devices; arguments as of `slices`.
 
-    Args:
-        live: by name, the slices that this driver has on this node.
-        devices: see `slices`.
-        driver: see `slices`.
-        node: see `slices`.
-        uid: see `slices`.
-        generation: the least one that the pool may have: the scheduler may know it already.
+    `live` are this driver's slices on this node by name, and `generation` is the least that the
+    pool may have: the scheduler may know it already.
     """
     present = newest(live, generation)
 
@@ -175,7 +169,7 @@ def plan(
 
 
 def differs(live: Slice, wanted: Slice) -> bool:
-    """Whether a slice is not as it should be; what the API server adds to it does not count."""
+    """Whether a slice is not as it should be, but for what the API server adds."""
     owners, needed = (each["metadata"].get("ownerReferences") or () for each in (live, wanted))
     return _plain(live.get("spec")) != _plain(wanted["spec"]) or any(
         owner not in owners for owner in needed
@@ -194,9 +188,9 @@ def _plain(value: object) -> object:
 
 
 def dropped(sent: Slice, reply: Slice) -> tuple[str, ...]:
-    """The fields, such as ``devices.taints``, that were sent and that the reply does not have.
+    """The fields, such as ``devices.taints``, that were sent and are not in the reply.
 
-    The API server omits without a word what belongs to a feature that is switched off.
+    The API server omits what belongs to a feature that is off.
     """
     return tuple(sorted(set(_missing(sent["spec"], reply.get("spec"), ""))))
 
@@ -216,14 +210,10 @@ def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
 
 
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
-    """`wanted` with the time since when each taint is there, for the taints that are live.
+    """`wanted` with the times of the taints that are live, in whatever slice.
 
-    Without it the API server would put in the time of each write, and Pods that tolerate a taint
-    for some seconds would tolerate it for that long after every write.
-
-    Args:
-        wanted: the slice to write.
-        live: by name, the slices that are there; a device may have been in another one of them.
+    Else the API server would put in the time of each write, and a Pod that tolerates a taint for
+    some seconds would do so again after every write.
     """
     since = {
         (device["name"], *_what(taint)): taint["timeAdded"]
@@ -252,7 +242,7 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
 
 
 def counts(found: Slice | None) -> bool:
-    """Whether there is a slice, and it has counters of cards or devices that consume them."""
+    """Whether there is a slice with counters, or with devices that consume them."""
     spec = found["spec"] if found else {}
     return bool(spec.get("sharedCounters")) or any(
         device.get("consumesCounters") for device in spec.get("devices") or ()
@@ -264,7 +254,7 @@ def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def is_incomplete(live: Mapping[str, Slice]) -> bool:
-    """Whether slices of the pool's newest generation are missing: the scheduler does not use it."""
+    """Whether slices of the pool's newest generation are missing: the scheduler ignores it."""
     pools = [each["spec"]["pool"] for each in live.values()]
     generation = newest(live)
     wanted = {p["resourceSliceCount"] for p in pools if p["generation"] == generation}
@@ -272,6 +262,5 @@ def is_incomplete(live: Mapping[str, Slice]) -> bool:
 
 
 def newest(live: Mapping[str, Slice], least: int = 0) -> int:
-    """The highest generation of the pool in these slices, or `least`."""
     pools = (each["spec"]["pool"] for each in live.values())
     return max([least, *(int(pool["generation"]) for pool in pools)])

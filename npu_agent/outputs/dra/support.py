@@ -23,15 +23,10 @@ class Support:
 
     available: bool
     reason: str
-    """Why, or why not, for people."""
 
 
 async def support(api: Api, node_name: str) -> Support:
-    """Asks the API server, and what it knows of this node's kubelet.
-
-    Raises:
-        ApiError: it does not say.
-    """
+    """Asks the API server about itself and this node's kubelet; raises ApiError."""
     if not await resourceclaims.served(api):
         return Support(False, "the API server does not serve resource.k8s.io/v1")
     version = (await node.read_whole(api, node_name)).status.node_info.kubelet_version
@@ -54,9 +49,7 @@ class Wanted:
     """What the config has for any of this node's cards."""
 
     auto: bool
-    """``allocation.api: auto``."""
     dra: bool
-    """``allocation.api: dra``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +57,16 @@ class Known:
     """What is known of this node."""
 
     available: bool | None = None
-    """What `auto` follows; None as long as that is not known."""
+    """What `auto` follows; None: not known."""
     impossible: str | None = None
-    """Why `dra` cannot be followed; "" if it can, None if that is not known yet."""
+    """Why `dra` cannot be followed; "": it can; None: not known."""
 
 
 class SupportWatch:
     """Finds out whether this node can do DRA, if the config asks for it.
 
-    What `auto` stands for is found out once. Where `dra` is impossible, that is asked again: a
-    cluster is updated while its agents run.
+    `auto` is settled once. An impossible `dra` is asked again: clusters are updated while agents
+    run.
     """
 
     def __init__(
@@ -87,7 +80,6 @@ class SupportWatch:
         self._ask_again = ask_again
 
     async def run(self) -> None:
-        """Asks whenever an answer is needed, until cancelled."""
         pause = ApiBackoff()
         while True:
             changed, wanted = self._wanted.changed, self._wanted.value
