@@ -201,12 +201,6 @@ async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_pa
     assert (tmp_path / RECORD).exists()
 
 
-async def test_the_record_goes_where_nobody_holds_anything(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    assert await ends(room) is True
-
-
 async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
     """It does when it hands out another one."""
     room = Room(tmp_path)

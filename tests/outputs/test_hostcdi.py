@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -153,16 +153,3 @@ async def test_what_could_not_be_written_is_tried_again(
         await until((directory / FILE).exists)
         await until(lambda: cdi.error is None)
     assert caplog.text.count("the CDI specs cannot be written") == 1
-
-
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"{}")])
-async def test_what_somebody_removes_or_changes_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object]
-) -> None:
-    monkeypatch.setattr("npu_agent.outputs.cdi.LOOK_EVERY", 0.01)
-    file = tmp_path / FILE
-    async with followed(Feed(snapshot(state("A", 0))), tmp_path):
-        await until(file.exists)
-        before = file.read_bytes()
-        harm(file)
-        await until(lambda: file.exists() and file.read_bytes() == before)

@@ -92,15 +92,6 @@ async def test_a_claim_is_prepared(tmp_path: Path, room: Room) -> None:
     assert room.claims.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
 
 
-async def test_after_a_reboot_the_spec_is_written_again(room: Room) -> None:
-    room.claim("c", result(ZERO))
-    first = await room.prepared()
-    (room.cdi_root / SPEC).unlink()  # /var/run is a tmpfs
-    await room.restarted(uses=[("c", ZERO)])
-    assert await room.prepared() == first
-    assert "uid-c-npu" in spec(room)
-
-
 @pytest.mark.parametrize(
     "harm",
     [
@@ -136,17 +127,6 @@ async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room
         held.says()
     await held.claims.sync_specs()
     assert held.specs() == []
-
-
-async def test_a_spec_of_a_card_that_left_is_reported_once(
-    held: Room, caplog: pytest.LogCaptureFixture
-) -> None:
-    (held.cdi_root / SPEC).unlink()
-    held.have()
-    await held.claims.sync_specs()
-    await held.claims.sync_specs()
-    assert caplog.text.count("cannot be put right") == 1
-    assert held.store.prepared.value.keys() == {"uid-c"}
 
 
 async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(held: Room) -> None:
@@ -457,28 +437,6 @@ async def test_parameters_for_us_are_refused(
     assert await room.prepared() == answer(("npu", ZERO))
 
 
-async def test_what_another_claim_holds_is_refused_until_that_one_ends(room: Room) -> None:
-    """A Pod that was deleted by force: its device is allocated again while it still runs."""
-    room.claim("c", result(ZERO))
-    room.claim("d", result(ZERO))
-    await room.prepared("c")
-    assert await room.prepared("d") == f"device 'WARBOY-0' (npu0) is not free: {HELD}"
-    assert room.claims.counts.prepares["refused"] == 1
-    del room.api["team", "c"]
-    await room.unprepared("c")
-    assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
-
-
-async def test_what_a_container_holds_by_the_device_plugin_is_refused(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned("WARBOY-0")
-    room.claim("c", result(ZERO))
-    assert await room.prepared() == (
-        "device 'WARBOY-0' (npu0) is not free: Pod team/train still holds its cores as WARBOY-0 "
-        "of beta.furiosa.ai/npu"
-    )
-
-
 @pytest.fixture
 def patient(tmp_path: Path) -> Room:
     """Claims that wait for as long as it takes."""
@@ -520,19 +478,6 @@ async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) ->
         patient.says(*held)
         while not preparing.done() and patient.kubelet.asked == asked:  # until it is tried again
             await asyncio.sleep(0)
-    assert await preparing == answer(("npu", ZERO))
-
-
-async def test_a_claim_waits_until_it_is_sure_that_no_container_is_left(patient: Room) -> None:
-    """The agent, or the device plugin, has just ended, or has given its cards to DRA."""
-    await patient.owned()
-    patient.store.offering({NPU: [plain(patient)]})
-    await patient.store.saved()
-    await patient.restarted()
-    assert patient.store.states.value.allocations  # one answer is not enough
-    patient.claim("c", result(ZERO))
-    preparing = await waits(patient, "c")
-    patient.says()
     assert await preparing == answer(("npu", ZERO))
 
 
@@ -618,31 +563,6 @@ async def test_unprepare_needs_nothing(tmp_path: Path, held: Room) -> None:
     assert held.specs() == []
     assert json.loads((tmp_path / RECORD).read_bytes())["claims"] == []
     assert held.claims.counts.unprepares["unprepared"] == 2
-
-
-async def test_a_prepare_that_comes_after_its_unprepare(room: Room) -> None:
-    """The kubelet has given up waiting, and its Pod has ended meanwhile."""
-    room.claim("c", result(ZERO))
-    asked = asyncio.Event()
-
-    async def slow(_: str) -> None:
-        asked.set()
-        await asyncio.sleep(0.01)
-
-    room.fetched = slow
-    preparing = asyncio.create_task(room.prepared())
-    await asked.wait()
-    await room.unprepared("c")
-    assert "was unprepared meanwhile" in await preparing
-    assert room.specs() == []
-
-
-async def test_a_claim_is_prepared_for_one_pod_after_the_other(room: Room) -> None:
-    room.claim("c", result(ZERO))
-    first = await room.prepared()
-    await room.unprepared()
-    assert await room.prepared() == first
-    assert room.specs() == [SPEC]
 
 
 async def test_two_claims_for_one_device_at_the_same_time(room: Room) -> None:
@@ -772,22 +692,6 @@ async def test_a_claim_that_may_be_used_is_kept(held: Room, why: str) -> None:
         await held.claims.collect_garbage()
     assert held.store.prepared.value.keys() == {"uid-c"}
     assert held.specs() == [SPEC]
-
-
-@pytest.mark.parametrize("damage", [None, b"{"])
-async def test_a_lost_record_is_rebuilt(tmp_path: Path, held: Room, damage: bytes | None) -> None:
-    (tmp_path / RECORD).unlink()
-    if damage is not None:
-        (tmp_path / RECORD).write_bytes(damage)
-    await held.restarted(uses=[("c", ZERO)])
-    for _ in range(2):
-        held.says(uses=[("c", ZERO)])
-    held.claim("d", result(ZERO))
-    assert HELD in await held.prepared("d")
-    held.claim("e", result(ONE))
-    assert await held.prepared("e") == answer(("npu", ONE), uid="uid-e")
-    await held.unprepared("c")
-    assert await held.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
 async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Path) -> None:
@@ -1040,23 +944,6 @@ def reserved(*pods: str) -> list[dict[str, str]]:
     return [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
 
 
-async def test_a_claim_that_is_allocated_anew_leaves_its_card_to_the_pod_before(held: Room) -> None:
-    """The kubelet was restarted, and the Pod before was deleted by force."""
-    held.kubelet.node.alive = {"pod-c"}
-    held.claim("c", result(ONE), reservedFor=reserved("next"))
-    assert await held.prepared() == answer(("npu", ONE))
-    held.claim("d", result(ZERO))
-    assert "its containers run) still holds its cores" in await held.prepared("d")
-    held.start()  # the next agent
-    held.kubelet.node.alive = {"pod-c"}
-    await held.owned()
-    assert "its containers run) still holds its cores" in await held.prepared("d")
-    held.kubelet.node.alive = {"next"}
-    held.says()
-    assert await held.prepared("d") == answer(("npu", ZERO), uid="uid-d")
-    assert await held.prepared() == answer(("npu", ONE))
-
-
 async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(held: Room) -> None:
     """It has the same card again."""
     held.kubelet.node.alive = {"pod-c"}
@@ -1095,15 +982,3 @@ async def test_a_refusal_is_not_repeated_before_anything_changes(patient: Room) 
     patient.kubelet.node.alive.clear()
     patient.says()
     assert await preparing == answer(("npu", ZERO))
-
-
-async def test_the_pods_of_a_claim_that_an_older_agent_prepared_are_found(
-    tmp_path: Path, held: Room
-) -> None:
-    record = json.loads((tmp_path / RECORD).read_bytes())
-    del record["claims"][0]["podUIDs"]
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    await held.restarted(uses=[("c", ZERO)])
-    await held.claims.refresh_consumers()
-    (known,) = held.store.prepared.value.values()
-    assert known.pod_uids == ("pod-c",)

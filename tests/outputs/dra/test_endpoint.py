@@ -140,16 +140,6 @@ async def test_a_health_stream_sees_its_end_at_the_end(root: Path) -> None:
         assert await ending == []  # a lost connection would raise
 
 
-async def test_a_health_stream_that_goes_on_does_not_delay_the_end(root: Path) -> None:
-    driver = Driver()
-    endpoint = driver.endpoint(root)
-    await endpoint.start()
-    async with streaming(endpoint):
-        async with asyncio.timeout(5):
-            await endpoint.close()
-        driver.devices.close()
-
-
 async def test_an_end_that_is_cancelled_leaves_no_socket(root: Path) -> None:
     driver = Driver()
     endpoint = driver.endpoint(root)
@@ -184,17 +174,6 @@ async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
     await manager.stop()
 
 
-async def test_a_path_that_is_too_long_is_said_with_its_length(root: Path) -> None:
-    deep = root / ("d" * 60)
-    (deep / REGISTRY).mkdir(parents=True)
-    endpoint = Driver().endpoint(deep)
-    length = len(os.fsencode(endpoint.path))
-    assert length > SOCKET_PATH_MAX
-    with pytest.raises(OSError, match=f"has {length} bytes and Linux takes 107: choose a shorter"):
-        await endpoint.start()
-    assert not [*deep.rglob("*.sock")]
-
-
 async def test_without_a_registry_nothing_is_made(root: Path) -> None:
     (root / REGISTRY).rmdir()
     with pytest.raises(FileNotFoundError, match=f"{REGISTRY} is missing: is the kubelet running"):
@@ -208,14 +187,6 @@ async def test_a_start_that_fails_half_way_leaves_no_socket(root: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         await endpoint.start()
     assert names(root / PLUGINS / DRIVER) == []
-
-
-@pytest.mark.parametrize("which", ["path", "registration_path"])
-async def test_a_socket_that_was_removed_is_missed(root: Path, which: str) -> None:
-    async with Driver().served(root) as endpoint:
-        assert endpoint.exists()
-        getattr(endpoint, which).unlink()
-        assert not endpoint.exists()
 
 
 async def test_sweep_removes_the_sockets_of_the_killed_and_no_others(root: Path) -> None:

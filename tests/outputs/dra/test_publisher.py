@@ -233,20 +233,6 @@ async def test_what_somebody_changes_is_put_right(tmp_path: Path) -> None:
         assert world.server.writes == [f"apply {NAME}"] * 2
 
 
-async def test_a_watch_that_began_too_long_ago_is_no_trouble(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
-        world.server.cut()
-        world.server.delete()
-        world.server.forget_events()
-        await world.in_place()
-        await world.watching(2)
-        assert world.state.trouble is None
-        world.server.delete()
-        await world.in_place()
-
-
 async def test_where_each_watch_ends_immediately_the_slices_are_listed(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(2), retry_longest=0.01) as world:
         world.server.instead["watch"] = says("")
@@ -446,24 +432,6 @@ async def test_two_that_write_the_same_slices_do_not_do_so_all_the_time(tmp_path
 # An API server that is away, or refuses.
 
 
-async def test_slices_are_back_after_an_outage(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
-        world.server.trouble = drops
-        world.server.cut()
-        trouble = (await first(world.publisher.state, lambda state: state.trouble)).trouble
-        assert trouble
-        assert "cannot watch ResourceSlices" in trouble.what
-        world.devices.publish(rngd(3))
-        await first(world.publisher.state, lambda state: not state.published)
-        world.server.slices.clear()
-        world.server.forget_events()
-        world.server.trouble = None
-        await world.in_place()
-        await first(world.publisher.state, lambda state: state.trouble is None)
-
-
 async def test_a_write_whose_answer_is_lost_may_have_taken_effect(tmp_path: Path) -> None:
     """What is wanted now was there before it: only a list proves that it still is."""
     async with running(tmp_path, ()) as world:
@@ -501,16 +469,6 @@ async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> N
         world.server.instead.clear()
         state = await world.in_place()
         assert (state.trouble, state.writes) == (None, 1)
-
-
-@pytest.mark.parametrize("code", [409, 422, 429, 500])
-async def test_an_api_server_that_fails_for_a_moment(tmp_path: Path, code: int) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        for call in ("list", "watch", "get", "apply"):
-            world.server.instead = {call: status(code, "not now", Retry_After="0")}
-            await world.asked_for(call)
-        world.server.instead = {}
-        await world.in_place()
 
 
 @pytest.mark.parametrize("call", ["list", "watch", "get", "apply"])
