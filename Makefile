@@ -118,9 +118,8 @@ $(BINARY)/ready: requirements/run.txt requirements/binary.txt
 binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts without Python
 	sh packaging/binary.sh $(BINARY)/bin/python
 
-wheel: $(VENV)/ready ## dist/*.whl and its source archive, for pipx and `uv tool install`
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) $(BIN)/uv build --quiet \
-		--no-build-isolation --python $(BIN)/python --out-dir $(DIST)
+wheel: $(VENV)/ready ## dist/*.whl, its source archive and SBOM, for pipx and `uv tool install`
+	@sh packaging/wheel.sh $(BIN) $(DIST)
 
 chart: ## dist/npu-agent-VERSION.tgz, the Helm chart (HELM, SOURCE: docs/packaging.md)
 	@HELM='$(HELM)' SOURCE='$(SOURCE)' sh packaging/chart.sh $(DIST)

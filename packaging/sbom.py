@@ -1,4 +1,4 @@
-"""Writes what is in an image or a binary as SPDX 2.3 JSON, on standard output.
+"""Writes what is in an image or a binary, or what a wheel needs, as SPDX 2.3 JSON.
 
 Run by the very Python that is shipped: the locked requirements say which packages belong to the
 agent, that Python's environment says which of them are installed and under which licence, and

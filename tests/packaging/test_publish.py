@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -87,13 +88,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("make", "wheel", f"VENV={Path(sys.executable).parents[1]}", f"DIST={dist}")
     made = {file.name for file in dist.iterdir() if file.name != ".gitignore"}
     name = f"npu_agent-{__version__}"
-    assert made == {f"{name}-py3-none-any.whl", f"{name}.tar.gz"}
+    assert made == {f"{name}-py3-none-any.whl", f"{name}.tar.gz", "npu-agent-wheel.spdx.json"}
     return dist / f"{name}-py3-none-any.whl"
 
 
 def test_the_wheel_is_the_same_each_time(wheel: Path, tmp_path: Path) -> None:
     run("make", "wheel", f"VENV={Path(sys.executable).parents[1]}", f"DIST={tmp_path}")
     assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheels_sbom_has_what_it_needs(wheel: Path) -> None:
+    parts = json.loads(wheel.with_name("npu-agent-wheel.spdx.json").read_text())["packages"]
+    names = {part["name"] for part in parts}
+    assert {"npu-agent", "aiohttp", "grpclib", "msgspec"} <= names
+    assert not {"mypy", "pytest", "uv"} & names
 
 
 def test_pipx_installs_a_command_that_runs(wheel: Path, tmp_path: Path) -> None:

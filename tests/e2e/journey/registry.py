@@ -19,6 +19,8 @@ USER, PASSWORD = "npu", "secret"
 _HASH = "$2b$05$npuagentnpuagentnpuaguT/KxZDuhVCajD03Y3Gib6LTmG0p2u42"
 """Of the password, by bcrypt."""
 _OPEN, _CLOSED = 5000, 5001
+CHARTS = f"oci://{NODE_ADDRESS}:{_OPEN}/charts"
+"""Where charts are pushed to; by http."""
 _CTR = ("ctr", "--address", CONTAINERD_SOCKET, "--namespace")
 _HOSTS = "/etc/containerd/certs.d"
 

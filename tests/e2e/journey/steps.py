@@ -9,7 +9,7 @@ from typing import Any
 
 from npu_agent import __version__
 from tests.cluster import ClusterError
-from tests.cluster.build import HELM, ensure_binaries
+from tests.cluster.build import HELM, GoBuild, ensure_binaries
 from tests.cluster.settings import CONTAINERD_SOCKET
 from tests.docs.pages import page
 from tests.e2e.journey.registry import PRIVATE
@@ -125,11 +125,11 @@ class Journey(Node):
         where = ("--namespace", namespace, "--timeout=60s")
         self.kubectl("rollout", "status", what, *where, timeout=90)
 
-    def helm(self, *arguments: str) -> str:
-        """Runs Helm; returns what it prints."""
+    def helm(self, *arguments: str, build: GoBuild = HELM) -> str:
+        """Runs Helm, 4 unless `build` is another; returns what it prints."""
         home = self.cluster.workdir / "run" / "helm"
         homes = [f"HELM_{what}_HOME={home}" for what in ("CACHE", "CONFIG", "DATA")]
-        program = str(ensure_binaries(HELM)["helm"])
+        program = str(ensure_binaries(build)["helm"])
         return self.cluster.enter("env", *homes, program, *arguments, timeout=120).stdout
 
     def clear_labels(self) -> None:

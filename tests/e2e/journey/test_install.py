@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from npu_agent import __version__
 from tests.cluster import ClusterError
+from tests.cluster.build import HELM, HELM_3, GoBuild, ensure_binaries
 from tests.e2e.api import configured, overlay
+from tests.e2e.journey.registry import CHARTS
 from tests.e2e.journey.steps import AGENT, CHART, LEFT_ON_DISK, Journey
 from tests.e2e.manifests import thing
+from tests.e2e.node import PROJECT
 
 COUNT = "beta.furiosa.ai/npu.count"
 RELEASED = ("npu-agent", "--namespace", "kube-system")
@@ -64,6 +68,41 @@ def test_the_chart_installs_follows_values_and_goes(bare: Journey) -> None:
         node.wait_unused()
     finally:
         node.helm("uninstall", *RELEASED, "--wait")
+    node.wait_allocatable(0)
+    node.clear_labels()
+    node.wait_clean()
+
+
+@pytest.mark.parametrize("build", [HELM, HELM_3], ids=lambda build: build.name)
+def test_the_chart_of_a_release_is_installed_from_a_registry(
+    bare: Journey, build: GoBuild, tmp_path: Path
+) -> None:
+    """Made by `make chart`, pushed, and installed by its address: no file of the chart is here."""
+    node = bare
+    make = (
+        "make",
+        "--silent",
+        "chart",
+        f"HELM={ensure_binaries(build)['helm']}",
+        f"DIST={tmp_path}",
+    )
+    subprocess.run(make, cwd=PROJECT, check=True, capture_output=True)
+    archive = tmp_path / f"npu-agent-{__version__}.tgz"
+    node.helm("push", str(archive), CHARTS, "--plain-http", build=build)
+    archive.unlink()
+    address = (f"{CHARTS}/npu-agent", "--version", __version__, "--plain-http")
+    node.helm(
+        "install", *RELEASED, *address, f"--set=image.repository={AGENT}", "--wait", build=build
+    )
+    try:
+        node.wait_allocatable(2)
+        node.run("released", 1)
+        assert node.environment("released", "NPU_DEVNAME") in ("npu0pe0-1", "npu1pe0-1")
+        node.wait_known("released")
+        node.delete_pods("released")
+        node.wait_unused()
+    finally:
+        node.helm("uninstall", *RELEASED, "--wait", build=build)
     node.wait_allocatable(0)
     node.clear_labels()
     node.wait_clean()
