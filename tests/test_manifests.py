@@ -141,7 +141,7 @@ def test_the_policy_knows_the_labels_that_the_agent_writes() -> None:
     assert prefixes == ["alpha.furiosa.ai/npu.", "beta.furiosa.ai/", "furiosa.ai/"]
     for keys in SETS.values():
         assert all(key.startswith(tuple(prefixes)) for key in keys.keys), keys.keys
-    (rule,) = (r for r in policy["spec"]["validations"] if "foreign" in r["expression"])
+    (rule,) = (r for r in policy["spec"]["validations"] if "variables.foreign." in r["expression"])
     assert all(prefix in rule["messageExpression"] for prefix in prefixes)
 
 
