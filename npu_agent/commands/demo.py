@@ -42,6 +42,7 @@ metrics: {{interval: 1, listen: '127.0.0.1:0'}}
 # There is no API server here: labels go to a file, and Events nowhere.
 labels: {{output: nfd}}
 events: false
+cordon: false
 """
 
 

@@ -17,12 +17,14 @@ from typing import Any
 
 from npu_agent import simulator
 from npu_agent.agent import Agent, Host
+from npu_agent.commands.cordon import set_cordon
 from npu_agent.config import load
 from npu_agent.core.claim import ClaimRef
+from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs import cdi
-from npu_agent.simulator.apiserver import Device, StandInApiServer, served
+from npu_agent.simulator.apiserver import NODES, Device, StandInApiServer, served
 from npu_agent.simulator.kubelet import StandInKubelet
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors import REGISTRY
@@ -36,7 +38,7 @@ _WAITS = 0.5
 _CONFIG = """\
 allocation: {{api: dra}}
 pluginDir: {plugins}
-health: {{interval: 0.1}}
+health: {{interval: 0.1, condition: {{type: {condition}}}}}
 metrics: {{listen: '127.0.0.1:0'}}
 labels: {{output: none}}
 events: false
@@ -57,6 +59,7 @@ class ClaimsNode:
             ("DRA: the agent of another node offers its cards to claims", self._publishes),
             ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
             ("The claimed card dies, and recovers", self._dies),
+            ("A person takes the card out of service, and brings it back", self._cordoned),
             (
                 "The Pod is deleted by force, so that its card looks free before it is",
                 self._waits,
@@ -71,6 +74,7 @@ class ClaimsNode:
         self._kubelet = StandInKubelet(directory / _PLUGINS, directory / "pod-resources")
         self._manager = StandInPluginManager(directory)
         self._agent: Agent | None = None
+        self._api: Api | None = None
         self._stop = asyncio.Event()
         self._served = contextlib.AsyncExitStack()
         self._running: list[asyncio.Task[None]] = []
@@ -127,13 +131,33 @@ class ClaimsNode:
         (taint,) = await self._tainted(bool)
         said = f"{taint['key']}:{taint['effect']}"
         state, message = await self._reported("Unhealthy")
+        condition = await self._condition("False")
         await self._fault("ok")
         await self._tainted(lambda taints: not taints)
         recovered, _ = await self._reported("Healthy")
         return [
             f"it dies:     the ResourceSlice has the taint {said} on {self._named}",
             f"             in the Pod's status it is {state}: {message}",
+            f"             the Node's condition {condition['type']} is {condition['status']}:",
+            f"             {condition['message']}",
             f"it recovers: the taint is gone, and in the Pod's status it is {recovered}",
+            "             the condition is True again when the card has been well for 20 s",
+        ]
+
+    async def _cordoned(self) -> list[str]:
+        assert self._api  # noqa: S101  (for the type checker)
+        card = {"id": self._names[self._device], "name": self._names[self._device]}
+        await set_cordon(self._api, _NODE, card, "swap fan")
+        node = self._api_server.objects[NODES][_NODE]
+        said = node["metadata"]["annotations"][ANNOTATION]
+        (taint,) = await self._tainted(bool)
+        await set_cordon(self._api, _NODE, card, None)
+        await self._tainted(lambda taints: not taints)
+        return [
+            f"`npu-agent cordon {card['name']} --reason 'swap fan'` annotates the Node:",
+            f"{ANNOTATION}: '{said}'",
+            f"the ResourceSlice has the taint {taint['key']}:{taint['effect']} on {self._named}",
+            f"`npu-agent uncordon {card['name']}`: the taint is gone",
         ]
 
     async def _waits(self) -> list[str]:
@@ -195,7 +219,7 @@ class ClaimsNode:
 
     async def _configure(self, partitions: str) -> Path:
         plugins, file = self._directory / _PLUGINS, self._directory / "config.yaml"
-        text = _CONFIG.format(plugins=plugins, partitions=partitions)
+        text = _CONFIG.format(plugins=plugins, partitions=partitions, condition=REGISTRY.condition)
         await asyncio.to_thread(file.write_text, text)
         return file
 
@@ -209,8 +233,8 @@ class ClaimsNode:
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
         here = Credentials(server=url, source="the demo")
-        config, api = load(file, REGISTRY), Api(credentials=here)
-        self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=api)
+        config, self._api = load(file, REGISTRY), Api(credentials=here)
+        self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
         parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]
 
@@ -239,6 +263,16 @@ class ClaimsNode:
         return taints(
             await self._api_server.until(lambda found: condition(taints(found)), DEADLINE)
         )
+
+    async def _condition(self, status: str) -> Mapping[str, str]:
+        """The Node's condition, once it has this status."""
+
+        def now() -> list[Mapping[str, str]]:
+            found = self._api_server.objects[NODES][_NODE]["status"].get("conditions", ())
+            return [one for one in found if one["status"] == status]
+
+        await self._api_server.version.until(lambda _: bool(now()))
+        return now()[0]
 
     async def _reported(self, state: str) -> tuple[str, str]:
         """The health of the device and its message, once it is `state` in the Pod's status."""
