@@ -343,6 +343,10 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
         since = _noted(state, "labels")
         runbook = "npulabelsnotapplied"
         yield Note("labels", text, runbook=runbook, since=since, command="npu-agent doctor")
+    if state.condition is not None and state.condition.error is not None:
+        text = f"the Node's condition is not written: {state.condition.error}"
+        runbook = "npuconditionnotwritten"
+        yield Note("node", text, runbook=runbook, command="npu-agent doctor")
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(

@@ -10,7 +10,7 @@ import yaml
 
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
 from npu_agent.core.problems import Note, is_hot, notes, problems, unready
-from npu_agent.core.state import LabelState, SessionPhase, SlicesState, TlsState
+from npu_agent.core.state import ConditionState, LabelState, SessionPhase, SlicesState, TlsState
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
 from npu_agent.core.trouble import Trouble
@@ -148,6 +148,16 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
     scene.phase = SessionPhase.REGISTERED
     unknown = "the assignments of devices to Pods are unknown: the socket is missing"
     assert unknown in texts(scene), "the kubelet is there, so that it is no consequence"
+
+
+def test_a_condition_that_cannot_be_written_is_a_problem() -> None:
+    state_ = replace(
+        Scene(cards=(read(state()),)).state(),
+        condition=ConditionState(type="example.com/NPUReady", error="403: give the role patch"),
+    )
+    (note,) = problems(state_)
+    assert note.text == "the Node's condition is not written: 403: give the role patch"
+    assert note.runbook == "npuconditionnotwritten"
 
 
 def test_what_is_out_of_the_ordinary_is_noted() -> None:

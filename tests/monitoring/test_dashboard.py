@@ -44,8 +44,10 @@ def _targets() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{panel['title']} {target['refId']}", target
 
 
-def _of_dra(target: dict[str, Any]) -> bool:
-    return any(name.startswith("npu_agent_dra_") for name in metrics_of(target["expr"]))
+def _beyond_the_fleet(target: dict[str, Any]) -> bool:
+    """Whether it asks for what an agent without DRA and API server does not have."""
+    absent = ("npu_agent_dra_", "npu_agent_node_condition")
+    return any(name.startswith(absent) for name in metrics_of(target["expr"]))
 
 
 def _value(found: list[dict[str, Any]]) -> float:
@@ -56,8 +58,10 @@ def _value(found: list[dict[str, Any]]) -> float:
 @needs_promtool
 async def test_every_query_and_variable_finds_something_and_the_rules_work() -> None:
     """One test for all: it takes seconds until a Prometheus has seen enough."""
-    # The fleet's kubelets have no DRA: those panels are tried by promtool, below.
-    missing = {where: target["expr"] for where, target in _targets() if not _of_dra(target)}
+    # The fleet has no DRA and no API server: those panels are tried by promtool, below.
+    missing = {
+        where: target["expr"] for where, target in _targets() if not _beyond_the_fleet(target)
+    }
 
     async with fleet() as prometheus:
 
@@ -163,9 +167,11 @@ FIGURES: dict[str, dict[tuple[str, ...], float]] = {
     "Cores held, by width of the device B": {(): 2},
     "Cores held, by width of the device C": {(): 4},
     "Cores held, by width of the device D": {(): 0},
+    "Node condition A": {("node-1", "furiosa.ai/NPUReady"): 0},
 }
-"""What the panels about DRA show of `DRA_SERIES`: value by labels."""
-DRA_SERIES = """
+"""What the panels that the fleet cannot fill show of `SERIES`: value by labels."""
+SERIES = """
+node_condition{type="furiosa.ai/NPUReady",instance="a"} 0x10
 dra_prepares_total{driver="npu.furiosa.ai",result="prepared",instance="a"} 0+2x10
 dra_prepares_total{driver="npu.furiosa.ai",result="refused",instance="a"} 0+1x10
 dra_prepares_total{driver="npu.furiosa.ai",result="failed",instance="a"} 0x10
@@ -178,7 +184,7 @@ HELD = (("0-3", "a"), ("4-5", "b"), ("4-5", "c"), ("6", "d"), ("7", "e"))
 
 
 @needs_promtool
-def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
+def test_panels_about_dra_and_the_condition_show_what_the_agents_count(tmp_path: Path) -> None:
     """Two nodes have prepared claims by DRA."""
     expressions = {where: target["expr"] for where, target in _targets() if where in FIGURES}
     assert expressions.keys() == FIGURES.keys()
@@ -186,7 +192,7 @@ def test_panels_about_dra_show_what_the_agents_count(tmp_path: Path) -> None:
         {"series": f'npu_agent_build_info{{hostname="{node}",instance="{name}"}}', "values": "1x10"}
         for node, name in (("node-1", "a"), ("node-2", "b"))
     ]
-    for line in DRA_SERIES.split("\n")[1:-1]:
+    for line in SERIES.split("\n")[1:-1]:
         name, _, values = line.rpartition(" ")
         series.append({"series": f"npu_agent_{name}", "values": values})
     for core, pod in HELD:
