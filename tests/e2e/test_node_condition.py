@@ -192,7 +192,7 @@ def test_what_is_no_status_stays_by_this_way_too(node: Node, token: str) -> None
         assert (answer.status, answer.body["spec"]) == (200, node.get("node", node.name)["spec"])
     for meta, words in (
         ({"labels": {"kubernetes.io/hostname": "x"}}, "not kubernetes.io/hostname"),
-        ({"annotations": {"npu-agent/cordoned": "{}"}}, "not annotations"),
+        ({"annotations": {"a": "b"}}, "of its Node, not a"),
         ({"finalizers": ["a.example.com/x"]}, "not finalizers"),
     ):
         assert words in refusal(ask(node, token, *status(node.name, {"metadata": meta})))

@@ -397,7 +397,7 @@ def test_it_may_evict_no_pod(node: Node, token: str) -> None:
         ({"metadata": {"labels": {"x.furiosa.ai/x": "x"}}}, "not x.furiosa.ai/x"),
         ({"metadata": {"labels": {"furiosa.ai.example.com/x": "x"}}}, "not furiosa.ai.example"),
         # One of ours with it does not help.
-        ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "furiosa.ai/, not a"),
+        ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "npu-agent/simulated, not a"),
         ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "of its Node, not furiosa.ai/x"),
         ({"metadata": {"annotations": {CORDONED: "{}", "a": "b"}}}, "of its Node, not a"),
         (

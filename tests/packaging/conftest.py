@@ -94,7 +94,11 @@ def binary() -> Path:
     """A directory: the binary and its SBOM, and `rootfs` with it, the C library and no Python."""
     ensure_packages()
     locks = [PROJECT / "requirements" / name for name in ("run.txt", "binary.txt")]
-    files = [*images._context(PROJECT), *PROJECT.glob("packaging/*"), *locks]
+    files = [
+        *images._context(PROJECT),
+        *(path for path in PROJECT.glob("packaging/*") if path.is_file()),
+        *locks,
+    ]
 
     def environment(directory: Path) -> None:
         _run([sys.executable, "-m", "venv", str(directory)])

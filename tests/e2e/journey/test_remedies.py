@@ -161,10 +161,6 @@ def edited(container: dict[str, Any]) -> Callable[[Journey], None]:
     return edit
 
 
-def label_changed(node: Journey) -> None:
-    node.label({"beta.furiosa.ai/npu.count": "7"})
-
-
 @dataclass(frozen=True)
 class Fault:
     """Something that goes wrong with an installation, and the line that says what to do."""
@@ -184,7 +180,6 @@ FAULTS = {
     "role edited": Fault(rules_lost, "rights"),
     "account deleted": Fault(deleted("serviceaccount", "npu-agent", *HERE), "API server"),
     "mount lost": Fault(edited({"volumeMounts": [_NO_CGROUPS]}), "cgroups"),
-    "label changed": Fault(label_changed, "labels"),
     "cordoned": Fault(
         lambda node: node.kubectl("cordon", node.name), "Node", r"kubectl uncordon \S+"
     ),
