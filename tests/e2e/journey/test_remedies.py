@@ -52,6 +52,7 @@ ELSEWHERE = {
     "readiness, agent": "says what the agent says; its command shows the log",
     "CDI directory, NFD directory, DRA directory of *": "as `cgroups`",
     "DRA": "a kubelet is updated",
+    "labels": "the agent puts back what others change, within a moment: test_labels.py",
     "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
     "DRA features for *, DRA counters for *": "feature gates of the API server",
     "resource names of *": "classes of the user's own: tests/doctor/test_dra.py",
