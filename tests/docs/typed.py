@@ -16,7 +16,7 @@ PAGES = tuple(map(page, ("README.md", "docs/install.md", "docs/dra.md", "docs/mi
 
 _PAGES = "tests/e2e/journey/test_pages.py::"
 _VENDORS = "tests/e2e/journey/test_vendors.py::"
-_SIMULATED = "tests/e2e/journey/test_cards_simulated.py::"
+_SIMULATED = "tests/e2e/simulated/test_cards.py::"
 TYPED = {
     ("README.md", "Install"): _PAGES + "test_the_readme",
     ("README.md", "Commands"): "tests/docs/test_typed.py::test_the_host_of_the_readme",

@@ -14,7 +14,12 @@ from tests.cluster import KUBELETS, RELEASE, Cluster, agent, workload
 from tests.e2e.node import Node, started
 
 FAILED = pytest.StashKey[bool]()
-FOLDERS = {"/dra/": "DRA", "/journey/": "journey", "/rollout/": "rollout"}
+FOLDERS = {
+    "/dra/": "DRA",
+    "/journey/": "journey",
+    "/rollout/": "rollout",
+    "/simulated/": "simulated",
+}
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
     "test_dra_examples",
@@ -24,7 +29,14 @@ ABOUT_THE_API = (
     "test_policies",
 )
 """Modules on a cluster of their own: else the newest kubelet's would take by far the longest."""
-LONGEST_FIRST = ("journey", "DRA", "API server", *sorted(KUBELETS, reverse=True), "rollout")
+LONGEST_FIRST = (
+    "journey",
+    "DRA",
+    "API server",
+    *sorted(KUBELETS, reverse=True),
+    "rollout",
+    "simulated",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,9 +2,6 @@
 
 The node has the agent's image by its plain name, as `kind load` leaves it. The cards of the other
 tests have no part in this: the agent's own container has a driver tree.
-
-It runs before the tests of a registry with a password: once a kubelet (from 1.35 on) has pulled an
-image with one, it wants the password for the same image by any name.
 """
 
 from __future__ import annotations
