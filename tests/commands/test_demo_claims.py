@@ -18,6 +18,7 @@ TITLES = (
     "DRA:",
     "A Pod claims",
     "The claimed card dies",
+    "A person takes the card",
     "The Pod is deleted",
     "Its container",
     "Cards are cut",
@@ -42,11 +43,13 @@ async def walked(node: ClaimsNode, count: int) -> list[str]:
 
 async def test_each_step_says_what_happened() -> None:
     async with chapter() as node:
-        said = await walked(node, 6)
+        said = await walked(node, 7)
     assert all(
         title.startswith(start) for (title, _), start in zip(node.steps, TITLES, strict=True)
     )
     assert any("unhealthy:NoSchedule" in line for line in said)
+    assert any("furiosa.ai/NPUReady is False" in line for line in said)
+    assert any("cordoned:NoSchedule" in line for line in said)
     assert any("still holds its cores" in line for line in said)
     cores = [line.partition("npu2pe")[2] for line in said if line.startswith("Pod ")]
     assert cores == ["0-3", "4-5", "6"]
@@ -76,8 +79,8 @@ async def refused(_: Claims, refs: Any) -> dict[str, str]:
     ("owner", "name", "broken", "steps", "error", "reason"),
     [
         (Claims, "prepare", refused, 1, PrepareError, "train-0: out of order"),
-        (AllocationStore, "prepare", lambda *_: None, 3, OSError, "two claims have the same card"),
-        (files, "replace", keep_everything, 4, OSError, "is still there"),
+        (AllocationStore, "prepare", lambda *_: None, 4, OSError, "two claims have the same card"),
+        (files, "replace", keep_everything, 5, OSError, "is still there"),
     ],
 )
 async def test_a_step_that_does_not_happen_says_so(
