@@ -15,6 +15,7 @@ from npu_agent import simulator
 from tests.processes import ran
 from tests.terminal import Terminal, terminal
 
+PROJECT = Path(__file__).parents[2]
 SHELLS = {
     "bash": (
         ("bash", "--norc", "--noprofile", "-i"),
@@ -54,8 +55,12 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
     file.write_text(f"{setup}cd {directory}\n{read}\necho READY\n")
     # Without a HOME of its own a shell would read, and write, the history of whoever runs this.
     env = {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "ZDOTDIR": str(directory)}
-    # The names of cards come from npu-agent itself.
-    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # The names of cards come from npu-agent itself, which not every environment has installed.
+    program = directory / "bin" / "npu-agent"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n')
+    program.chmod(0o755)
+    env["PATH"] = f"{program.parent}:{os.environ['PATH']}"
     with terminal(*command, columns=120, env=env) as running:
         running.type(f". {file}\n")
         running.until("READY\r?\n")
