@@ -82,6 +82,8 @@ def test_a_driver_that_writes_something_else(clone: Path) -> None:
     (_, [test]), (_, [tests]), (_, tree) = blocks("3. Make the test first")
     (_, [change]), (_, [check]) = blocks("4. Change it")
     tree = [one.replace("/tmp/host", str(clone.parent / "host")) for one in tree]
+    if not (clone / ".venv/bin/npu-agent").exists():  # in an environment of `make test-pythons`
+        tree = [one.replace(".venv/bin/npu-agent", ".venv/bin/python -m npu_agent") for one in tree]
     patch(clone, test)
     assert "1 failed" in fails(clone, tests)
     assert '"v1.6.0"' in [passes(clone, one) for one in tree][-1]
