@@ -102,7 +102,7 @@ def test_host_root_is_no_key_and_goes_with_a_config_file(
 
 
 def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version, "_commit", lambda _: "0123abc")
+    monkeypatch.setattr(version, "commit_of", lambda _: "0123abc")
     assert called(capsys, "--version") == (0, f"npu-agent {__version__}\n", "")
     assert called(capsys, "version") == (0, f"npu-agent {__version__} (commit 0123abc)\n", "")
     found = {"version": __version__, "commit": "0123abc", "python": platform.python_version()}
@@ -117,18 +117,18 @@ def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
 ) -> None:
     package = tmp_path / "npu_agent"
     package.mkdir()
-    assert version._commit(package) is None
+    assert version.commit_of(package) is None
     git = ("git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=n@example.com")
     for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
-    assert version._commit(package) == head.strip()
+    assert version.commit_of(package) == head.strip()
     monkeypatch.setenv("PATH", "")
-    assert version._commit(package) is None
+    assert version.commit_of(package) is None
     (package / "commit").write_text("0123abc\n")
-    assert version._commit(package) == "0123abc"
+    assert version.commit_of(package) == "0123abc"
     (package / "commit").write_bytes(b"\xff")
-    assert version._commit(package) is None
+    assert version.commit_of(package) is None
 
 
 def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from npu_agent.vendors import VENDORS
 
 _MOST = 64
 """Simulated cards of a node. The simulator makes more, for tests; nodes have 16 at most."""
-_THIS_HOST = Path("/")
+THIS_HOST = Path("/")
 """Has the node's own /sys in a container, too, whatever is below --host-root."""
 
 
@@ -72,7 +72,7 @@ def _real_cards() -> list[str]:
     """What this node has of real cards, for people: those on the PCI bus, and those of a driver."""
     from npu_agent.doctor.host import on_the_bus
 
-    vendors = [vendor(_THIS_HOST) for vendor in VENDORS]
+    vendors = [vendor(THIS_HOST) for vendor in VENDORS]
     ids = [vendor.profile.pci for vendor in vendors if vendor.profile.pci]
     entries = [entry.name for vendor in vendors for entry in vendor.scan()]
-    return entries + [str(card) for card in on_the_bus(_THIS_HOST, ids)]
+    return entries + [str(card) for card in on_the_bus(THIS_HOST, ids)]

@@ -17,7 +17,7 @@ _DEADLINE = 5.0
 
 def main(args: argparse.Namespace) -> int:
     """Prints them."""
-    commit = _commit(_PACKAGE)
+    commit = commit_of(_PACKAGE)
     if view.is_data(args):
         python = platform.python_version()
         print(view.data({"version": __version__, "commit": commit, "python": python}, args))
@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _commit(package: Path) -> str | None:
+def commit_of(package: Path) -> str | None:
     """What the build has written into the package, or git says of a checkout; None: unknown."""
     stamp, checkout = package / "commit", package.parent
     try:

@@ -221,4 +221,4 @@ def usage_entries(
 
 
 def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:
-    return {(f"{one.assignment.namespace}/{one.assignment.pod}", one.card_id) for one in usages}
+    return {(one.assignment.pod_name, one.card_id) for one in usages}

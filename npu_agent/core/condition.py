@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.hardware import CardState
-from npu_agent.core.problems import problems
+from npu_agent.core.problems import blocking
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.trends import TrendKind
 
@@ -54,7 +54,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     found, wanted = usable(state), seen if expected is None else expected
     fenced = [*_fenced(state)]
     gone = [one.state.card.name for one in state.missing] if found < wanted else []
-    services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
+    services = [note for note in blocking(state) if note.subject in _SERVICES]
     degraded = [
         f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
         for card in state.snapshot.cards
@@ -123,8 +123,7 @@ def _fenced(state: AgentState) -> Iterator[str]:
         if is_fenced(card) and not _excused(card, state):
             by_cause.setdefault(plain_reason(card.health), []).append(card)
     for why, cards in by_cause.items():
-        holders = (usage.assignment for card in cards for usage in state.usages_of(card))
-        pods = dict.fromkeys(f"{one.namespace}/{one.pod}" for one in holders)
+        pods = state.pods_of(cards)
         held = f", held by {_listed(pods)}" if pods else ""
         yield f"{_listed(card.card.name for card in cards)}: {why}{held}"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import names
 from npu_agent.core.trouble import Trouble
+from npu_agent.text import one_line
 
 ANNOTATION = "npu-agent/cordoned"
 
@@ -90,13 +91,8 @@ def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, 
 
 
 def _reason(reason: object) -> str:
-    return _line(reason if isinstance(reason, str) else f"no text: {reason!r}") or _NO_REASON
-
-
-def _line(text: str, most: int = _LONGEST) -> str:
-    """A text as one line that can be shown."""
-    text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    text = reason if isinstance(reason, str) else f"no text: {reason!r}"
+    return one_line(text, _LONGEST) or _NO_REASON
 
 
 def _unreadable(why: str) -> Trouble:
@@ -116,7 +112,7 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
 
 
 def _unknown(names: list[str], snapshot: Snapshot) -> Trouble:
-    first = _line(names[0], 60)
+    first = one_line(names[0], 60)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"
     return Trouble(

@@ -86,6 +86,11 @@ class Assignment:
     def name(self) -> DeviceName:
         return DeviceName(self.resource, self.device)
 
+    @property
+    def pod_name(self) -> str:
+        """``namespace/pod``."""
+        return f"{self.namespace}/{self.pod}"
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -178,7 +183,7 @@ class Allocation:
     def holder(self) -> str:
         if not self.containers:
             return self.by
-        return f"Pod {self.containers[0].namespace}/{self.containers[0].pod}"
+        return f"Pod {self.containers[0].pod_name}"
 
     def after_absence(self, asked_at: float, patience: float = SETTLED) -> Allocation | None:
         """After an answer that lacks it; None: `patience` seconds have passed since the first."""

@@ -22,7 +22,6 @@ from npu_agent.core.advice import (
 )
 from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.hardware import CardState, Cause, HealthState
-from npu_agent.core.ledger import Assignment
 from npu_agent.core.offer import advertise
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
@@ -91,7 +90,12 @@ def unready(state: AgentState) -> tuple[str, ...]:
     it ends the old one), and when the config file that is there is the one in force. Keys that
     wait for a restart are no reason: only a restart would help, and that is the user's decision.
     """
-    return tuple(note.unready for note in _of_the_agent(state) if note.unready)
+    return tuple(note.unready for note in blocking(state))
+
+
+def blocking(state: AgentState) -> tuple[Note, ...]:
+    """The problems that keep the agent from being ready."""
+    return tuple(note for note in _of_the_agent(state) if note.unready)
 
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
@@ -119,7 +123,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             "read that hangs in the kernel needs the driver reloaded, or a reboot",
             runbook="npureadingsstale",
             since=min(card.reading.at for card in stale if card.reading),
-            pods=_pods(stale, state),
+            pods=state.pods_of(stale),
             command=advice(Cause.HANGS).command,
         )
     counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
@@ -138,7 +142,7 @@ def _lasting(
     """One entry for what lasts on these cards, if there are any; `very`: they are very hot."""
     if not cards:
         return
-    found, pods, several = TRENDS[kind], _pods(cards, state), len(cards) > 1
+    found, pods, several = TRENDS[kind], state.pods_of(cards), len(cards) > 1
     trends, words = state.trends.of(kind), found.many if several else found.begins
     detail = trends[cards[0].id].detail
     if kind is TrendKind.HOT:
@@ -152,13 +156,13 @@ def _lasting(
         away = (pod for card in cards for pod in _held(state).get(card.card.name, ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = found.command.format(card=cards[0].card.name)
-    remedy = found.remedy
+    remedy, here = found.remedy, set(_ids(state.snapshot.cards))
     if very:
         remedy, command = f"{_LOAD}; {remedy}", _delete(pods) or command
     yield Note(
         "card",
         f"{_names(cards)} {words}: {detail}{_used(pods)}",
-        tuple(card.id for card in cards if card.id in _ids(state.snapshot.cards)),
+        _ids(card for card in cards if card.id in here),
         remedy=remedy,
         runbook="nputemperaturecritical" if very else found.runbook,
         severity="critical" if very else "warning",
@@ -184,12 +188,6 @@ def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
     return tuple(card.id for card in cards)
 
 
-def _pods(cards: Iterable[CardState], state: AgentState) -> tuple[str, ...]:
-    """The Pods that hold them."""
-    held = (_pod(usage.assignment) for card in cards for usage in state.usages_of(card))
-    return tuple(dict.fromkeys(held))
-
-
 def _used(pods: Sequence[str]) -> str:
     return f"; in use by {', '.join(pods)}" if pods else ""
 
@@ -207,7 +205,7 @@ def _delete(pods: Sequence[str]) -> str:
 
 def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     """Cards of one cause."""
-    pods, found = _pods(cards, state), advice(cards[0].health.cause)
+    pods, found = state.pods_of(cards), advice(cards[0].health.cause)
     several = len(cards) > 1
     text = (
         f"{_names(cards)} {'are' if several else 'is'} unhealthy: {plain_reason(cards[0].health)}"
@@ -235,7 +233,7 @@ def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
     held: dict[str, tuple[str, ...]] = {}
     for one in state.gone:
         name = state.name_of_gone(one)
-        held[name] = tuple(dict.fromkeys((*held.get(name, ()), _pod(one))))
+        held[name] = tuple(dict.fromkeys((*held.get(name, ()), one.pod_name)))
     return held
 
 
@@ -285,8 +283,7 @@ def _counted(card: CardState) -> str:
     return ", ".join(f"{label} {count}" for label, count in counters if count)
 
 
-def _pod(holder: Assignment) -> str:
-    return f"{holder.namespace}/{holder.pod}"
+_DOCTOR = "npu-agent doctor"
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
@@ -330,23 +327,22 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             remedy="cards are served all the same; is the kubelet's directory pod-resources "
             "mounted into the agent's Pod? `npu-agent doctor` there checks it",
             runbook="log-lines",
-            command="npu-agent doctor",
+            command=_DOCTOR,
         )
     for wrong in state.cordons_wrong:
-        command = "npu-agent doctor"
-        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines", command=command)
+        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines", command=_DOCTOR)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
-        yield Note("node", text, runbook="log-lines", command="npu-agent doctor")
+        yield Note("node", text, runbook="log-lines", command=_DOCTOR)
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
         since = _noted(state, "labels")
         runbook = "npulabelsnotapplied"
-        yield Note("labels", text, runbook=runbook, since=since, command="npu-agent doctor")
+        yield Note("labels", text, runbook=runbook, since=since, command=_DOCTOR)
     if state.condition is not None and state.condition.error is not None:
         text = f"the Node's condition is not written: {state.condition.error}"
         runbook = "npuconditionnotwritten"
-        yield Note("node", text, runbook=runbook, command="npu-agent doctor")
+        yield Note("node", text, runbook=runbook, command=_DOCTOR)
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(
@@ -355,7 +351,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             runbook="log-lines",
             unready=text,
             severity="critical",
-            command="npu-agent doctor",
+            command=_DOCTOR,
         )
     for entry in state.snapshot.skipped:
         if entry.unread:
@@ -379,7 +375,7 @@ _KUBELET = (
     "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by itself "
     "as soon as it is back"
 )
-_COMMANDS = {_AGAIN: "npu-agent doctor", _KUBELET: KUBELET}
+_COMMANDS = {_AGAIN: _DOCTOR, _KUBELET: KUBELET}
 """What to type for these remedies."""
 
 
@@ -410,7 +406,6 @@ def _has_cards(name: str, state: AgentState) -> bool:
 def _of_driver(driver: DraState) -> Iterator[Note]:
     """Why claims cannot be served as they should be."""
     session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
-    doctor = "npu-agent doctor"
     if session.phase not in (SessionPhase.STANDBY, SessionPhase.REGISTERED):
         text = _reasoned(f"{what}: {session.phase.value}", session)
         remedy = _REMEDIES.get(session.phase, _KUBELET)
@@ -432,7 +427,7 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             runbook="npudraslicesnotpublished",
             unready=text,
             severity="critical",
-            command=doctor,
+            command=_DOCTOR,
         )
     elif slices.incomplete:
         yield Note(
@@ -442,7 +437,7 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             "of other owners",
             runbook="npudrapoolincomplete",
             severity="critical",
-            command=doctor,
+            command=_DOCTOR,
         )
 
 
@@ -461,13 +456,13 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
             else "",
             runbook="npucertificateinvalid",
             unready=closed or "",
-            command="npu-agent doctor",
+            command=_DOCTOR,
         )
     if expires_at is not None and expires_at < state.now:
         text = "the certificate of metrics.tls has expired: renew it"
         since = state.monotonic - (state.now - expires_at)
         runbook = "npucertificateinvalid"
-        yield Note("config", text, runbook=runbook, since=since, command="npu-agent doctor")
+        yield Note("config", text, runbook=runbook, since=since, command=_DOCTOR)
 
 
 def _reasoned(text: str, session: SessionStatus) -> str:

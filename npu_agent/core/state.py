@@ -9,7 +9,7 @@ often set right minutes after the start. `AgentState.wall` makes times of day of
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -310,6 +310,11 @@ class AgentState:
     def usages_of(self, card: CardState) -> tuple[Usage, ...]:
         """Who holds which cores of the card, sorted by cores."""
         return self._usages_by_card.get(card.id, ())
+
+    def pods_of(self, cards: Iterable[CardState]) -> tuple[str, ...]:
+        """The Pods that hold any of the cards, ``namespace/pod``, each once."""
+        held = (one.assignment.pod_name for card in cards for one in self.usages_of(card))
+        return tuple(dict.fromkeys(held))
 
     def is_disabled(self, card: CardState) -> bool:
         """Whether the config keeps the card out of service."""

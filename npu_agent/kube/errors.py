@@ -85,9 +85,12 @@ _KNOWN = frozenset(HTTPStatus)
 class ApiError(Exception):
     """A call to the API server failed; ``str(error)`` is `what` and the remedy in one line.
 
-    Attributes:     what: what was tried, and what came back.     remedy: empty where `what` has it
-    all.     kind: see Kind.     status: of HTTP; None: no answer.     retry_after: seconds to wait,
-    as the server asks, 300 at most.
+    Attributes:
+        what: what was tried, and what came back.
+        remedy: empty where `what` has it all.
+        kind: see Kind.
+        status: of HTTP; None: no answer.
+        retry_after: seconds to wait, as the server asks, 300 at most.
     """
 
     def __init__(

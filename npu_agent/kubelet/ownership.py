@@ -20,7 +20,6 @@ import fcntl
 import os
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ import msgspec
 from npu_agent import __version__, files, typedjson
 from npu_agent.logs import logger
 from npu_agent.text import one_line
+from npu_agent.ticks import stamp
 
 log = logger(__name__)
 
@@ -229,7 +229,7 @@ class Ownership:
 
     def _sign(self, *, ends: bool = False) -> None:
         """Writes who we are: once for each lock file, and once more when the agent ends."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = stamp()
         self._ours_since = self._ours_since or now
         who = _Signature(
             version=__version__,

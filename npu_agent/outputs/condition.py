@@ -26,15 +26,13 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, node
 from npu_agent.kube.node import Condition
 from npu_agent.logs import Reporter, logger
-from npu_agent.ticks import set_within
+from npu_agent.ticks import STAMP, set_within, stamp
 
 log = logger(__name__)
 
 SEEN = ".npu-agent.seen.json"
 """In the plugin directory: the most cards that were healthy at a time since the Node booted."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""RFC 3339 in whole seconds: Kubernetes' `Time`."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +146,7 @@ class ConditionWriter:
     async def _recall(self) -> None:
         """Reads how many cards were healthy since the Node booted."""
         try:
-            boot = (await files.read(_BOOT_ID, 100)).decode("ascii").strip()
+            boot = (await files.read(BOOT_ID, 100)).decode("ascii").strip()
             self._seen = _Seen(boot, 0)
             found = typedjson.decode(await files.read(self._file, 1000), _Seen)
         except (OSError, ValueError) as error:
@@ -164,8 +162,8 @@ class ConditionWriter:
                 self._target.publish(_Target(""))
                 continue
             state = self._agent()
-            if state.snapshot.complete and usable(state) > self._seen.cards:
-                await self._note(usable(state))
+            if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
+                await self._note(cards)
             before = self._target.value.condition
             now = condition(state, wanted.expected, self._seen.cards)
             if now and (before is None or before.status != now.status):
@@ -238,7 +236,7 @@ class ConditionWriter:
         return live.written_at + (timing.gap if changed else beat) - now
 
     async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:
-        there, now, status = live.condition, _stamp(), str(wanted.status)
+        there, now, status = live.condition, stamp(), str(wanted.status)
         if there is None or there.status != status:
             there = await self._read(name, live.type)  # another agent may have written it
         since = there.last_transition_time if there and there.status == status else None
@@ -274,13 +272,9 @@ class ConditionWriter:
         self.state.publish(replace(state, error=str(error)))
 
 
-def _stamp() -> str:
-    return time.strftime(_FORMAT, time.gmtime())
-
-
-def _seconds(stamp: str) -> float:
+def _seconds(written: str) -> float:
     """The time of a stamp by the wall clock; long ago, if it is in another form."""
     try:
-        return timegm(time.strptime(stamp, _FORMAT))
+        return timegm(time.strptime(written, STAMP))
     except ValueError:
         return 0.0

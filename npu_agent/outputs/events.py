@@ -23,6 +23,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
+from npu_agent.ticks import stamp
 
 log = logger(__name__)
 
@@ -226,9 +227,9 @@ class Events:
             if len(self._records) >= self._limits.most:
                 self.results["lost"] += 1
                 return
-            record = self._records[event] = _Record(first=_stamp())
+            record = self._records[event] = _Record(first=stamp())
         record.count += 1
-        record.last, record.at = _stamp(), time.monotonic()
+        record.last, record.at = stamp(), time.monotonic()
         self._more.set()
 
     def _forget(self) -> None:
@@ -311,7 +312,3 @@ def _request(event: Event, record: _Record, node: str) -> Request[object]:
             "reportingInstance": node[:128],
         },
     )
-
-
-def _stamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

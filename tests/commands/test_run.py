@@ -78,7 +78,7 @@ def test_a_node_with_real_cards_is_refused(
     if not driver:
         for entry in (real / "sys/class/npu_mgmt").iterdir():
             entry.unlink()
-    monkeypatch.setattr(run, "_THIS_HOST", real)
+    monkeypatch.setattr(run, "THIS_HOST", real)
     monkeypatch.setenv("NODE_NAME", "node-1")
     root = tmp_path / "root"
     root.mkdir()

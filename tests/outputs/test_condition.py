@@ -42,9 +42,9 @@ class Room:
         self.wanted = Feed(Wanted(TYPE, None))
         self.directory = directory
         self.now = 1_800_000_000
-        monkeypatch.setattr(condition, "_BOOT_ID", directory / "boot_id")
+        monkeypatch.setattr(condition, "BOOT_ID", directory / "boot_id")
         self.boot("first")
-        monkeypatch.setattr(condition, "_stamp", self._stamp)
+        monkeypatch.setattr(condition, "stamp", self._stamp)
 
     def _stamp(self) -> str:
         """A second later each time."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from npu_agent.feed import Feed
 from npu_agent.logs import Reporter, logger
 from npu_agent.text import one_line, reason
 from npu_agent.threads import DaemonThread
+from npu_agent.ticks import stamp
 
 log = logger(__name__)
 
@@ -98,7 +98,7 @@ class Certificates:
         if contents != self._contents:
             self._contents = contents
             self.context.publish(context)
-            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))
+            expires = stamp(expires_at)
             log.info("the certificate of metrics.tls is in force", expires=expires)
         self.state.publish(TlsState(expires_at=expires_at))
 
