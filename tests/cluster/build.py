@@ -180,7 +180,7 @@ _MANIFESTS = {
         "config/rbac/role.yaml",
     ),
 }
-"""Of these the module's manifests are kept beside the program."""
+"""By build, the manifests of its module that are kept with the program."""
 KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
 """Those to test under this control plane: the newest has the oldest kubelet that we support too."""
 
