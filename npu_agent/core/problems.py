@@ -27,7 +27,16 @@ from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStat
 from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
 
 Subject = Literal[
-    "card", "resource", "dra", "assignments", "config", "labels", "node", "hardware", "cdi"
+    "card",
+    "resource",
+    "dra",
+    "assignments",
+    "config",
+    "labels",
+    "node",
+    "condition",
+    "hardware",
+    "cdi",
 ]
 Severity = Literal["critical", "warning", "info"]
 """As the alerts have it: Pods lose NPUs now; this working day; to know."""
@@ -342,7 +351,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     if state.condition is not None and state.condition.error is not None:
         text = f"the Node's condition is not written: {state.condition.error}"
         runbook = "npuconditionnotwritten"
-        yield Note("node", text, runbook=runbook, command=_DOCTOR)
+        yield Note("condition", text, runbook=runbook, command=_DOCTOR)
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(

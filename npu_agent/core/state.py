@@ -168,6 +168,7 @@ class ConditionState:
     status: bool | None = None
     """As it was written last; None: this process has neither found nor written one."""
     reason: str = ""
+    message: str = ""
     error: str | None = None
     """Why it cannot be written, with the remedy; None while nothing is wrong."""
 

@@ -263,7 +263,8 @@ class ConditionWriter:
         self._writing.works()
         state = ConditionState(type=live.type)
         if there := live.condition:
-            state = replace(state, status=there.status == "True", reason=there.reason)
+            said = {"reason": there.reason, "message": there.message}
+            state = replace(state, status=there.status == "True", **said)
         self.state.publish(state if live.type else None)
 
     def _failed(self, type_: str, error: ApiError) -> None:

@@ -69,6 +69,7 @@ def page(state: AgentState, history: view.Tracks) -> str:
         dra=_dra(state),
         config=_config(state),
         labels=_labels(state),
+        condition=_condition(state),
         odd=_skipped(state),
     )
 
@@ -390,6 +391,21 @@ def _labels(state: AgentState) -> str:
         pairs.append(("What is wrong", m.error("bad", labels.error)))
     rows = [(m.text(key), m.text(value)) for key, value in sorted(labels.labels.items())]
     return m.pairs(pairs) + m.table(("Label", "Value"), rows)
+
+
+def _condition(state: AgentState) -> str:
+    """The condition as the Node has it; nothing where the config asks for none."""
+    if (found := state.condition) is None:
+        return ""
+    status = _NOT_YET
+    if found.status is not None:
+        status = m.pill("good" if found.status else "bad", str(found.status))
+    pairs = [("Type", m.text(found.type)), ("Status", status)]
+    if found.status is not None:
+        pairs += [("Reason", m.text(found.reason)), ("Message", m.plain(found.message, 1000))]
+    if found.error is not None:
+        pairs.append(("What is wrong", m.error("bad", found.error)))
+    return m.section("condition", "Condition of the Node", m.pairs(pairs))
 
 
 def _skipped(state: AgentState) -> str:

@@ -21,10 +21,10 @@ def as_json(state: AgentState) -> dict[str, Any]:
 
     ``node, version, started_at, now``; ``ready`` and ``unready`` (as /readyz);
     ``problems``, ``notes``, the most harmful first: lists of ``subject`` (card, resource, dra,
-    assignments, config, labels, hardware, cdi), ``severity`` (critical, warning, info), ``since``,
-    ``cards`` (each an ``id``), ``card`` (the first of them), ``pods`` that it hits
-    (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``, ``command``,
-    ``runbook`` (a section of /runbook); the last four may be empty;
+    assignments, config, labels, node, condition, hardware, cdi), ``severity`` (critical, warning,
+    info), ``since``, ``cards`` (each an ``id``), ``card`` (the first of them), ``pods`` that it
+    hits (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``,
+    ``command``, ``runbook`` (a section of /runbook); the last four may be empty;
     ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
     firmware_version, core_count, disabled, cordoned`` (the reason, or null), ``held_by`` (who holds
     or may hold any of a cordoned card; null: it is free), ``moving_to`` (``dra``
@@ -45,7 +45,9 @@ def as_json(state: AgentState) -> dict[str, Any]:
     ``claims``, those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device,
     card`` (an ``id``), ``cores`` (as above), ``admin``);
     ``config``: ``generation, loaded_at, error, rejected, waiting``;
-    ``labels``: null or ``output, labels, in_place, error, applied_at``.
+    ``labels``: null or ``output, labels, in_place, error, applied_at``;
+    ``condition``, the Node's: null or ``type, status`` (null: not written yet), ``reason, message,
+    error``.
     """
     reasons, labels = unready(state), state.labels
     return {
@@ -96,6 +98,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
             **_pick(labels, "in_place", "error"),
             "applied_at": labels.applied_at and iso(state.wall(labels.applied_at)),
         },
+        "condition": state.condition and asdict(state.condition),
     }
 
 

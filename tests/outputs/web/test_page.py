@@ -12,7 +12,7 @@ import pytest
 
 from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
-from npu_agent.core.state import AgentState, LabelState, SessionPhase, SlicesState
+from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
@@ -282,6 +282,29 @@ def test_the_runbook_leads_nowhere_else() -> None:
     assert not [
         each for _, attrs in found.elements for each in attrs.values() if "//" in (each or "")
     ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        (ConditionState(type="a/Ready"), "Type a/Ready Status not yet"),
+        (
+            ConditionState(type="a/Ready", status=True, reason="NPUsReady", message="2 of 2"),
+            "Status True Reason NPUsReady Message 2 of 2",
+        ),
+        (
+            ConditionState(type="a/Ready", status=False, reason="No", message="<0", error="403"),
+            "Status False Reason No Message <0 What is wrong 403",
+        ),
+    ],
+)
+def test_the_condition_is_shown_whatever_it_is(condition: ConditionState, words: str) -> None:
+    state_ = replace(Scene(cards=(state(),)).state(), condition=condition)
+    found = Document(page(state_, lambda _: ()))
+    assert words in " ".join(found.text.split())
+    assert ("#condition" in links_of(found)) is (condition.error is not None)
+    assert "condition" in anchors_of(found)
+    assert "condition" not in anchors_of(shown(Scene(cards=(state(),))))
 
 
 def test_whether_it_is_ready_and_why_not() -> None:

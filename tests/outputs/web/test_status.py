@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.state import SlicesState
+from npu_agent.core.state import ConditionState, SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
 from tests.golden import golden
@@ -31,7 +31,8 @@ def scene() -> Scene:
 
 def test_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(monkeypatch)
-    found = json.dumps(as_json(scene().state()), indent=2) + "\n"
+    condition = ConditionState(type="a/Ready", status=True, reason="NPUsReady", message="8 of 8")
+    found = json.dumps(as_json(replace(scene().state(), condition=condition)), indent=2) + "\n"
     assert found == golden(Path(__file__).parent / "golden/status.json", found)
 
 
@@ -39,4 +40,5 @@ def test_the_json_of_little_is_whole_too() -> None:
     found = as_json(replace(Scene(), cards=(state(),), node=None).state())
     assert found["cards"][0]["reading"] is None
     assert found["labels"] is None
+    assert found["condition"] is None
     assert found["node"] is None
