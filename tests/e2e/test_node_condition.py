@@ -117,6 +117,45 @@ def test_more_cards_are_expected_than_there_are(node: Node) -> None:
     says(node, "True", "NPUsReady")
 
 
+WORK = "MaintenanceInProgress"
+
+
+def test_work_that_is_under_way_is_said_and_changes_nothing_else(node: Node) -> None:
+    """The kubelet knows nothing of KEP-5683 yet: a person sets the condition."""
+    since = condition(node)["lastTransitionTime"]
+
+    def says_work(*words: str) -> bool:
+        found, page = condition(node)["message"], node.page("/metrics")
+        assert found.partition("work on the Node is under way: ")[2] == ", ".join(words), found
+        assert f"npu_agent_node_maintenance {int(bool(words))}" in page.splitlines()
+        return True
+
+    node.kubectl("cordon", node.name)
+    try:
+        node.wait_for("the cordon", lambda: says_work("the Node is cordoned"))
+        patched(node, of_type(WORK, "True"))
+        node.wait_for("both", lambda: says_work(WORK, "the Node is cordoned"))
+        node.kubectl("uncordon", node.name)
+        node.wait_for("the maintenance", lambda: says_work(WORK))
+        node.fault("dead", "npu0")
+        failed = says(node, "False", "CardUnhealthy", 10.0)
+        assert "npu0: the driver reports the card dead" in failed["message"]
+        assert says_work(WORK)
+        node.fault("ok", "npu0")
+        assert says(node, "True", "NPUsReady")["lastTransitionTime"] > since
+        patched(node, of_type(WORK, "False"))
+        node.wait_for("the end of the work", says_work)
+    finally:
+        node.kubectl("uncordon", node.name)
+        patched(node, {"status": {"conditions": [{"type": WORK, "$patch": "delete"}]}})
+
+
+def patched(node: Node, body: dict[str, Any]) -> None:
+    """Changes the Node's status as an administrator."""
+    patch = ("--type=strategic", "--patch", json.dumps(body))
+    node.kubectl("patch", "node", node.name, "--subresource=status", *patch)
+
+
 # --- attacks with the agent's token -------------------------------------------------------------
 
 
