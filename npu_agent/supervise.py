@@ -27,7 +27,7 @@ async def keep_running(
 
     The one place where any exception is caught: a fault in one part takes no other part down.
     """
-    pause = Backoff(first=0.2, longest=30.0)
+    pause = Backoff(first=0.2, longest=30.0, least=0.1)
     loop = asyncio.get_running_loop()
     while True:
         since = loop.time()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from npu_agent.agent import Agent, Timing
-from npu_agent.backoff import ApiBackoff, Backoff
+from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig, Poller
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -37,8 +37,7 @@ NOWHERE = LabelsConfig(output="none")
 @pytest.fixture
 def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
-    monkeypatch.setattr(Backoff, "next", lambda self: 0.001)  # noqa: ARG005
-    monkeypatch.setattr(ApiBackoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
+    monkeypatch.setattr(Backoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
     node.timing = Timing(sessions=session.Timing(look_every=0.05))
 
 

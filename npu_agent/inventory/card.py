@@ -145,7 +145,7 @@ class CardWatch:
         """When to ask next, by `time.monotonic`."""
         self.failures: Counter[str] = Counter()
         """Reads of this card that failed, by how: hung, refused or nonsense."""
-        self._crashes = Backoff(first=0.2, longest=30.0)
+        self._crashes = Backoff(first=0.2, longest=30.0, least=0.1)
         self._limited = False
         self._forget()
 

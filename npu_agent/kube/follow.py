@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff
 from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import ApiError, Kind, unusable
 from npu_agent.kube.request import Request
@@ -124,7 +124,7 @@ async def follow(
         hurry: gives what ends a pause, when it is set.
         timing: all times.
     """
-    retry, loop = ApiBackoff(longest=timing.retry_longest), asyncio.get_running_loop()
+    retry, loop = Backoff(longest=timing.retry_longest), asyncio.get_running_loop()
     version = ""
     while True:
         hurried = hurry()

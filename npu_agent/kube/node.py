@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff
 from npu_agent.kube.client import FIELD_MANAGER, Api
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.request import Request
@@ -196,7 +196,7 @@ async def change_annotation(
     Raises:
         ApiError: of any kind; CONFLICT where others write without end.
     """
-    pause = ApiBackoff(longest=1.0)
+    pause = Backoff(longest=1.0)
     get = Request(verb="get", kind="Node", name=name, metadata_only=True, answer=_Partial)
     while True:
         meta = (await api.ask(get)).metadata

@@ -8,7 +8,6 @@ agent is no fault, and a card that comes and goes is one throughout.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from calendar import timegm
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 
 from npu_agent import files, typedjson
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff, spread
 from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
 from npu_agent.core.state import AgentState, ConditionState
 from npu_agent.feed import Feed, changes_of
@@ -180,7 +179,7 @@ class ConditionWriter:
     # --- what is there --------------------------------------------------------------------------
 
     async def _keep(self, name: str) -> None:
-        pause = ApiBackoff(longest=self._timing.longest_pause)
+        pause = Backoff(longest=self._timing.longest_pause)
         live: _Live | None = _Live("")
         """None: it has to be read."""
         while True:
@@ -231,8 +230,7 @@ class ConditionWriter:
             settle = timing.passing if wanted.passing else timing.settle
             return self._since + (timing.recovered if wanted.status else settle) - now
         changed = (there.reason, there.message) != (wanted.reason, wanted.message)
-        # With jitter, so that the agents of thousands of nodes do not write at the same moment.
-        beat = timing.heartbeat * random.uniform(0.8, 1.2)  # noqa: S311
+        beat = spread(timing.heartbeat)
         return live.written_at + (timing.gap if changed else beat) - now
 
     async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:

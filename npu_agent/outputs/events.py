@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff
 from npu_agent.core.advice import TRENDS, advice, plain_reason
 from npu_agent.core.changes import ChangeKind, card_changes, news, trend_changes
 from npu_agent.core.cordon import Cordons, cordon_changes
@@ -241,7 +241,7 @@ class Events:
                     self.results["lost"] += 1
 
     async def _send_all(self, node: str) -> None:
-        limits, pause = self._limits, ApiBackoff(longest=self._limits.longest_pause)
+        limits, pause = self._limits, Backoff(longest=self._limits.longest_pause)
         allowed, filled = float(limits.burst), time.monotonic()
         works = False
         while True:
@@ -262,7 +262,7 @@ class Events:
             works = await self._send(node, event, self._records[event], pause)
             allowed -= works
 
-    async def _send(self, node: str, event: Event, record: _Record, pause: ApiBackoff) -> bool:
+    async def _send(self, node: str, event: Event, record: _Record, pause: Backoff) -> bool:
         """Sends what there is of an Event; more of it may happen meanwhile."""
         count = record.count
         try:

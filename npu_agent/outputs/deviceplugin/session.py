@@ -144,7 +144,11 @@ class Session:
         self._ownership = ownership
         self._hooks = hooks
         self._kubelet = plugin.directory / KUBELET_SOCKET
-        self._proofs = Backoff(first=self.timing.prove_every, longest=self.timing.prove_seldom)
+        self._proofs = Backoff(
+            first=self.timing.prove_every,
+            longest=self.timing.prove_seldom,
+            least=self.timing.prove_every,
+        )
         self._lost = False
         self._ours: Feed[bool] = Feed(False)
         self._early: tuple[_Endpoint, contextlib.AsyncExitStack] | None = None
@@ -193,8 +197,8 @@ class Session:
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
         """Serves while the resource is ours: on a new socket after each loss."""
-        fickle = Backoff(first=self.timing.retry_first, longest=self.timing.fickle_longest)
-        loop = asyncio.get_running_loop()
+        first, loop = self.timing.retry_first, asyncio.get_running_loop()
+        fickle = Backoff(first=first, longest=self.timing.fickle_longest, least=first)
         while still_ours():
             async with self._endpoint() as endpoint:
                 if not await self._register_until_served(endpoint):

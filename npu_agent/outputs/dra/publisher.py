@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from npu_agent.backoff import ApiBackoff, Backoff
+from npu_agent.backoff import Backoff
 from npu_agent.core.pool import PoolDevice, whole_cards, without_notes
 from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble
@@ -174,8 +174,9 @@ class SlicePublisher:
     # --- what there should be -------------------------------------------------------------------
 
     async def _write(self) -> None:
-        timing, retry = self._timing, ApiBackoff(longest=self._timing.retry_longest)
-        gap = Backoff(first=timing.gap_first, longest=timing.gap_longest)
+        timing, retry = self._timing, Backoff(longest=self._timing.retry_longest)
+        first = timing.gap_first
+        gap = Backoff(first=first, longest=timing.gap_longest, least=first)
         loop = asyncio.get_running_loop()
         wrote_at = -timing.calm
         async for _ in changes_of(self._devices, self.live, self._checks):
@@ -187,7 +188,7 @@ class SlicePublisher:
                 wrote_at = loop.time()
                 await asyncio.sleep(gap.next())
 
-    async def _until_written(self, retry: ApiBackoff) -> None:
+    async def _until_written(self, retry: Backoff) -> None:
         while True:
             restarted = self._kubelets.changed
             try:

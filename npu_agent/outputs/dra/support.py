@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, node, resourceclaims
 from npu_agent.logs import logger
@@ -80,7 +80,7 @@ class SupportWatch:
         self._ask_again = ask_again
 
     async def run(self) -> None:
-        pause = ApiBackoff()
+        pause = Backoff()
         while True:
             changed, wanted = self._wanted.changed, self._wanted.value
             known = self.state.value

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from npu_agent.backoff import ApiBackoff, Backoff
+from npu_agent.backoff import Backoff, spread
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
 from npu_agent.core.vendor_spec import LabelSet
@@ -120,8 +119,8 @@ class Labeller:
             return Machine(vendor=None, name=None)
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
-        pause = ApiBackoff(longest=self._timing.longest_pause)
-        calm = Backoff(first=self._timing.settle, longest=self._timing.longest_pause)
+        settle, longest = self._timing.settle, self._timing.longest_pause
+        pause, calm = Backoff(longest=longest), Backoff(longest=longest, least=settle)
         before: Mapping[str, str] | None = None
         while True:
             changed, now = wanted.changed, wanted.value
@@ -129,7 +128,7 @@ class Labeller:
                 await changed.wait()
                 continue
             new = before is not None and now.labels != before
-            if new and await set_within(changed, self._timing.settle):
+            if new and await set_within(changed, settle):
                 continue
             try:
                 await self._put(now.labels, careful=now.unsure)
@@ -140,12 +139,11 @@ class Labeller:
             before = now.labels
             pause.reset()
             if self._seen is None or now.unsure:
-                # With jitter, so that the agents of thousands of nodes do not ask together.
-                await set_within(changed, now.resync * random.uniform(0.8, 1.2))  # noqa: S311
+                await set_within(changed, spread(now.resync))
             elif not await set_within(changed, calm.next()):  # until our own write is seen
                 since = time.monotonic()
                 await self._until_drift(wanted, now, self._seen)
-                if time.monotonic() - since > self._timing.longest_pause:
+                if time.monotonic() - since > longest:
                     calm.reset()
 
     async def _until_drift(

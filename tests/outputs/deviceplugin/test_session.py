@@ -523,10 +523,10 @@ async def test_fickle_kubelet_is_asked_less_and_less(
     pauses: list[int] = []
 
     class Recorded(Backoff):
-        def next(self) -> float:
+        def next(self, retry_after: float | None = None) -> float:
             if self.longest == room.timing.fickle_longest:
                 pauses.append(self.tries)
-            return Backoff.next(self)
+            return Backoff.next(self, retry_after)
 
     monkeypatch.setattr(session, "Backoff", Recorded)
     await room.kubelet.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from npu_agent.backoff import ApiBackoff
+from npu_agent.backoff import Backoff
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trends import TrendKind
@@ -110,6 +110,18 @@ async def running(
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+
+def api_pauses(
+    monkeypatch: pytest.MonkeyPatch, instead: Callable[[Backoff, float | None], float]
+) -> None:
+    """Replaces the pauses after a refusal; those between writes stay."""
+    real = Backoff.next
+
+    def next_(self: Backoff, retry_after: float | None = None) -> float:
+        return (real if self.least else instead)(self, retry_after)
+
+    monkeypatch.setattr(Backoff, "next", next_)
 
 
 # What is published.
@@ -314,7 +326,7 @@ async def test_a_slice_that_is_deleted_while_its_write_is_under_way_is_back(
             world.server.instead.clear()
             _, answer = world.server.act("apply", request.path, await request.json())
             world.server.delete(NAME)
-            await first(world.publisher.state, lambda state: state.incomplete)
+            await until(lambda: world.publisher._stale)  # the event is known
             return web.json_response(answer)  # of before the event that was there first
 
         world.server.instead["apply"] = deleted
@@ -334,7 +346,7 @@ async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: P
             meta = {"resourceVersion": str(world.server.version.value)}
             items = list(world.server.slices.values())
             world.server.delete(NAME)
-            await first(world.publisher.state, lambda state: state.incomplete)
+            await until(lambda: world.publisher._stale)  # the event is known
             return await says({"kind": "ResourceSliceList", "metadata": meta, "items": items})(
                 request
             )
@@ -351,7 +363,7 @@ async def test_a_restarted_kubelet_waits_for_no_pause(
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        monkeypatch.setattr(ApiBackoff, "next", lambda *_: 3600.0)
+        api_pauses(monkeypatch, lambda *_: 3600.0)
         world.server.trouble = drops
         world.server.cut()
         world.devices.publish(rngd(3))
@@ -368,7 +380,7 @@ async def test_a_restarted_kubelet_waits_for_no_pause(
 async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
-    def noted(self: ApiBackoff, retry_after: float | None = None) -> float:
+    def noted(self: Backoff, retry_after: float | None = None) -> float:
         assert retry_after is None
         tries.append(self.tries)
         self.tries += 1
@@ -377,7 +389,7 @@ async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.Mo
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
         await world.watching()
-        monkeypatch.setattr(ApiBackoff, "next", noted)
+        api_pauses(monkeypatch, noted)
         for count in (3, 4):
             world.server.instead["apply"] = status(503, "not now")
             world.devices.publish(rngd(count))
@@ -477,11 +489,11 @@ async def test_the_api_servers_wish_to_wait_is_granted(
 ) -> None:
     asked_for: list[float | None] = []
 
-    def noted(_: ApiBackoff, retry_after: float | None = None) -> float:
+    def noted(_: Backoff, retry_after: float | None = None) -> float:
         asked_for.append(retry_after)
         return 0.01
 
-    monkeypatch.setattr(ApiBackoff, "next", noted)
+    api_pauses(monkeypatch, noted)
     async with running(tmp_path, None) as world:
         world.server.instead[call] = status(429, "busy", Retry_After="7")
         world.devices.publish(rngd(2))
