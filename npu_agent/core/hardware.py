@@ -122,6 +122,16 @@ class Card:
         return self.pci_bus_id or self.name
 
     @property
+    def switch(self) -> str | None:
+        """The PCIe switch above the card, by its upstream port: ``0000:17:00.0``.
+
+        None of a card right below a root port.
+        """
+        # Root complex, root port, then for each switch its upstream port and the downstream port
+        # that is the card's alone.
+        return self.switches[-2] if len(self.switches) > 2 else None
+
+    @property
     def identities(self) -> frozenset[str]:
         """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
         return _identities(self.uuid, self.serial, self.pci_bus_id)

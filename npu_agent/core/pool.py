@@ -20,8 +20,9 @@ from npu_agent.core.trends import TrendKind
 
 _LONGEST_NAME = 63
 """The API server's limit: a device's name is a DNS label."""
-_MOST_COUNTERS = 32
-"""The API server's limit: a card with more cores than that is offered whole."""
+_MOST_CORES = 30
+"""Of a card that is cut, else it is offered whole: the API server takes 32 counters in a set, which
+are one for each core and those of `Description.counters`."""
 _PART = "-cores-"
 """Between the name of a card's device and the cores, where it is a part of the card."""
 _LIKE_A_PART = re.compile(rf"{_PART}\d+(-\d+)?$")
@@ -44,6 +45,8 @@ class Description:
     """By name; one without a domain is the driver's own."""
     capacity: Mapping[str, str]
     """Quantities as Kubernetes writes them: ``{"memory": "48Gi"}``."""
+    counters: Mapping[str, str]
+    """What is counted of a card that is cut, in addition to each core: at most two quantities."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,6 +81,15 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSet:
+    """What the devices of a card that is cut share: its cores, and the sums of the whole card."""
+
+    name: str
+    sums: Mapping[str, str]
+    """The `Description.counters` of the whole card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDevice:
     """A device that DRA offers."""
 
@@ -88,9 +100,9 @@ class PoolDevice:
     """What it stands for now; its health is the card's."""
     description: Description
     taints: tuple[Taint, ...] = ()
-    counters: str = ""
-    """The card's set of counters, one a core, of which it consumes those of its cores; "" where no
-    other device of the pool has any of them."""
+    counters: CounterSet | None = None
+    """Of the card: the device consumes its own part. None where no other device of the pool has any
+    of its cores."""
 
     @property
     def barred(self) -> bool:
@@ -145,17 +157,18 @@ def pool(
                 *_taints(dra.driver, device, evict, held(device), state.id in cordoned),
                 *_notes(dra.driver, degraded.get(state.id, ())),
             ),
-            counters=name if len(widths) > 1 else "",
+            counters=counters,
         )
         for state, name in zip(cards, called, strict=True)
         for widths in [_widths(state.card) if partitions else (state.card.core_count,)]
+        for counters in [_counters(dra, state.card, name) if len(widths) > 1 else None]
         for width in widths
         for device in cut(state, width)
     )
 
 
 def whole_cards(devices: Collection[PoolDevice]) -> tuple[PoolDevice, ...]:
-    return tuple(replace(one, counters="") for one in devices if not one.is_part)
+    return tuple(replace(one, counters=None) for one in devices if not one.is_part)
 
 
 def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
@@ -169,8 +182,12 @@ def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, Cor
     }
 
 
+def _counters(dra: DraNames, card: Card, name: str) -> CounterSet:
+    return CounterSet(name=name, sums=dra.describe(card, card.all_cores).counters)
+
+
 def _widths(card: Card) -> tuple[int, ...]:
-    if card.core_count > _MOST_COUNTERS:
+    if card.core_count > _MOST_CORES:
         return (card.core_count,)
     widths = {len(cores) for cores, _ in card.access.core_nodes}
     return tuple(sorted(widths | {card.core_count}, reverse=True))

@@ -112,9 +112,7 @@ def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
     device = devices.get(id_)
     if device is None:
         return _Place(id_, id_, id_, (0, "", 0))
-    # Root complex, root port, then for each switch its upstream port and the downstream port that
-    # is the card's alone. A card right below a root port shares no switch.
-    switch = device.card.switches[-2] if len(device.card.switches) > 2 else device.card_id
+    switch = device.card.switch or device.card_id
     numa = device.card_id if device.card.numa_node is None else str(device.card.numa_node)
     return _Place(device.card_id, switch, numa, device.order)
 

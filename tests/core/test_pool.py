@@ -131,7 +131,8 @@ def test_a_card_is_offered_in_every_width_that_it_has_nodes_for() -> None:
     assert [(one["type"], one["cores"]) for one in attributes] == [("card", 8), ("cores", 4)]
     capacity = {len(one.device.cores): one.description.capacity for one in found.values()}
     assert capacity[4] == {"core": "4", "memory": "24Gi"}
-    assert {one.counters for one in found.values()} == {"npu-r", "npu-w"}
+    assert {one.counters.name for one in found.values() if one.counters} == {"npu-r", "npu-w"}
+    assert found["npu-r-cores-7"].counters == found["npu-r"].counters
 
 
 def test_whole_cards_are_as_if_nothing_were_cut() -> None:

@@ -73,13 +73,22 @@ def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
 
 
 def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
-    """For each card that is offered in several widths, a set with a counter for each core."""
-    cards = {one.counters: one.device.card for one in devices if one.counters}
-    return [{"name": name, "counters": _counters(card.all_cores)} for name, card in cards.items()]
+    """For each card that is offered in several widths, what its devices share.
+
+    A counter for each core is what keeps devices apart. The sums are for those who ask how much a
+    device takes, such as Kueue, which reads one counter by its name.
+    """
+    cards = {each.counters.name: each for each in devices if each.counters}
+    return [
+        {"name": name, "counters": _counters(each.device.card.all_cores, each.counters.sums)}
+        for name, each in cards.items()
+        if each.counters
+    ]
 
 
-def _counters(cores: CoreRange) -> dict[str, dict[str, str]]:
-    return {f"core-{core}": {"value": "1"} for core in cores}
+def _counters(cores: CoreRange, sums: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    single = {f"core-{core}": "1" for core in cores}
+    return {key: {"value": value} for key, value in {**single, **sums}.items()}
 
 
 def _chunks(of: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -106,8 +115,8 @@ def _device(each: PoolDevice) -> dict[str, Any]:
         "capacity": {key: {"value": value} for key, value in described.capacity.items()},
     }
     if each.counters:
-        consumed = {"counterSet": each.counters, "counters": _counters(each.device.cores)}
-        found["consumesCounters"] = [consumed]
+        counters = _counters(each.device.cores, described.counters)
+        found["consumesCounters"] = [{"counterSet": each.counters.name, "counters": counters}]
     if each.taints:
         found["taints"] = [{"key": one.key, "effect": one.effect.value} for one in each.taints]
     return found

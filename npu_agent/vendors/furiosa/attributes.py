@@ -1,7 +1,7 @@
 """What DRA calls this vendor's cards: the driver, and the attributes and capacities of a device.
 
 The names are those of the vendor's own DRA driver, so that its users' selectors go on to work;
-`type`, `cores`, `firmwareVersion`, `product` and `serial` are additions.
+`type`, `cores`, `firmwareVersion`, `product`, `serial` and `pcieSwitch` are additions.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ identity would be another card's."""
 
 _PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+_NUMA_NODE = "resource.kubernetes.io/numaNode"
+"""The name that drivers of other devices use as well (KEP-6072), for claims that match both."""
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NUMBER = r"(?:0|[1-9][0-9]*)"
 _IDENTIFIER = rf"(?:{_NUMBER}|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)"
@@ -48,15 +50,19 @@ def describe(card: Card, cores: CoreRange) -> Description:
         "driverVersion": version(card.driver_version),
         "firmwareVersion": version(card.firmware_version),
         "numaNode": card.numa_node,
+        "pcieSwitch": card.switch,
         "simulated": card.simulated or None,
+        _NUMA_NODE: card.numa_node,
         _PCI_BUS_ID: card.pci_bus_id,
         _PCIE_ROOT: root if root and _ROOT.fullmatch(root) else None,
     }
     known = {name: value for name, value in found.items() if value is not None}
     memory = FAMILIES[card.family].memory_gib * len(cores) // card.core_count
+    size = {"memory": f"{memory}Gi"}
     return Description(
         attributes={name: value for name, value in known.items() if _fits(value)},
-        capacity={"core": str(len(cores)), "memory": f"{memory}Gi"},
+        capacity={"core": str(len(cores)), **size},
+        counters={"cores": str(len(cores)), **size},
     )
 
 

@@ -28,7 +28,12 @@ def card(family: str, index: int, **more: Any) -> CardState:
         "driver_version": "2025.4.0~dev2, 0e9e56a" if family == "rngd" else "1.9.2, 3def9c2",
         "firmware_version": "2025.4.0, 9a1f0c3" if family == "rngd" else "1.6.0, c1bebfd",
         "numa_node": index // 4,
-        "switches": (f"pci0000:{bus - 1:02x}", f"0000:{bus - 1:02x}:01.0"),
+        "switches": (
+            f"pci0000:{bus - 1:02x}",
+            f"0000:{bus - 1:02x}:01.0",
+            f"0000:{bus - index % 2:02x}:00.0",
+            f"0000:{bus:02x}:0{index % 2}.0",
+        ),
     }
     return state(family, index, **(facts | more))
 

@@ -33,7 +33,7 @@ def listed(*health: HealthState | str) -> tuple[PoolDevice, ...]:
                     reason=one if isinstance(one, str) else f"is {one.value}",
                 )
             )[0],
-            description=Description(attributes={}, capacity={}),
+            description=Description(attributes={}, capacity={}, counters={}),
         )
         for index, one in enumerate(health)
     )

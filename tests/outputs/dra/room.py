@@ -28,7 +28,8 @@ NPU = "beta.furiosa.ai/npu"
 
 
 def describe(card: Card, cores: CoreRange) -> Description:
-    return Description(attributes={"index": card.index, "cores": len(cores)}, capacity={})
+    attributes = {"index": card.index, "cores": len(cores)}
+    return Description(attributes=attributes, capacity={}, counters={})
 
 
 DRA = DraNames(driver=DRIVER, claim_kind="furiosa.ai/claim", describe=describe)

@@ -140,16 +140,25 @@ def test_counters_come_first_and_all_devices_of_a_card_are_in_one_slice(
 
 
 def test_a_device_consumes_exactly_its_cores() -> None:
-    _, devices = made(parts(1))
-    consumed = [
-        sorted(int(core.removeprefix("core-")) for core in one["counters"])
+    cards, devices = made(parts(1))
+    counters = [
+        one["counters"]
         for device in devices["spec"]["devices"]
         for one in device["consumesCounters"]
+    ]
+    consumed = [
+        sorted(int(key.removeprefix("core-")) for key in each if key.startswith("core-"))
+        for each in counters
     ]
     widths = (8, 4, 2, 1)
     assert consumed == [
         list(range(first, first + width)) for width in widths for first in range(0, 8, width)
     ]
+    # And its share of what Kueue counts, which adds up to the card's.
+    shares = [(each["cores"]["value"], each["memory"]["value"]) for each in counters]
+    assert shares == [(str(len(cores)), f"{6 * len(cores)}Gi") for cores in consumed]
+    (whole,) = cards["spec"]["sharedCounters"]
+    assert whole["counters"].items() == counters[0].items()
 
 
 KINDS = st.sampled_from(("warboy", "rngd"))

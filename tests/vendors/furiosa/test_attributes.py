@@ -33,7 +33,7 @@ VERSION = st.one_of(
 )
 SWITCHES = st.lists(
     st.sampled_from(["pci0000:16", "pci10000:e1", "0000:16:01.0", "pci", "pci0000:16\n", "é" * 40]),
-    max_size=2,
+    max_size=4,
 ).map(tuple)
 
 
@@ -112,6 +112,8 @@ def test_everything_that_is_known_is_published() -> None:
         "driverVersion": "2025.4.0-dev2+0e9e56a",
         "firmwareVersion": "2025.4.0+9a1f0c3",
         "numaNode": 0,
+        "pcieSwitch": "0000:17:00.0",
+        "resource.kubernetes.io/numaNode": 0,
         "resource.kubernetes.io/pciBusID": "0000:18:00.0",
         "resource.kubernetes.io/pcieRoot": "pci0000:17",
     }
