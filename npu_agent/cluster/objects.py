@@ -139,6 +139,7 @@ class Container(_Struct, frozen=True):
     name: str
     resources: Resources = Resources()
     restart_policy: str = ""
+    ports: tuple[Plain, ...] = ()
 
 
 class PodClaim(_Struct, frozen=True):
@@ -161,6 +162,9 @@ class PodSpec(_Struct, frozen=True):
     topology_spread_constraints: tuple[Plain, ...] = ()
     scheduling_gates: tuple[Plain, ...] = ()
     overhead: dict[str, str] = {}
+    resources: Resources = Resources()
+    """Of the whole Pod, in place of what its containers ask for."""
+    volumes: tuple[Plain, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     resource_claims: tuple[PodClaim, ...] = ()
@@ -244,6 +248,7 @@ class Result(_Struct, frozen=True):
     device: str
     admin_access: bool | None = None
     tolerations: tuple[Plain, ...] = ()
+    share_id: str | None = msgspec.field(default=None, name="shareID")
 
 
 class Results(_Struct, frozen=True):
@@ -338,6 +343,8 @@ class Device(_Struct, frozen=True):
     node_name: str | None = None
     node_selector: Plain | None = None
     all_nodes: bool | None = None
+    allow_multiple_allocations: bool | None = None
+    binding_conditions: tuple[str, ...] = ()
 
     def attribute(self, name: str) -> Any:
         """Its plain value; None: the device has no such attribute."""
@@ -384,6 +391,58 @@ class DeviceClass(Object, frozen=True):
     spec: ClassSpec = ClassSpec()
 
 
+class DeviceSelector(_Struct, frozen=True):
+    """Devices by name; a field that is missing holds for all."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class TaintRuleSpec(_Struct, frozen=True):
+    """A taint for some devices; without a selector for none."""
+
+    taint: Taint
+    device_selector: DeviceSelector | None = None
+
+
+class DeviceTaintRule(Object, frozen=True):
+    """A DeviceTaintRule, by which an administrator taints devices."""
+
+    spec: TaintRuleSpec
+
+
+class VolumeClaimSpec(_Struct, frozen=True):
+    """The volume, where one is bound, and the class of one to make."""
+
+    volume_name: str = ""
+    storage_class_name: str | None = None
+
+
+class VolumeClaim(Object, frozen=True):
+    """A PersistentVolumeClaim."""
+
+    spec: VolumeClaimSpec = VolumeClaimSpec()
+
+
+class VolumeSpec(_Struct, frozen=True):
+    """Where a volume can be used."""
+
+    node_affinity: Plain | None = None
+
+
+class Volume(Object, frozen=True):
+    """A PersistentVolume."""
+
+    spec: VolumeSpec = VolumeSpec()
+
+
+class StorageClass(Object, frozen=True):
+    """A StorageClass."""
+
+    volume_binding_mode: str = "Immediate"
+
+
 class QuotaSpec(_Struct, frozen=True):
     """The most that a namespace may ask for: ``{"requests.beta.furiosa.ai/npu": "4"}``."""
 
@@ -413,5 +472,9 @@ class Cluster(msgspec.Struct, frozen=True):
     slices: tuple[ResourceSlice, ...] = ()
     classes: tuple[DeviceClass, ...] = ()
     quotas: tuple[ResourceQuota, ...] = ()
+    taint_rules: tuple[DeviceTaintRule, ...] = ()
+    volume_claims: tuple[VolumeClaim, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    storage_classes: tuple[StorageClass, ...] = ()
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""
