@@ -309,9 +309,8 @@ class _Constraint:
             raise CannotJudgeError("the claim has a constraint that is not known")
 
     def concerns(self, request: str) -> bool:
-        return not self.requests or not {request, request.partition("/")[0]}.isdisjoint(
-            self.requests
-        )
+        names = {request, request.partition("/")[0]}
+        return not self.requests or not names.isdisjoint(self.requests)
 
     def allows(self, device: Offered) -> bool:
         value = device.attribute(self.attribute)

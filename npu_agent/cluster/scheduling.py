@@ -212,7 +212,7 @@ def _placement(pod: Pod, node: Node) -> Iterator[Reason]:
         if node.metadata.labels.get(key) != value:
             has = node.metadata.labels.get(key)
             text = f"lacks the label {key}={value}" + (f" (it is {has})" if has else "")
-            yield Reason(Kind.SELECTION, text)
+            yield Reason(Kind.SELECTION, one_line(text))
     required = _required(pod.spec.affinity, "nodeAffinity")
     if required and not matches_selector(node, required):
         yield Reason(Kind.SELECTION, "does not meet the Pod's node affinity")
