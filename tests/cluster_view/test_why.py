@@ -46,7 +46,8 @@ def with_claim(*requests: Json, **options: Any) -> list[Json]:
 
 def test_it_could_be_scheduled() -> None:
     found = answer(pod(requests={NPU: "2"}), node("n1", {NPU: "2"}), node("n2", {NPU: "1"}))
-    assert found.fitting == ["n1"] and found.schedulable
+    assert found.fitting == ["n1"]
+    assert found.schedulable
     assert found.sentence == "Pod ml/train could be scheduled now, on n1."
     assert "n2: wants 2 of beta.furiosa.ai/npu, 1 of 1 are free" in lines(found)
 
@@ -137,7 +138,8 @@ def test_affinity_between_pods_is_not_judged() -> None:
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}
     affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     found = answer(pod(requests={NPU: "1"}, affinity=affinity), node("n1", {NPU: "1"}))
-    assert found.schedulable is None and found.nodes[0].fits is None
+    assert found.schedulable is None
+    assert found.nodes[0].fits is None
     assert "cannot be judged here: its podAffinity" in lines(found)
 
 
@@ -202,7 +204,8 @@ def test_a_selector_that_fails_ends_scheduling_on_all_nodes() -> None:
     fast = device("npu-a", attributes={"speed": {"int": 4}})
     nodes = [node("n1"), node("n2"), slice_("n1", fast), slice_("n2", device("npu-b"))]
     found = answer(*objects, *nodes)
-    assert found.schedulable is False and not found.fitting
+    assert found.schedulable is False
+    assert not found.fitting
     assert "the scheduler fails at its claims" in found.sentence
     assert "n1: would do, but" in lines(found)
 
@@ -347,7 +350,8 @@ def test_what_the_agent_and_its_node_say() -> None:
     found = lines(answer(pod(requests={NPU: "1"}), noted, agent))
     assert "furiosa.ai/NPUReady is False: npu3 is unhealthy" in found
     assert "its agent, Pod ml/npu-agent-x, is not ready" in found
-    assert "cards are cordoned" in found and "npu1" in found
+    assert "cards are cordoned" in found
+    assert "npu1" in found
 
 
 def test_volumes() -> None:
@@ -388,4 +392,5 @@ def test_a_pod_that_asks_for_no_npu_has_ended_or_has_a_hostile_name() -> None:
     assert "has ended" in answer(pod(status={"phase": "Failed"}), node("n1")).sentence
     hostile = node("n1", labels={"disk": "\x1b[31m" + "x" * 5000})
     found = answer(pod(nodeSelector={"disk": "ssd"}), hostile)
-    assert "\x1b" not in lines(found) and len(lines(found)) < 1000
+    assert "\x1b" not in lines(found)
+    assert len(lines(found)) < 1000

@@ -19,6 +19,7 @@ FOLDERS = {
     "/journey/": "journey",
     "/rollout/": "rollout",
     "/simulated/": "simulated",
+    "/why/": "why",
 }
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
@@ -36,6 +37,7 @@ LONGEST_FIRST = (
     *sorted(KUBELETS, reverse=True),
     "rollout",
     "simulated",
+    "why",
 )
 
 
