@@ -27,7 +27,7 @@ _NAMED = 3
 
 
 class Kind(IntEnum):
-    """What rules a Node out, in the order of what a person would look at: the first first."""
+    """What rules a Node out, in the order that a person reads them: the first first."""
 
     NOT_OFFERED = 1
     SELECTION = 2

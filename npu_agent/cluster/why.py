@@ -75,7 +75,7 @@ class NodeVerdict:
 
     @property
     def worst(self) -> Reason:
-        """The reason that a person would look at first."""
+        """The reason that a person reads first."""
         return min(self.reasons, key=lambda one: one.kind)
 
     def __str__(self) -> str:
@@ -265,13 +265,13 @@ def _devices_of(container: Container, name: str) -> int:
 
 
 def _before_nodes(pod: Pod, cluster: Cluster) -> Iterator[str]:
-    """What keeps the Pod before any Node is looked at."""
+    """What keeps the Pod before any Node is tried."""
     if gates := [one.get("name", "") for one in pod.spec.scheduling_gates]:
         yield f"it has the scheduling gates {', '.join(gates)}, which someone has to remove"
     yield from _claims(pod, cluster)
     yield from _unbound(pod, cluster)
     if pod.spec.scheduler_name != _DEFAULT and not condition(pod.status.conditions, "PodScheduled"):
-        what = "no scheduler of that name has looked at it"
+        what = "no scheduler of that name has tried it"
         yield f"its schedulerName is {pod.spec.scheduler_name}, and {what}"
     if not cluster.nodes:
         yield cluster.refused.get("Node", "the cluster has no Nodes").rstrip(".")

@@ -45,7 +45,8 @@ def cluster(*objects: Json) -> Cluster:
     for one in objects:
         field, type_ = TYPES[one["kind"]]
         found[field].append(type_.from_json(one))
-    return Cluster(**{field: tuple(each) for field, each in found.items()})
+    fields: dict[str, Any] = {field: tuple(each) for field, each in found.items()}
+    return Cluster(**fields)
 
 
 def thing(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
