@@ -58,6 +58,7 @@ from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
+from npu_agent.outputs.prometheus.accounting import Accountant
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
@@ -269,6 +270,12 @@ class Agent:
         self._ahead = time.time() - self._started_at
         """Seconds that the wall clock is ahead of `time.monotonic`."""
         self._lag = LoopLag()
+        self._accountant = Accountant(
+            snapshots=self.inventory.snapshots,
+            holdings=self.store.usages,
+            longest=configs.map(lambda config: stale_after(config.metrics.interval)),
+            owned=lambda: self.store.owned,
+        )
         self._page = Page(
             snapshots=self.inventory.snapshots,
             holdings=self.store.usages,
@@ -425,6 +432,7 @@ class Agent:
             if self.labeller:
                 yield "labels", self.labeller.run
             yield "node condition", self.condition.run
+            yield "accounts", self._accountant.run
         yield "history", self._history.run
         yield "timeline", self._recorder.run
         yield "loop lag", self._lag.run
@@ -455,6 +463,7 @@ class Agent:
             monotonic=monotonic,
             snapshot=self.inventory.snapshots.value,
             usages=self.store.usages.value,
+            accounts=self._accountant.count(),
             assignments=kubelet.assignments,
             assignments_error=kubelet.error,
             resources=tuple(

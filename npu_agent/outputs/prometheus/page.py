@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,12 +15,14 @@ from npu_agent.core.state import AgentState, stale_after
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.outputs.prometheus import cards, own, process
-from npu_agent.outputs.prometheus.text import Definition, Source
+from npu_agent.outputs.prometheus import accounting, cards, own, process
+from npu_agent.outputs.prometheus.text import Definition, Samples, Source
 
 log = logger(__name__)
 
 Made = TypeVar("Made")
+
+_OWN = (*accounting.DEFINITIONS, *own.DEFINITIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Page:
         schemas = self._settings.value.schemas
         parts = [
             *self._families("cards", cards.definitions(schemas), self._cards, openmetrics),
-            *self._families("own", own.DEFINITIONS, lambda: own.read(self._state()), openmetrics),
+            *self._families("own", _OWN, self._own, openmetrics),
             *self._families("process", process.DEFINITIONS, process.read, openmetrics),
         ]
         return b"".join(parts) + (b"# EOF\n" if openmetrics else b"")
@@ -72,6 +74,10 @@ class Page:
             pod_labels=settings.pod_labels,
             since=time.monotonic() - stale_after(settings.interval),
         )
+
+    def _own(self) -> Mapping[str, Samples]:
+        state = self._state()
+        return {**accounting.read(state), **own.read(state)}
 
     def _families(
         self,

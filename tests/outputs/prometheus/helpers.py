@@ -26,7 +26,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.core.vendor_spec import MetricSchema
-from npu_agent.outputs.prometheus import cards
+from npu_agent.outputs.prometheus import accounting, cards
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import DEFINITIONS, read
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -144,8 +144,9 @@ def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any
 
 def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
     """The agent's own part of the page, but for ``process_*``."""
-    found = read(state)
-    return b"".join(each.render(found, openmetrics=openmetrics) for each in DEFINITIONS)
+    found = {**accounting.read(state), **read(state)}
+    definitions = (*accounting.DEFINITIONS, *DEFINITIONS)
+    return b"".join(each.render(found, openmetrics=openmetrics) for each in definitions)
 
 
 def families(state: AgentState) -> list[Metric]:

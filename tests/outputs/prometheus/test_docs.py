@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.outputs.prometheus import cards, own
+from npu_agent.outputs.prometheus import accounting, cards, own
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers
 from tests.outputs.prometheus.test_golden import GOLDEN
@@ -41,8 +41,9 @@ def test_what_is_unproven_is_marked_on_the_page_and_in_its_help() -> None:
 
 
 def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
-    listed = {name: cells[0] for name, cells in rows("npu_agent_").items()}
-    assert listed == {definition.name: definition.kind for definition in own.DEFINITIONS}
+    listed = {name: cells[0] for name, cells in rows("npu_(?:agent|holder)_").items()}
+    definitions = (*accounting.DEFINITIONS, *own.DEFINITIONS)
+    assert listed == {definition.name: definition.kind for definition in definitions}
 
 
 @pytest.mark.parametrize("name", rows("npu_agent_"))
