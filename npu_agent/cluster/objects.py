@@ -419,7 +419,7 @@ class VolumeClaimSpec(_Struct, frozen=True):
     storage_class_name: str | None = None
 
 
-class VolumeClaim(Object, frozen=True):
+class PersistentVolumeClaim(Object, frozen=True):
     """A PersistentVolumeClaim."""
 
     spec: VolumeClaimSpec = VolumeClaimSpec()
@@ -431,7 +431,7 @@ class VolumeSpec(_Struct, frozen=True):
     node_affinity: Plain | None = None
 
 
-class Volume(Object, frozen=True):
+class PersistentVolume(Object, frozen=True):
     """A PersistentVolume."""
 
     spec: VolumeSpec = VolumeSpec()
@@ -473,8 +473,8 @@ class Cluster(msgspec.Struct, frozen=True):
     classes: tuple[DeviceClass, ...] = ()
     quotas: tuple[ResourceQuota, ...] = ()
     taint_rules: tuple[DeviceTaintRule, ...] = ()
-    volume_claims: tuple[VolumeClaim, ...] = ()
-    volumes: tuple[Volume, ...] = ()
+    volume_claims: tuple[PersistentVolumeClaim, ...] = ()
+    volumes: tuple[PersistentVolume, ...] = ()
     storage_classes: tuple[StorageClass, ...] = ()
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""

@@ -16,8 +16,8 @@ from npu_agent.cluster.objects import (
     ResourceQuota,
     ResourceSlice,
     StorageClass,
-    Volume,
-    VolumeClaim,
+    PersistentVolume,
+    PersistentVolumeClaim,
 )
 
 DRIVER = "npu.furiosa.ai"
@@ -34,8 +34,8 @@ TYPES: Mapping[str, tuple[str, Any]] = {
     "DeviceClass": ("classes", DeviceClass),
     "DeviceTaintRule": ("taint_rules", DeviceTaintRule),
     "ResourceQuota": ("quotas", ResourceQuota),
-    "PersistentVolumeClaim": ("volume_claims", VolumeClaim),
-    "PersistentVolume": ("volumes", Volume),
+    "PersistentVolumeClaim": ("volume_claims", PersistentVolumeClaim),
+    "PersistentVolume": ("volumes", PersistentVolume),
     "StorageClass": ("storage_classes", StorageClass),
 }
 
