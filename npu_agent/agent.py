@@ -52,10 +52,10 @@ from npu_agent.outputs.dra import driver, support
 from npu_agent.outputs.dra.driver import Driver, Shared
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
 from npu_agent.outputs.dra.support import SupportWatch
-from npu_agent.outputs.events import Events
+from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.hostcdi import HostCdi
 from npu_agent.outputs.labels import output_of
-from npu_agent.outputs.labels.labeller import Labeller
+from npu_agent.outputs.labels.labeller import Labeller, Settings
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.accounting import Accountant
@@ -208,8 +208,7 @@ class Agent:
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
         self.labeller = output and Labeller(
             snapshots=self.inventory.hardware,
-            sets=configs.map(lambda config: label_sets(SPECS, config.labels.sets)),
-            resync=configs.map(lambda config: config.labels.resync),
+            settings=configs.map(_label_settings),
             output=output,
             seen=self.node_watch.state.map(_labels) if method == "api" else None,
             machine=partial(read_machine, host_root),
@@ -258,12 +257,14 @@ class Agent:
         self.events = Events(
             api=self._api,
             node_name=node_name,
-            snapshots=self.inventory.hardware,
-            trends=self.inventory.trends,
-            configs=self.poller.states,
+            sources=Sources(
+                snapshots=self.inventory.hardware,
+                trends=self.inventory.trends,
+                configs=self.poller.states,
+                cordons=self.cordons.state,
+                drivers=tuple(driver.status for driver in self.drivers),
+            ),
             wanted=configs.map(lambda config: config.events),
-            cordons=self.cordons.state,
-            drivers=[driver.status for driver in self.drivers],
         )
         self._log_settings = configs.map(lambda config: config.log)
         self._started_at = time.monotonic()
@@ -553,6 +554,10 @@ def _follows_node(config: Config) -> bool:
     return (
         config.cordon or config.labels.output == "api" or config.health.condition.type is not None
     )
+
+
+def _label_settings(config: Config) -> Settings:
+    return Settings(label_sets(SPECS, config.labels.sets), config.labels.resync)
 
 
 def _maintenance(found: OwnNode | None) -> str:

@@ -100,14 +100,26 @@ async def _checked(
         yield event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What one does with what `follow` finds."""
+
+    see: Callable[[WatchEvent], None]
+    """Takes an event that is no bookmark."""
+    opened: Callable[[], None]
+    """Called when a watch is open."""
+    failed: Callable[[str, ApiError, bool], None]
+    """Called with what failed, ``list`` or ``watch``, and whether that is any trouble: a watch that
+    breaks, or begins with too old a version, is none as long as the next one can be opened."""
+    hurry: Callable[[], asyncio.Event] = asyncio.Event
+    """Gives what ends a pause, when it is set."""
+
+
 async def follow(
     *,
     list_: Callable[[], Awaitable[str]],
     watch: Callable[[str, float], AbstractAsyncContextManager[AsyncIterator[WatchEvent]]],
-    see: Callable[[WatchEvent], None],
-    opened: Callable[[], None],
-    failed: Callable[[str, ApiError, bool], None],
-    hurry: Callable[[], asyncio.Event] = asyncio.Event,
+    hooks: Hooks,
     timing: Timing = Timing(),
 ) -> None:
     """Follows objects until cancelled.
@@ -116,18 +128,13 @@ async def follow(
         list_: lists them; returns the version from which on they have to be watched.
         watch: opens a watch from a version, for so many seconds. The object of each event has its
             resourceVersion.
-        see: takes an event that is no bookmark.
-        opened: called when a watch is open.
-        failed: called with what failed, ``list`` or ``watch``, and whether that is any trouble: a
-            watch that breaks, or begins with too old a version, is none as long as the next one
-            can be opened.
-        hurry: gives what ends a pause, when it is set.
+        hooks: for what is found.
         timing: all times.
     """
     retry, loop = Backoff(longest=timing.retry_longest), asyncio.get_running_loop()
     version = ""
     while True:
-        hurried = hurry()
+        hurried = hooks.hurry()
         doing, since, wait = "list", math.inf, None
         try:
             if not version:
@@ -136,16 +143,16 @@ async def follow(
             seconds = random.uniform(timing.shortest, timing.longest)  # noqa: S311 (spreads load)
             async with watch(version, seconds) as events:
                 since = loop.time()
-                opened()
+                hooks.opened()
                 async for event in events:
                     version = event.object["metadata"]["resourceVersion"]
                     if event.type != "BOOKMARK":
-                        see(event)
+                        hooks.see(event)
         except ApiError as error:
             wait = error.retry_after
             if error.kind not in _RESUMED:
                 version = ""
-            failed(
+            hooks.failed(
                 doing,
                 error,
                 error.status != 410 and (error.kind not in BROKEN or since == math.inf),

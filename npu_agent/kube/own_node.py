@@ -73,9 +73,9 @@ class NodeWatch:
                 follow.follow(
                     list_=partial(self._list, name),
                     watch=partial(follow.watched, self._api, "Node", _only(name), Node),
-                    see=self._see,
-                    opened=self._reporter.works,
-                    failed=self._failed,
+                    hooks=follow.Hooks(
+                        see=self._see, opened=self._reporter.works, failed=self._failed
+                    ),
                     timing=self._timing,
                 )
             ):

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from npu_agent.backoff import Backoff
@@ -148,6 +148,18 @@ class _Record:
     """The end of its name at the API server."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Whose changes are reported."""
+
+    snapshots: Feed[Snapshot]
+    trends: Feed[Trends]
+    configs: Feed[ConfigState]
+    cordons: Feed[Cordons]
+    drivers: tuple[Feed[SessionStatus], ...] = ()
+    """Of DRA."""
+
+
 class Events:
     """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
@@ -160,12 +172,8 @@ class Events:
         *,
         api: Api,
         node_name: str | None,
-        snapshots: Feed[Snapshot],
-        trends: Feed[Trends],
-        configs: Feed[ConfigState],
+        sources: Sources,
         wanted: Feed[bool],
-        cordons: Feed[Cordons],
-        drivers: Sequence[Feed[SessionStatus]] = (),
         limits: Limits | None = None,
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
@@ -175,12 +183,8 @@ class Events:
         )
         self._api = api
         self._node_name = node_name
-        self._snapshots = snapshots
-        self._trends = trends
-        self._configs = configs
+        self._sources = sources
         self._wanted = wanted
-        self._cordons = cordons
-        self._drivers = tuple(drivers)
         self._limits = limits or Limits()
         self._records: dict[Event, _Record] = {}
         """The next to be sent comes first."""
@@ -196,18 +200,18 @@ class Events:
 
     async def _follow(self) -> None:
         snapshot, trends = Snapshot(), Trends()
-        config, cordons = self._configs.value, Cordons()
+        config, cordons = self._sources.configs.value, Cordons()
         drivers = {
             feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
-            for feed in self._drivers
+            for feed in self._sources.drivers
         }
-        cards = (self._snapshots, self._trends, self._cordons)
-        async for _ in changes_of(*cards, self._configs, *self._drivers):
+        cards = (self._sources.snapshots, self._sources.trends, self._sources.cordons)
+        async for _ in changes_of(*cards, self._sources.configs, *self._sources.drivers):
             happened = [
-                *card_events(snapshot, self._snapshots.value, self._trends.value),
-                *trend_events(trends, self._trends.value),
-                *config_events(config, self._configs.value),
-                *cordon_events(cordons, self._cordons.value),
+                *card_events(snapshot, self._sources.snapshots.value, self._sources.trends.value),
+                *trend_events(trends, self._sources.trends.value),
+                *config_events(config, self._sources.configs.value),
+                *cordon_events(cordons, self._sources.cordons.value),
                 *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
             ]
             drivers = {
@@ -215,8 +219,8 @@ class Events:
                 feed: before if feed.value.phase is SessionPhase.REGISTERING else feed.value
                 for feed, before in drivers.items()
             }
-            snapshot, trends = self._snapshots.value, self._trends.value
-            config, cordons = self._configs.value, self._cordons.value
+            snapshot, trends = self._sources.snapshots.value, self._sources.trends.value
+            config, cordons = self._sources.configs.value, self._sources.cordons.value
             for event in happened if self._wanted.value else ():
                 self._add(event)
 

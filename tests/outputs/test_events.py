@@ -22,6 +22,7 @@ from npu_agent.outputs.events import (
     Event,
     Events,
     Limits,
+    Sources,
     card_events,
     config_events,
     driver_events,
@@ -209,14 +210,16 @@ class Room:
         self, node_name: str | None = "node-1", **limits: float
     ) -> AsyncIterator[Events]:
         one = Events(
-            cordons=self.cordons,
             api=self.server,
             node_name=node_name,
-            snapshots=self.snapshots,
-            trends=Feed(Trends()),
-            configs=self.configs,
+            sources=Sources(
+                snapshots=self.snapshots,
+                trends=Feed(Trends()),
+                configs=self.configs,
+                cordons=self.cordons,
+                drivers=(self.driver,),
+            ),
             wanted=self.wanted,
-            drivers=[self.driver],
             limits=replace(Limits(longest_pause=0.01), **limits),  # type: ignore[arg-type]
         )
         task = asyncio.create_task(one.run())

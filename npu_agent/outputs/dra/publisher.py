@@ -123,10 +123,12 @@ class SlicePublisher:
         await follow.follow(
             list_=self._list,
             watch=partial(resourceslices.watch, self._api, self._node_name, self._driver),
-            see=self._see,
-            opened=self._opened,
-            failed=self._failed,
-            hurry=lambda: self._kubelets.changed,
+            hooks=follow.Hooks(
+                see=self._see,
+                opened=self._opened,
+                failed=self._failed,
+                hurry=lambda: self._kubelets.changed,
+            ),
             timing=self._timing.watch,
         )
 

@@ -69,6 +69,15 @@ class _Wanted:
     resync: float
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the config says of labels."""
+
+    sets: Collection[LabelSet]
+    resync: float
+    """Seconds between checks where the Node is not watched."""
+
+
 class Labeller:
     """Keeps the labels in one place; `state` has their status, `results` counts what was done."""
 
@@ -76,8 +85,7 @@ class Labeller:
         self,
         *,
         snapshots: Feed[Snapshot],
-        sets: Feed[Collection[LabelSet]],
-        resync: Feed[float],
+        settings: Feed[Settings],
         output: Output,
         seen: Feed[Mapping[str, str] | None] | None,
         machine: Callable[[], Machine],
@@ -86,8 +94,7 @@ class Labeller:
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
         self.results: Counter[str] = Counter()
         self._snapshots = snapshots
-        self._sets = sets
-        self._resync = resync
+        self._settings = settings
         self._output, self._seen = output, seen
         self._read_machine = machine
         self._timing = timing or Timing()
@@ -103,12 +110,12 @@ class Labeller:
 
     async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
         machine = await self._machine()
-        async for _ in changes_of(self._snapshots, self._sets, self._resync):
-            snapshot = self._snapshots.value
+        async for _ in changes_of(self._snapshots, self._settings):
+            snapshot, settings = self._snapshots.value, self._settings.value
             if snapshot.complete:
-                labels = compute.labels(snapshot, machine, self._sets.value)
+                labels = compute.labels(snapshot, machine, settings.sets)
                 unsure = compute.unsure(snapshot) is not None
-                wanted.publish(_Wanted(labels, unsure, self._resync.value))
+                wanted.publish(_Wanted(labels, unsure, settings.resync))
 
     async def _machine(self) -> Machine:
         thread = DaemonThread("npu-dmi")

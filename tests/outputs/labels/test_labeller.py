@@ -15,7 +15,7 @@ from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import Labeller, Timing, UnavailableError
+from npu_agent.outputs.labels.labeller import Labeller, Settings, Timing, UnavailableError
 from npu_agent.ticks import set_within
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
@@ -70,8 +70,7 @@ class Room:
     async def running(self) -> AsyncIterator[Labeller]:
         one = Labeller(
             snapshots=self.snapshots,
-            sets=self.sets,
-            resync=self.resync,
+            settings=self.sets.map_with(self.resync, Settings),
             output=self.place,
             seen=self.seen,
             machine=self.machine,
