@@ -114,7 +114,8 @@ def test_a_hot_card_is_only_to_be_known(node: Node) -> None:
         node.wait_for("no taint", lambda: taints(node, 3) == {})
         node.wait_for("all to be well", lambda: says("NPUsReady", "8 of 8 cards are healthy"))
         after = condition(node)
-        assert before and after
+        assert before
+        assert after
         assert before["lastTransitionTime"] == after["lastTransitionTime"]
         assert node.restarts() == {"every": 0}
     finally:
