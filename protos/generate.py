@@ -1,5 +1,7 @@
 """Generates npu_agent/kubelet/wire from the .proto files beside this one: what `make protos` runs.
 
+Likewise tests/kubelet/golden/messages.jsonl, the samples by which tests compare it (golden.py).
+
 ``generate.py DIR`` writes the package, ``generate.py --check DIR`` only compares and exits 1 on a
 difference. Needs ``betterproto[compiler]`` and ``grpcio-tools`` (requirements/protos.txt).
 """
@@ -14,7 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from golden import golden
+
 HERE = Path(__file__).resolve().parent
+SAMPLES = HERE.parent / "tests/kubelet/golden/messages.jsonl"
 INIT = '''"""Message classes and service stubs of the kubelet's APIs.
 
 Generated from protos/ by `make protos`; never edited by hand. Only the modules that speak a
@@ -59,13 +64,16 @@ def main() -> int:
         if not args.check:
             shutil.rmtree(args.target, ignore_errors=True)
             shutil.copytree(fresh, args.target)
+            SAMPLES.write_text(golden(HERE))
             return 0
         same = files(fresh) == files(args.target) and all(
             filecmp.cmp(fresh / p, args.target / p, shallow=False) for p in files(fresh)
         )
+        same = same and SAMPLES.read_text() == golden(HERE)
         if not same:
             print(
-                f"{args.target} is not what protos/ generates: run `make protos`", file=sys.stderr
+                f"{args.target} or {SAMPLES} is not what protos/ generates: run `make protos`",
+                file=sys.stderr,
             )
         return 0 if same else 1
 
