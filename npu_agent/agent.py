@@ -337,6 +337,7 @@ class Agent:
                 self.cordons.cards,
                 self._degraded,
                 self._maintenance,
+                self.dra_support.state,
                 *(session.status for session in self.sessions),
                 *(driver.status for driver in self.drivers),
                 *(driver.slices.state for driver in self.drivers),
@@ -489,6 +490,7 @@ class Agent:
             ),
             wanted=wanted.resources,
             places=self.modes.now(),
+            unsettled=self.dra_support.state.value.waits,
             moving=self.modes.moving(),
             cordons=self.cordons.cards.value,
             held_by=self.store.held_by(
@@ -496,7 +498,9 @@ class Agent:
                 for card in self.inventory.snapshots.value.cards
                 if card.id in self.cordons.cards.value
             ),
+            cordons_lost=self.cordons.state.value.lost,
             cordons_wrong=self.cordons.state.value.wrong,
+            api_error=self._api.silent,
             node_error=self.node_watch.error,
             disabled=wanted.disabled,
             config=self.poller.states.value,

@@ -26,6 +26,7 @@ from npu_agent.config import (
 )
 from npu_agent.config.schema import DraConfig
 from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
+from npu_agent.core.condition import condition
 from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
@@ -279,19 +280,23 @@ async def test_auto_is_dra_where_that_can_be(room: Room) -> None:
 async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
     room: Room, allocation: AllocationConfig
 ) -> None:
-    """By `dra` it is not ready either: else a rollout would end the agent that works."""
+    """It is not ready either: else a rollout would end the agent that works."""
     room.node.cards("warboy=2")
     room.cluster.trouble = drops
     async with room.node.agent(allocation=allocation, **NOTHING_ELSE) as agent:
         await first(agent.inventory.snapshots, lambda now: now.complete)
         await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
-        if allocation is DRA:
-            await until(lambda: any("not known yet" in one for one in reasons(agent)))
+        words = "not known yet" if allocation is DRA else "what waits for it: allocation.api: auto"
+        await until(lambda: any(words in one for one in reasons(agent)))
+        now = condition(agent.state(), None, 2)
+        assert now
+        assert (now.status, now.reason) == (False, "DRANotServed")
         assert room.node.kubelet.calls == 0
         assert room.manager.instances.value == ()
         room.cluster.trouble = None
         await room.registered()
         await room.free(*NAMES)
+        await until(lambda: not reasons(agent))
         assert room.node.kubelet.calls == 0
 
 

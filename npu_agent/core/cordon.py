@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from npu_agent.core.hardware import Snapshot
@@ -31,6 +31,8 @@ class Cordons:
     """By card ID, the reason."""
     wrong: tuple[Trouble, ...] = ()
     """What is wrong with the annotation; the rest of it counts all the same."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """What it names that is no card here, and the reason."""
     present: Mapping[str, str] = field(default_factory=dict)
     """By ID, the names of all cards that there are."""
 
@@ -71,11 +73,11 @@ def cordons(named: Mapping[str, str], snapshot: Snapshot, unreadable: str = "") 
         *([_unreadable(unreadable)] if unreadable else ()),
         *(_ambiguous(name, ids) for name, ids in meant.items() if len(ids) > 1),
     ]
-    if snapshot.complete and (unknown := [name for name, ids in meant.items() if not ids]):
-        wrong.append(_unknown(unknown, snapshot))
+    lost = {name: named[name] for name, ids in meant.items() if not ids and snapshot.complete}
     return Cordons(
         cards={ids[0]: named[name] for name, ids in meant.items() if len(ids) == 1},
         wrong=tuple(wrong),
+        lost=lost,
         present={state.id: state.card.name for state in snapshot.cards},
     )
 
@@ -111,7 +113,8 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
     )
 
 
-def _unknown(names: list[str], snapshot: Snapshot) -> Trouble:
+def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
+    """What is wrong with names that are no cards of this node."""
     first = one_line(names[0], 60)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"

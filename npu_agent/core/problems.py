@@ -21,9 +21,11 @@ from npu_agent.core.advice import (
     plain_reason,
 )
 from npu_agent.core.api_mode import ApiMode, WantedApi
+from npu_agent.core.cordon import unknown as unknown_cordons
 from npu_agent.core.hardware import CardState, Cause, HealthState
-from npu_agent.core.offer import advertise
+from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
+from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
 
 Subject = Literal[
@@ -69,6 +71,9 @@ class Note:
     command: str = field(default="", kw_only=True)
     """The first thing to type for it, here or on the node; empty where there is none."""
 
+    waits: str = field(default="", kw_only=True)
+    """What the agent has that waits for the API server, where that is the cause; else empty."""
+
     @property
     def card(self) -> str | None:
         """The ID of the card that it is about, or of the first one."""
@@ -112,13 +117,14 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
     by_cause: dict[Cause | None, list[CardState]] = {}
     for card in cards:
-        if is_fenced(card) and card.id not in flapping:
+        if is_fenced(card) and card.id not in flapping and not _rests(card, state):
             by_cause.setdefault(card.health.cause, []).append(card)
     unhealthy = (_unhealthy(found, state) for found in by_cause.values())
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
     # One that flaps may be gone at this very moment.
-    yield from _lasting(TrendKind.FLAPPING, [one.card for one in flapping.values()], state)
+    flaps = [one.card for one in flapping.values() if not _rests(one.card, state)]
+    yield from _lasting(TrendKind.FLAPPING, flaps, state)
     hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
     very_hot = [card for card in hot if is_above(card, VERY_HOT)]
     for found in (very_hot, [card for card in hot if card not in very_hot]):
@@ -136,13 +142,18 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             command=advice(Cause.HANGS).command,
         )
     counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
-    found = [card for card in cards if card.id in counting]
+    found = [card for card in cards if card.id in counting and not is_fenced(card)]
     yield from _lasting(TrendKind.ERRORS, found, state)
     narrow = state.trends.of(TrendKind.LINK)
     yield from _lasting(TrendKind.LINK, [card for card in cards if card.id in narrow], state)
     for uuid in sorted({one.detail for one in twins.values()}):
         same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)
+
+
+def _rests(card: CardState, state: AgentState) -> bool:
+    """Whether a person sees to the card already, and no Pod holds it: its alerts rest too."""
+    return card.id in state.cordons and not state.usages_of(card)
 
 
 def _lasting(
@@ -186,11 +197,17 @@ _NAMED = 4
 """Cards that are named; of more there is the number."""
 
 
-def _names(cards: Sequence[CardState]) -> str:
-    """``npu0, npu1``, or ``64 cards``."""
-    if len(cards) > _NAMED:
+def _names(cards: Sequence[CardState], everything: bool = False) -> str:
+    """``npu0, npu1``; where they are all that there are, and many, ``64 cards``."""
+    if everything and len(cards) > _NAMED:
         return f"{len(cards)} cards"
-    return ", ".join(card.card.name for card in cards)
+    return _listed([card.card.name for card in cards])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``npu0, npu1, npu2, npu3 and 60 more``."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
@@ -215,11 +232,10 @@ def _delete(pods: Sequence[str]) -> str:
 def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     """Cards of one cause."""
     pods, found = state.pods_of(cards), advice(cards[0].health.cause)
-    several = len(cards) > 1
-    text = (
-        f"{_names(cards)} {'are' if several else 'is'} unhealthy: {plain_reason(cards[0].health)}"
-    )
-    if several and len(cards) == len(state.snapshot.cards):
+    several, every = len(cards) > 1, len(cards) == len(state.snapshot.cards)
+    are, why = "are" if several else "is", plain_reason(cards[0].health)
+    text = f"{_names(cards, every)} {are} unhealthy: {why}"
+    if several and every:
         text += f": {found.shared}"
     remedy = found.remedy
     if pods:
@@ -247,34 +263,50 @@ def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
 
 
 def _gone(state: AgentState) -> Iterator[Note]:
-    """Cards that left, and Pods that hold what is not there."""
+    """Cards that left, those that Pods hold first, and Pods that hold what is not there."""
     held = _held(state)
-    for left in state.missing:
-        pods = held.pop(left.state.card.name, ())
-        flaps = (TrendKind.FLAPPING, left.state.id) in state.trends.found
-        if state.monotonic - left.since < _MISSED and not flaps:
-            yield Note(
-                "card",
-                f"{left.state.card.name} is gone: it was here while this agent ran{_used(pods)}",
-                remedy="unless somebody removed it on purpose, `lspci` on the node shows whether "
-                "the bus still has it, and `dmesg` why it left",
-                runbook="npucardmissing",
-                severity="critical" if pods else "warning",
-                since=left.since,
-                pods=pods,
-                command=_delete(pods)
-                or (f"lspci -s {pci}" if (pci := left.state.card.pci_bus_id) else "lspci"),
-            )
-    for device, pods in held.items():
+    left: dict[bool, list[GoneCard]] = {True: [], False: []}
+    pods: list[str] = []
+    for one in state.missing:
+        if (TrendKind.FLAPPING, one.state.id) in state.trends.found:
+            held.pop(one.state.card.name, ())
+        elif holders := held.pop(one.state.card.name, ()):
+            pods += holders
+            left[True].append(one)
+        elif state.monotonic - one.since < _MISSED and state.cordon_of_gone(one) is None:
+            left[False].append(one)
+    for cards in filter(None, left.values()):
+        yield _left(cards, tuple(dict.fromkeys(pods)) if cards is left[True] else ())
+    if held:
+        pods = [*dict.fromkeys(pod for each in held.values() for pod in each)]
+        several = len(held) > 1
         yield Note(
             "assignments",
-            f"{', '.join(pods)} holds {device}, whose card is gone",
+            f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} {', '.join(held)}, whose "
+            f"card{'s are' if several else ' is'} gone",
             remedy="delete that Pod if it hangs: what it held is not there any more",
             runbook="npucardmissing",
             severity="critical",
-            pods=pods,
+            pods=tuple(pods),
             command=_delete(pods),
         )
+
+
+def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Note:
+    """Cards that left; Pods hold each of them, or none."""
+    states, pci = [one.state for one in cards], cards[0].state.card.pci_bus_id
+    are, were = ("are", "they were") if len(cards) > 1 else ("is", "it was")
+    return Note(
+        "card",
+        f"{_names(states)} {are} gone: {were} here while this agent ran{_used(pods)}",
+        remedy="unless a person removed it on purpose, `lspci` on the node shows whether "
+        "the bus still has it, and `dmesg` why it left",
+        runbook="npucardmissing",
+        severity="critical" if pods else "warning",
+        since=min(one.since for one in cards),
+        pods=pods,
+        command=_delete(pods) or (f"lspci -s {pci}" if pci and len(cards) == 1 else "lspci"),
+    )
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
@@ -296,15 +328,31 @@ _DOCTOR = "npu-agent doctor"
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
-    away = False
+    """Of what waits for the API server while that does not answer, there is one entry."""
+    served = [*_served(state)]
+    away = any(note.remedy is _KUBELET for note in served)
+    found = [*served, *_of_the_rest(state, away)]
+    waiting = [note for note in found if note.waits] if state.api_error else []
+    for note in found:
+        if note in waiting[:1]:
+            what = ", ".join(one.waits for one in waiting)
+            text = f"the API server does not answer: {state.api_error}; what waits for it: {what}"
+            unready = next((text for one in waiting if one.unready), "")
+            yield replace(note, text=text, unready=unready, since=None)
+        elif note not in waiting:
+            yield note
+
+
+def _served(state: AgentState) -> Iterator[Note]:
+    """What new Pods do not get; where the kubelet is away, that is one entry."""
+    found = []
     for resource in state.resources:
         session = resource.session
         if why := _unserved(session, state):
             remedy = _REMEDIES.get(session.phase, _KUBELET)
             if not state.snapshot.complete and session.phase in _WITHOUT_CARDS:
                 remedy = ""
-            away = away or remedy is _KUBELET
-            yield Note(
+            note = Note(
                 "resource",
                 f"new Pods get no {why}",
                 remedy=remedy,
@@ -314,8 +362,22 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
                 since=session.since,
                 command=_COMMANDS.get(remedy, ""),
             )
-    for driver in state.dra:
-        yield from _of_driver(driver)
+            found.append(note)
+    found += (note for driver in state.dra for note in _of_driver(driver))
+    away = [note for note in found if note.remedy is _KUBELET]
+    for note in found:
+        if note in away[:1]:
+            also = [one.unready for one in away[1:]]
+            yield replace(
+                note,
+                text="; ".join([note.text, *also]),
+                unready="; ".join([note.unready, *also]),
+            )
+        elif note not in away:
+            yield note
+
+
+def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
     if (error := state.config.error) is not None:
         first = error.partition("\n")[0]
         yield Note(
@@ -338,20 +400,48 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             runbook="log-lines",
             command=_DOCTOR,
         )
-    for wrong in state.cordons_wrong:
+    if state.unsettled and state.snapshot.cards:
+        text = (
+            f"allocation.api is auto, and which API it stands for is not known: {state.unsettled}"
+        )
+        yield Note(
+            "dra",
+            text,
+            remedy="the agent asks again by itself, and offers no card until then",
+            runbook="npudranotregistered",
+            unready=text,
+            severity="critical",
+            command=_DOCTOR,
+            waits="allocation.api: auto",
+        )
+    left = set[str]().union(*(names(gone.state) for gone in state.missing))
+    unknown = [name for name in state.cordons_lost if name.lower() not in left]
+    lost = [unknown_cordons(unknown, state.snapshot)] if unknown else []
+    for wrong in (*state.cordons_wrong, *lost):
         yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines", command=_DOCTOR)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
-        yield Note("node", text, runbook="log-lines", command=_DOCTOR)
+        yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits="cordons")
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
         since = _noted(state, "labels")
-        runbook = "npulabelsnotapplied"
-        yield Note("labels", text, runbook=runbook, since=since, command=_DOCTOR)
+        yield Note(
+            "labels",
+            text,
+            runbook="npulabelsnotapplied",
+            since=since,
+            command=_DOCTOR,
+            waits="the Node's labels",
+        )
     if state.condition is not None and state.condition.error is not None:
         text = f"the Node's condition is not written: {state.condition.error}"
-        runbook = "npuconditionnotwritten"
-        yield Note("condition", text, runbook=runbook, command=_DOCTOR)
+        yield Note(
+            "condition",
+            text,
+            runbook="npuconditionnotwritten",
+            command=_DOCTOR,
+            waits="the Node's condition",
+        )
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(
@@ -362,12 +452,15 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
             severity="critical",
             command=_DOCTOR,
         )
+    unread: dict[str, list[str]] = {}
     for entry in state.snapshot.skipped:
         if entry.unread:
-            text = f"{entry.entry} cannot be read: {entry.reason}"
-            runbook = "a-node-offers-no-npus-or-too-few"
-            command = advice(None).command
-            yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
+            unread.setdefault(entry.reason, []).append(entry.entry)
+    for reason, entries in unread.items():
+        text = f"{_listed(entries)} cannot be read: {reason}"
+        runbook = "a-node-offers-no-npus-or-too-few"
+        command = advice(None).command
+        yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
 
 
 def _noted(state: AgentState, subject: Subject) -> float | None:
@@ -437,6 +530,7 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             unready=text,
             severity="critical",
             command=_DOCTOR,
+            waits="its ResourceSlices" if slices.trouble else "",
         )
     elif slices.incomplete:
         yield Note(
@@ -456,7 +550,11 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
     expires_at, error = state.tls.expires_at, state.tls.error
     closed = expires_at is None and f"metrics.tls: {error or 'the certificate is not read yet'}"
     if error is not None or closed:
-        kept = "metrics are not served" if closed else "the last good one is kept"
+        kept = "the last good one is kept"
+        if expires_at is None:
+            kept = "metrics are not served"
+        elif expires_at < state.now:
+            kept = "and the one in force has expired"
         yield Note(
             "config",
             f"the certificate of metrics.tls is refused, {kept}: {error}" if error else str(closed),
@@ -467,7 +565,7 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
             unready=closed or "",
             command=_DOCTOR,
         )
-    if expires_at is not None and expires_at < state.now:
+    elif expires_at is not None and expires_at < state.now:
         text = "the certificate of metrics.tls has expired: renew it"
         since = state.monotonic - (state.now - expires_at)
         runbook = "npucertificateinvalid"
@@ -487,9 +585,17 @@ def _notes(state: AgentState) -> Iterator[Note]:
     lately = state.trends.of(TrendKind.ERRORS)
     if any(card.card.simulated for card in state.snapshot.cards):
         yield Note("hardware", "the cards are simulated: Pods that hold them get /dev/null")
+    if state.maintenance:
+        yield Note("node", f"work on the Node is under way: {state.maintenance}; alerts rest")
+    held = _held(state)
     for gone in state.missing:
-        if state.monotonic - gone.since >= _MISSED:
-            yield Note("card", f"{gone.state.card.name} is gone", runbook="npucardmissing")
+        if gone.state.card.name in held:
+            continue
+        cordoned = state.cordon_of_gone(gone)
+        if state.monotonic - gone.since >= _MISSED or cordoned is not None:
+            text = f"{gone.state.card.name} is gone"
+            text += "" if cordoned is None else f", cordoned: {cordoned}"
+            yield Note("card", text, runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:
@@ -501,7 +607,11 @@ def _notes(state: AgentState) -> Iterator[Note]:
             remedy, command = "this brings it back", f"npu-agent uncordon {name}"
             command += f" --node {state.node}" if state.node else ""
             text = f"{name} is cordoned: {reason}"
-            yield Note("card", text, (card.id,), remedy=remedy, command=command)
+            if is_fenced(card) and _rests(card, state):
+                text += f"; it is unhealthy: {plain_reason(card.health)}"
+            yield Note(
+                "card", text, (card.id,), remedy=remedy, runbook="npucardcordoned", command=command
+            )
         if state.is_disabled(card):
             yield Note("card", f"{name} is not offered: disabled in the config", (card.id,))
     if stray := [card for card in state.snapshot.cards if _stray_load(card, state) > _LOADED]:

@@ -217,14 +217,20 @@ class AgentState:
     """The resources that the config in force asks for."""
     places: Mapping[str, ApiMode] = field(default_factory=dict)
     """Where each card is offered, by its ID; one that is not named: by the device plugin."""
+    unsettled: str = ""
+    """Why it is not known yet which API `allocation.api: auto` stands for; empty: it is."""
     moving: Mapping[str, WantedApi] = field(default_factory=dict)
     """By ID, the cards on their way from one API to the other, and to which."""
     cordons: Mapping[str, str] = field(default_factory=dict)
     """By ID, the cards that a person has cordoned, and why."""
     held_by: Mapping[str, str] = field(default_factory=dict)
     """By ID, who holds or may hold any of a cordoned card; those that are free are left out."""
+    cordons_lost: Mapping[str, str] = field(default_factory=dict)
+    """What the Node's annotation names that is no card here, and why it is cordoned."""
     cordons_wrong: tuple[Trouble, ...] = ()
     """What is wrong with the Node's annotation."""
+    api_error: str | None = None
+    """Why the API server does not answer at all; None while it does."""
     node_error: str | None = None
     """Why changes of the Node are not seen, with the remedy; None while nothing is wrong."""
     disabled: frozenset[str] = frozenset()
@@ -286,6 +292,12 @@ class AgentState:
         """The cards that left within a day and whose place is empty."""
         taken = {card.card.place for card in self.snapshot.cards}
         return tuple(one for one in self.timeline.gone if one.state.card.place not in taken)
+
+    def cordon_of_gone(self, one: GoneCard) -> str | None:
+        """Why a card that left was cordoned; None: it was not."""
+        called = names(one.state)
+        lost = self.cordons_lost.items()
+        return next((reason for name, reason in lost if name.lower() in called), None)
 
     def name_of_gone(self, one: Assignment) -> str:
         """What people called the card of an assignment whose card is gone; else its device."""

@@ -111,6 +111,8 @@ class Api:
         self._session: ClientSession | None = None
         self._login: _Login | None = None
         self._stale = False
+        self.silent: str | None = None
+        """Why the last call had no answer at all; None: it had one."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
         """The object that answers a request, within `deadline` seconds; raises ApiError only."""
@@ -202,10 +204,14 @@ class Api:
             if self._login is None:
                 why = f"nothing was sent within {seconds:g} s: the credentials are still being read"
                 remedy = "does a file system hang, or a login program of the kubeconfig?"
-            raise ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT) from None
+            found = ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT)
+            self.silent = str(found)
+            raise found from None
         except _failures() as error:
             self._stale = True
-            raise errors.failed(request, error, self._credentials) from error
+            found = errors.failed(request, error, self._credentials)
+            self.silent = str(found)
+            raise found from error
 
     @contextlib.asynccontextmanager
     async def _opened(
@@ -214,7 +220,7 @@ class Api:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         session, login = await self._connect()
         async with _sent(session, login, request) as response:
-            status = response.status
+            status, self.silent = response.status, None
             if not 200 <= status < 300:
                 # Unless another call has read them again meanwhile.
                 self._stale |= status == 401 and login is self._login

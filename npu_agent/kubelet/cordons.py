@@ -144,7 +144,8 @@ class CordonStore:
                 else:
                     log.info("card cordoned", card=name, id=id_, reason=reason)
             before = state
-            if state.wrong:
-                self._reading.failed("; ".join(map(str, state.wrong)))
+            lost = f"no card here: {', '.join(state.lost)}" if state.lost else ""
+            if wrong := [*map(str, state.wrong), *filter(None, [lost])]:
+                self._reading.failed("; ".join(wrong))
             else:
                 self._reading.works()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.cordon import cordon_changes, cordons, entries
+from npu_agent.core.cordon import cordon_changes, cordons, entries, unknown
 from npu_agent.core.hardware import Snapshot
 from tests.outputs.dra.cards import card
 
@@ -27,13 +27,14 @@ def test_a_card_goes_by_name_uuid_and_pci_address_in_any_case() -> None:
 def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
     found = cordons(entries('{"npu3": "swap fan", "npu9": "", "npu8": ""}'), HOST)
     assert found.cards == {THREE.id: "swap fan"}
-    (wrong,) = found.wrong
-    assert str(wrong) == (
+    assert not found.wrong
+    assert found.lost == {"npu9": "no reason given", "npu8": "no reason given"}
+    assert str(unknown([*found.lost], HOST)) == (
         "npu9 and 1 more is cordoned, and is no card of this node, which has npu0, npu3, npu4: "
         "unless it comes back: `npu-agent uncordon npu9`"
     )
     # Before all cards are known nothing is missing.
-    assert not cordons({"npu9": ""}, replace(HOST, complete=False)).wrong
+    assert not cordons({"npu9": ""}, replace(HOST, complete=False)).lost
 
 
 def test_a_name_of_two_cards_is_none_of_them() -> None:

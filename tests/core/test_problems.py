@@ -1,16 +1,25 @@
 """Readiness, problems and notes."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
 from npu_agent.core.problems import Note, is_hot, notes, problems, unready
-from npu_agent.core.state import ConditionState, LabelState, SessionPhase, SlicesState, TlsState
+from npu_agent.core.state import (
+    AgentState,
+    ConditionState,
+    LabelState,
+    SessionPhase,
+    SlicesState,
+    TlsState,
+)
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
 from npu_agent.core.trouble import Trouble
@@ -502,3 +511,118 @@ def test_a_card_that_works_for_no_pod_is_noted() -> None:
     assert noted(Scene(cards=(busy,), holdings=Holdings(error="no socket"))) == [], "not known"
     rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
     assert "furiosa_npu_core_utilization[10m])) > 20" in rules
+
+
+# --- one cause, one problem ---------------------------------------------------------------------
+
+_AWAY = "cannot get nodes: https://10.0.0.1: no connection (Connection refused)"
+_FAULTS = (
+    *("well", "dead", "hangs", "hot", "very hot", "stale", "errors", "link", "flaps", "gone"),
+    *("dead+errors", "dead+stale", "dead+cordoned", "dead+held", "gone+cordoned", "gone+held"),
+    *("dead+cordoned+held", "flaps+dead", "flaps+cordoned", "cordoned", "gone+flaps"),
+)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong with a node: by card, and with what is around it."""
+
+    cards: tuple[str, ...]
+    kubelet: bool = False
+    """Whether it is away."""
+    api: bool = False
+    """Whether the API server is."""
+
+    def state(self) -> AgentState:
+        scene = Scene(phase=_REGISTERING if self.kubelet else _REGISTERED)
+        if self.kubelet:
+            scene.reason, scene.registrations = "kubelet.sock is missing", 1
+            scene.dra = (driver(phase=_REGISTERING, reason="no socket"),)
+        cards: list[CardState] = []
+        left: list[CardState] = []
+        pods, cordoned = [], {}
+        for index, found in enumerate(self.cards):
+            card, faults = read(at_well(index)), found.split("+")
+            scene = scene.lasts(TrendKind.ERRORS, card, 60) if "errors" in faults else scene
+            flaps = "flaps" in faults
+            scene = scene.lasts(TrendKind.FLAPPING, card, 60, "it flaps") if flaps else scene
+            if "held" in faults:
+                pods.append(held(card, f"pod-{index}"))
+            if "cordoned" in faults:
+                cordoned[card.id] = "swap fan"
+            (left if "gone" in faults else cards).append(_with(card, faults))
+        scene.cards = (*cards,)
+        error = "no socket" if self.kubelet else None
+        scene.holdings = Holdings(assignments=(*pods,), error=error)
+        scene.timeline = Timeline().left(left, cards, time.monotonic() - 30)
+        labels = LabelState(output="api", labels={"a": "b"}, error=_AWAY)
+        condition = ConditionState(type="a/Ready", error=_AWAY)
+        here = {card.id for card in cards}
+        now = replace(
+            scene.state(),
+            cordons={id_: why for id_, why in cordoned.items() if id_ in here},
+            cordons_lost={id_: why for id_, why in cordoned.items() if id_ not in here},
+        )
+        if not self.api:
+            return now
+        away: dict[str, Any] = {"api_error": _AWAY, "node_error": _AWAY, "unsettled": _AWAY}
+        return replace(now, **away, labels=labels, condition=condition)
+
+
+def at_well(index: int) -> CardState:
+    return state(
+        index=index, uuid=f"U{index}", id_=f"U{index}", pci_bus_id=f"0000:{index:02x}:00.0"
+    )
+
+
+def _with(card: CardState, faults: list[str]) -> CardState:
+    hotter = {"hot": 95.0, "very hot": 101.0}
+    for fault in faults:
+        if fault in hotter:
+            card = read(card, temperature=hotter[fault])
+        if fault == "stale":
+            card = read(card, age=600)
+        if fault == "link":
+            card = replace(card, card=replace(card.card, lanes=(8, 16)))
+        if fault in ("dead", "hangs"):
+            card = fenced(card, "why", 60, Cause.DEAD if fault == "dead" else Cause.HANGS)
+    return card
+
+
+def causes(found: Faults) -> int:
+    """How many causes a person would count."""
+    kinds = {
+        "dead": {"dead", "dead+errors", "dead+stale", "dead+held", "dead+cordoned+held"},
+        "flaps": {"flaps", "flaps+dead", "gone+flaps"},
+        **{one: {one} for one in (*_FAULTS[2:8], "gone", "gone+held")},
+    }
+    return (
+        sum(not kind.isdisjoint(found.cards) for kind in kinds.values()) + found.kubelet + found.api
+    )
+
+
+@given(
+    found=st.builds(
+        Faults,
+        st.lists(st.sampled_from(_FAULTS), max_size=8).map(tuple),
+        st.booleans(),
+        st.booleans(),
+    )
+)
+def test_one_cause_is_one_problem(found: Faults) -> None:
+    now = found.state()
+    # Without the kubelet, cards that wait for nothing are its only consequence.
+    away = found.kubelet and bool(now.snapshot.cards or now.dra)
+    api = found.api
+    told = problems(now)
+    assert len(told) == causes(replace(found, kubelet=away, api=api)), [one.text for one in told]
+    entries = [*told, *notes(now)]
+    names = {note.text for note in entries}
+    assert len(names) == len(entries)
+    for index, faults in enumerate(found.cards):
+        what = [note for note in entries if f"npu{index}" in note.short.replace(",", "").split()]
+        assert len(what) <= 1 or "cordoned+held" in faults or len(found.cards) > 4, what
+    if 1 < len(found.cards) <= 4:
+        # As many again make no entry more.
+        twice = replace(found, cards=found.cards * 2)
+        assert len(problems(twice.state())) == len(told)

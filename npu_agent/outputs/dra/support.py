@@ -60,6 +60,8 @@ class Known:
     """What `auto` follows; None: not known."""
     impossible: str | None = None
     """Why `dra` cannot be followed; "": it can; None: not known."""
+    waits: str = ""
+    """Why `auto` has not been settled; empty: it has, or nothing asks for it."""
 
 
 class SupportWatch:
@@ -86,11 +88,14 @@ class SupportWatch:
             known = self.state.value
             if self._node_name is None or not (wanted.auto or wanted.dra):
                 if known.impossible != "":
-                    self.state.publish(replace(known, available=False))
+                    self.state.publish(replace(known, available=False, waits=""))
                 await changed.wait()
                 if known.impossible != "":  # that was no answer
                     self.state.publish(replace(known, available=None))
                 continue
+            if wanted.auto and known.available is None and not known.waits:
+                known = replace(known, waits="the API server has not answered yet")
+                self.state.publish(known)
             if known.available is not None and not (wanted.dra and known.impossible != ""):
                 await changed.wait()
                 continue
@@ -98,6 +103,7 @@ class SupportWatch:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning("not known yet whether this node can do DRA", reason=error)
+                self.state.publish(replace(known, waits=str(error) if wanted.auto else ""))
                 await set_within(changed, pause.next(error.retry_after))
                 continue
             available = known.available
