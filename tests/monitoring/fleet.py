@@ -171,6 +171,13 @@ async def _prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator
         ],
     }
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    async with prometheus_of(directory) as prometheus:
+        yield prometheus
+
+
+@asynccontextmanager
+async def prometheus_of(directory: Path) -> AsyncIterator[Prometheus]:
+    """A Prometheus with the prometheus.yaml and the data of this directory."""
     log = directory / "prometheus.log"
     url = f"127.0.0.1:{_free_port()}"
     with log.open("wb") as output:
