@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,7 +49,9 @@ class Hour:
     random: Random = field(default_factory=lambda: Random(28))
     pods: dict[tuple[str, int], tuple[Holder, int]] = field(default_factory=dict)
     """Who has each half of each card, until when."""
-    used: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    used: defaultdict[str, defaultdict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
     """What was used by each Pod and each card, counted here."""
     samples: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Of each family, its samples with their times."""

@@ -12,6 +12,7 @@ import yaml
 
 from tests.monitoring.helpers import (
     PAGE,
+    PROJECT,
     exported,
     metrics_of,
     needs_promtool,
@@ -48,6 +49,9 @@ def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
     assert any(re.fullmatch(r"- (fires )+- ", course) for course in courses)
 
 
+CHARGEBACK = (PROJECT / "docs" / "chargeback.md").read_text()
+
+
 @pytest.mark.parametrize("alert", ALERTS)
 def test_each_alert_tells_what_to_do(alert: str) -> None:
     rule = ALERTS[alert]
@@ -68,7 +72,8 @@ def test_rules_ask_for_series_that_there_are() -> None:
         return set().union(*map(metrics_of, texts))
 
     every = [*ALERTS.values(), *rules("record").values()]
-    found = set().union(*map(asked, every))
+    queries = re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", CHARGEBACK, re.MULTILINE)
+    found = set().union(*map(asked, every), *map(metrics_of, queries))
     assert found <= exported()
     assert rules("record").keys() <= found, "recorded for nobody"
 
