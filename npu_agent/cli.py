@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_everything()
     try:
         try:
-            args = catalogue.parse(sys.argv[1:] if arguments is None else arguments)
+            args = _parse(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()  # of help, too: whoever should read it may have gone
         _check_host_root(args)
-        name = args.command.partition(" ")[0]
+        name = getattr(args, "module", args.command).partition(" ")[0]
         code: int = import_module(f"npu_agent.commands.{name}").main(args)
         sys.stdout.flush()
     except config.ConfigError as error:
@@ -52,6 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         why = "it is closed" if error.errno == errno.EBADF else reason(error)
         return _failed(FAILED, f"standard output cannot be written: {why}")
     return code
+
+
+def _parse(given: Sequence[str]) -> argparse.Namespace:
+    """By the name that the program was started under: as itself, or as a plugin of kubectl."""
+    if not Path(sys.argv[0]).name.startswith("kubectl-"):
+        return catalogue.parse(given)
+    from npu_agent.commands import kubectl
+
+    args = kubectl.parse(given)
+    args.module = "kubectl"
+    return args
 
 
 def _hold_stdout() -> None:

@@ -137,6 +137,7 @@ class Container(_Struct, frozen=True):
     """A container; an init container with restartPolicy Always is a sidecar."""
 
     name: str
+    image: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
     ports: tuple[Plain, ...] = ()

@@ -43,9 +43,9 @@ def node_of(args: argparse.Namespace) -> str:
 
 
 @asynccontextmanager
-async def api_server() -> AsyncIterator[Api]:
+async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
     """The API server; what it refuses is a CommandError with the remedy for a person."""
-    api = Api()
+    api = Api(login=getattr(args, "login", None))
     try:
         yield api
     except ApiError as error:
@@ -105,7 +105,7 @@ def _names(card: Known) -> set[str]:
 
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
-    async with api_server() as api:
+    async with api_server(args) as api:
         cards = await (cards_of(api, name) if args.node else _here(args))
         try:
             card = card_of(args.npu, cards)

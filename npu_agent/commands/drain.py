@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
 
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
-    async with api_server() as api:
+    async with api_server(args) as api:
         card = card_of(args.npu, await cards_of(api, name))
         if args.dry_run:
             for pod in holders(card) or ["no Pod"]:
@@ -36,10 +36,10 @@ async def _drain(args: argparse.Namespace) -> None:
         await set_cordon(api, name, card, args.reason)
         print(f"{card['name']} of Node {name} is cordoned: {args.reason}")
         await _empty(api, name, card["id"], args)
-    print(
-        f"{card['name']} is free and can be reset; then `npu-agent uncordon {args.npu} "
-        f"--node {name}`"
-    )
+    again = f"npu-agent uncordon {args.npu} --node {name}"
+    if hasattr(args, "login"):
+        again = f"kubectl npu uncordon {name} {args.npu}"
+    print(f"{card['name']} is free and can be reset; then `{again}`")
 
 
 def holders(card: Known) -> list[str]:

@@ -94,6 +94,7 @@ class Api:
         *,
         kubeconfig: Path | None = None,
         credentials: Credentials | None = None,
+        login: Callable[[], Credentials] | None = None,
         timing: Timing | None = None,
     ) -> None:
         """Does nothing yet.
@@ -101,10 +102,12 @@ class Api:
         Args:
             kubeconfig: None: the Pod's service account, else $KUBECONFIG, else ~/.kube/config.
             credentials: in place of all of these.
+            login: as well; it may block, and is called again when they have expired.
             timing: all times.
         """
         self._kubeconfig = kubeconfig
         self._given = credentials
+        self._own_login = login
         self._timing = timing or Timing()
         self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
@@ -122,7 +125,8 @@ class Api:
                 try:
                     return await self._exchange(request)
                 except ApiError as error:
-                    if error.kind is not Kind.UNAUTHORIZED:
+                    # Another server's 401, by the proxy, says nothing of our credentials.
+                    if error.kind is not Kind.UNAUTHORIZED or not request.answers:
                         raise
                 # The token was changed on disk, or the login program has to run again.
                 return await self._exchange(request)
@@ -223,7 +227,8 @@ class Api:
             status, self.silent = response.status, None
             if not 200 <= status < 300:
                 # Unless another call has read them again meanwhile.
-                self._stale |= status == 401 and login is self._login
+                refused = status == 401 and bool(request.answers)
+                self._stale |= refused and login is self._login
                 body = await _body(response, _LARGEST_ERROR)
                 found = login.credentials
                 raise errors.answered(request, status, response.headers, body, found)
@@ -238,13 +243,18 @@ class Api:
             if self._stale or (self._login and self._login.until <= time.monotonic()):
                 self._login, self._stale = None, False
             if self._login is None:
-                found = self._given or await _credentials(self._kubeconfig)
+                found = self._given or await self._log_in()
                 tls = await _on_thread(_tls, found)
                 until = time.monotonic() + self._timing.reread if found.rotates else math.inf
                 self._login = _Login(found, tls, until)
             if self._session is None:
                 self._session = _new_session()
             return self._session, self._login
+
+    async def _log_in(self) -> Credentials:
+        if self._own_login:
+            return await _on_thread(lambda login: login(), self._own_login)
+        return await _credentials(self._kubeconfig)
 
 
 def _tls(credentials: Credentials) -> ssl.SSLContext:
@@ -277,16 +287,21 @@ async def _credentials(given: Path | None) -> Credentials:
     """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config."""
     if given is None and (found := await serviceaccount.load()):
         return found
-    return await _on_thread(_kubeconfig, given)
+    return await _on_thread(from_kubeconfig, given)
 
 
-def _kubeconfig(given: Path | None) -> Credentials:
+def from_kubeconfig(given: Path | None, context: str | None = None) -> Credentials:
+    """The credentials of a person: of a file, else of $KUBECONFIG, else of ~/.kube/config.
+
+    Raises:
+        CredentialsError: there are none, or they cannot be used.
+    """
     expand = os.path.expanduser  # Path.expanduser raises for a user without a home
     paths = str(given or os.environ.get("KUBECONFIG") or expand("~/.kube/config"))
     if any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each):  # noqa: PTH110
         from npu_agent.kube import kubeconfig
 
-        return kubeconfig.load(paths)
+        return kubeconfig.load(paths, context)
     if given:
         raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
     raise CredentialsError(
@@ -323,7 +338,7 @@ def _sent(
         _METHODS.get(request.verb, "GET"),
         f"{credentials.server}{request.path}",
         params=query,
-        headers=headers,
+        headers=[*headers.items(), *credentials.impersonated],
         data=None if request.body is None else json.dumps(request.body),
         proxy=credentials.proxy,
         ssl=login.tls,

@@ -38,6 +38,10 @@ class Credentials:
     """The name in the server's certificate, if not that of the URL."""
     proxy: str | None = None
     """Its URL."""
+    namespace: str = "default"
+    """Where a person's commands look, if they name none."""
+    impersonated: tuple[tuple[str, str], ...] = ()
+    """Headers by which another user is asked for."""
 
     @property
     def proxy_address(self) -> str | None:

@@ -20,8 +20,8 @@ from npu_agent.text import one_line
 _THIS_HOST = ("localhost", "127.0.0.1", "::1")
 
 
-def load(paths: str) -> Credentials:
-    """The current context's credentials; blocks while a login program runs.
+def load(paths: str, context: str | None = None) -> Credentials:
+    """A context's credentials, by default the current one's; blocks while a login program runs.
 
     `paths` are separated by colons, as in $KUBECONFIG.
 
@@ -32,8 +32,8 @@ def load(paths: str) -> Credentials:
     found = Configuration()
     found.host = ""  # the library's default is this host
     try:
-        asyncio.run(
-            load_kube_config(paths, client_configuration=found, persist_config=False),
+        loader = asyncio.run(
+            load_kube_config(paths, context, client_configuration=found, persist_config=False),
         )
         proxy = found.proxy or _proxy(found.host)
     except Exception as error:  # the library has no error of its own for a malformed file
@@ -56,6 +56,7 @@ def load(paths: str) -> Credentials:
         verify=found.verify_ssl,
         server_name=found.tls_server_name,
         proxy=proxy,
+        namespace=(loader.current_context or {}).get("context", {}).get("namespace") or "default",
     )
 
 

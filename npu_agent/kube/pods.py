@@ -12,6 +12,8 @@ from npu_agent.kube.request import Request
 
 AGENT = "app.kubernetes.io/name=npu-agent"
 """Selects the agent's Pods."""
+_PAGE = 5.0
+"""Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -99,9 +101,7 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
 
 
 async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
-    """/status.json of the agent on a Node, by the API server's proxy; None: no agent runs there.
-
-    The proxy takes the first port of a Pod, which is that of the pages.
+    """/status.json of the agent on a Node; None: no agent runs there.
 
     Raises:
         ApiError: of any kind.
@@ -110,19 +110,48 @@ async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
     found = await api.ask(Request(verb="list", kind="Pod", answer=_Pods, query=query))
     failed: ApiError | None = None
     for pod in found.items or ():
-        for scheme in ("", "https:"):
-            request = Request(
-                verb="get",
-                kind="Pod",
-                namespace=pod.metadata.namespace,
-                name=f"{scheme}{pod.metadata.name}:",
-                subresource="proxy/status.json",
-                answer=dict[str, Any],
-            )
-            try:
-                return await api.ask(request)
-            except ApiError as error:
-                failed = failed or error
+        try:
+            return await page_of(api, pod.metadata.namespace, pod.metadata.name)
+        except ApiError as error:
+            failed = failed or error
     if failed:
         raise failed
     return None
+
+
+async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:
+    """/status.json of an agent's Pod, by the API server's proxy.
+
+    The proxy takes the first port of a Pod, which is that of the pages.
+
+    Raises:
+        ApiError: of any kind.
+    """
+    http, https = (
+        Request(
+            verb="get",
+            kind="Pod",
+            namespace=namespace,
+            name=f"{scheme}{name}:",
+            subresource="proxy/status.json",
+            answer=dict[str, Any],
+        )
+        for scheme in ("", "https:")
+    )
+    failed: list[ApiError] = []
+    for request in (http, https):
+        try:
+            return await api.ask(request, deadline=_PAGE)
+        except ApiError as error:
+            failed.append(error)
+            if error.kind in (Kind.FORBIDDEN, Kind.TIMEOUT):
+                break
+    if any(error.kind is Kind.UNAUTHORIZED for error in failed):
+        raise ApiError(
+            f"the agent's page of Pod {namespace}/{name} wants a token (401), which the API "
+            "server's proxy does not pass on",
+            f"`kubectl -n {namespace} port-forward {name} 9100`, and ask /status.json with your "
+            "token: docs/kubectl.md",
+            kind=Kind.UNAUTHORIZED,
+        )
+    raise failed[0]

@@ -1,0 +1,301 @@
+"""`kubectl npu` between a person's kubeconfig and a stand-in API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from npu_agent import cli
+from npu_agent.commands import CommandError, kubectl
+from npu_agent.kube import Api, ApiError
+from npu_agent.simulator.apiserver import served, status
+from tests.kube.helpers import kubeconfig
+
+Object = dict[str, Any]
+_DRA = "/apis/resource.k8s.io/v1"
+_KINDS = {
+    "/api/v1/nodes": "Node",
+    "/api/v1/pods": "Pod",
+    f"{_DRA}/resourceclaims": "ResourceClaim",
+    f"{_DRA}/resourceslices": "ResourceSlice",
+}
+AGENT = {"app.kubernetes.io/name": "npu-agent"}
+
+
+@dataclass
+class Cluster:
+    """Node n1 has two cards by DRA, in parts, and n2 two by the device plugin."""
+
+    objects: dict[str, list[Object]] = field(default_factory=dict)
+    forbidden: set[str] = field(default_factory=set)
+    """Paths that the user may not read."""
+    busy: int = 0
+    """How often it has too much to do."""
+    token: bool = False
+    """Whether the pages want a token."""
+    asked: list[web.Request] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        path = request.path
+        if path in self.forbidden or ("proxy" in path and "proxy" in self.forbidden):
+            return await status(403, "pods is forbidden: User cannot list")(request)
+        if self.busy:
+            self.busy -= 1
+            return await status(429, "too many requests", Retry_After="0")(request)
+        if "proxy" in path:
+            if self.token:
+                return web.Response(status=401, text="send a bearer token")
+            return web.json_response(PAGE)
+        if "/namespaces/" in path:
+            front, _, rest = path.partition("/namespaces/")
+            namespace, _, resource = rest.partition("/")
+            items = [
+                one
+                for one in self.objects.get(f"{front}/{resource}", [])
+                if one["metadata"]["namespace"] == namespace
+            ]
+            return web.json_response(
+                {"kind": _KINDS[f"{front}/{resource}"] + "List", "items": items}
+            )
+        items = self.objects.get(path, [])
+        if selector := request.query.get("labelSelector"):
+            key, _, value = selector.partition("=")
+            items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
+        # Two objects a page, so that all lists are read to their ends.
+        at = int(request.query.get("continue", "0"))
+        meta = {"continue": str(at + 2)} if at + 2 < len(items) else {}
+        body = {"kind": f"{_KINDS[path]}List", "metadata": meta, "items": items[at : at + 2]}
+        return web.json_response(body)
+
+
+def node(name: str, **status_: Any) -> Object:
+    labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "renegade"}
+    return {"metadata": {"name": name, "labels": labels}, "status": status_}
+
+
+def pod(name: str, node_name: str = "", namespace: str = "team", **spec: Any) -> Object:
+    labels = AGENT if name.startswith("agent") else {}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": f"u-{name}", "labels": labels},
+        "spec": {"nodeName": node_name, "containers": [{"name": "c"}], **spec},
+        "status": {
+            "phase": "Running" if node_name else "Pending",
+            "startTime": "2026-01-01T00:00:00Z" if node_name else None,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def asks(resource: str, count: int) -> list[Object]:
+    limits = {resource: str(count)}
+    return [{"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}]
+
+
+def device(name: str, card: int, cores: range, *taints: str) -> Object:
+    return {
+        "name": name,
+        "attributes": {"index": {"int": card}, "cores": {"int": len(cores)}},
+        "consumesCounters": [
+            {"counterSet": f"npu{card}", "counters": {f"core-{n}": {"value": "1"} for n in cores}}
+        ],
+        "taints": [{"key": f"npu.furiosa.ai/{key}", "effect": "NoSchedule"} for key in taints],
+    }
+
+
+PAGE = {
+    "version": "1.0",
+    "node": "n2",
+    "ready": True,
+    "problems": [
+        {"severity": "warning", "text": "npu1 is hot", "remedy": "cool it", "command": ""}
+    ],
+    "cards": [
+        {
+            "id": f"UUID-{at}",
+            "name": f"npu{at}",
+            "family": "rngd",
+            "core_count": 8,
+            "cordoned": None,
+            "health": {"state": "healthy", "reason": ""},
+            "holders": [
+                {
+                    "namespace": "team",
+                    "pod": f"p{at}",
+                    "cores": None,
+                    "claim": None,
+                    "resource": "beta.furiosa.ai/npu",
+                }
+            ],
+            "reading": {"cores": [{"core": n, "utilization": 90.0 * at} for n in range(8)]},
+        }
+        for at in range(2)
+    ],
+}
+
+
+def example() -> dict[str, list[Object]]:
+    devices = [
+        device(f"npu{card}-{first}", card, range(first, first + width), *taints)
+        for card, taints in ((0, ()), (1, ("unhealthy",)))
+        for width in (8, 4)
+        for first in range(0, 8, width)
+    ]
+    devices[0]["name"], devices[3]["name"] = "npu0", "npu1"
+    slice_ = {
+        "driver": "npu.furiosa.ai",
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 2, "resourceSliceCount": 1},
+        "devices": devices,
+    }
+    stale = {**slice_, "pool": {**slice_["pool"], "generation": 1}}  # type: ignore[dict-item]
+    result = {"request": "r", "driver": "npu.furiosa.ai", "pool": "n1", "device": "npu0-4"}
+    claim = {
+        "metadata": {"name": "mine", "namespace": "team"},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "dra", "uid": "u-dra"}],
+        },
+    }
+    agent = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
+    counts = {"beta.furiosa.ai/npu": "4"}
+    return {
+        "/api/v1/nodes": [
+            node("n1"),
+            node("n2", capacity=counts, allocatable={"beta.furiosa.ai/npu": "3"}),
+            {"metadata": {"name": "plain"}},
+        ],
+        f"{_DRA}/resourceslices": [
+            {"metadata": {"name": "s0"}, "spec": stale},
+            {"metadata": {"name": "s1"}, "spec": slice_},
+        ],
+        f"{_DRA}/resourceclaims": [claim],
+        "/api/v1/pods": [
+            pod("agent-2", "n2", "kube-system", containers=agent),
+            pod("agent-1", "n1", "kube-system", containers=agent),
+            pod("dra", "n1", resourceClaims=[{"name": "c", "resourceClaimName": "mine"}]),
+            pod("p1", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
+            pod("p0", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
+            pod("waits", containers=asks("beta.furiosa.ai/npu", 9)),
+            pod("other", "n2"),
+        ],
+    }
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    found = Cluster(example())
+    async with served(found.answer) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        yield found
+
+
+async def shown(*words: str) -> str:
+    """What the command prints; it is run on a thread, as it has a loop of its own."""
+
+    def act() -> str:
+        args = kubectl.parse(words)
+        args.login = kubectl.Login(args)
+
+        async def text() -> str:
+            api = Api(login=args.login)
+            try:
+                found, notes = await kubectl._text(api, args)
+            finally:
+                await api.close()
+            return "\n".join([found, *(f"! {note}" for note in notes)])
+
+        return asyncio.run(text())
+
+    return await asyncio.to_thread(act)
+
+
+async def test_nodes_by_both_apis(cluster: Cluster) -> None:
+    cluster.busy = 2
+    lines = (await shown("nodes")).splitlines()
+    # On n1 cores 4-7 are held, and npu1 is out of service; n2 has three devices of four cores, and
+    # two of them are held.
+    assert [" ".join(line.split()) for line in lines] == [
+        "NODE CARDS HEALTHY CORES ALLOCATED FREE WIDEST DRIVER AGENT",
+        "n1 2 1 16 4 4 4 - 1.0",
+        "n2 2 1 16 8 4 4 - 1.0",
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_pods_have_cards_cores_and_load() -> None:
+    lines = (await shown("pods", "-n", "team")).splitlines()
+    cells = [line.split() for line in lines]
+    assert [row[:6] for row in cells[1:]] == [
+        ["team", "dra", "n1", "npu0", "4-7", "0%"],
+        ["team", "p1", "n2", "npu1", "0-7", "90%"],
+        ["team", "p0", "n2", "npu0", "0-7", "0%"],
+        ["team", "waits", "-", "-", "-", "-"],
+    ]
+    assert (await shown("pods")).startswith("no Pod holds an NPU")  # of the context's namespace
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_idle_holders_come_first() -> None:
+    found = json.loads(await shown("top", "-A", "-o", "json"))
+    assert [(row["pod"], row["load"]) for row in found][-1] == ("p1", 90.0)
+    assert "waits" not in {row["pod"] for row in found}
+
+
+async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: Cluster) -> None:
+    cluster.forbidden = {"proxy", f"{_DRA}/resourceclaims"}
+    lines = (await shown("pods", "-A", "--no-headers")).splitlines()
+    assert [line.split()[1] for line in lines if not line.startswith("!")] == ["p1", "p0", "waits"]
+    notes = [line for line in lines if line.startswith("!")]
+    assert len(notes) == 2
+    assert all("npu-viewer.yaml" in line for line in notes)
+    [n1, _] = json.loads((await shown("nodes", "-o", "json")).partition("\n!")[0])
+    assert (n1["cards"], n1["allocated"], n1["widest"]) == (2, None, None)
+
+
+async def test_a_cluster_without_dra_and_without_the_agent(cluster: Cluster) -> None:
+    cluster.objects = {"/api/v1/nodes": [{"metadata": {"name": "plain"}}]}
+    assert await shown() == "no NPUs found"
+
+
+async def test_selectors_names_and_impersonation(cluster: Cluster) -> None:
+    found = await shown("-l", "zone=a", "--as", "jane", "--as-group", "a", "--as-group", "b")
+    assert found == "no NPUs found"
+    assert await shown("-o", "name") == "node/n1\nnode/n2"
+    first = cluster.asked[0].headers
+    assert first["Impersonate-User"] == "jane"
+    assert first.getall("Impersonate-Group") == ["a", "b"]
+
+
+async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
+    text = await shown("node", "n2")
+    assert "npu0   rngd     8       healthy   -          team/p0" in text
+    assert "warning: npu1 is hot\n  cool it" in text
+    cluster.token = True
+    with pytest.raises(ApiError, match="port-forward agent-2 9100"):
+        await shown("node", "n2")
+    assert "wants a token" in await shown("pods", "-A")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_context_that_there_is_not() -> None:
+    args = kubectl.parse(["--context", "nowhere"])
+    with pytest.raises(CommandError, match="nowhere"):
+        await asyncio.to_thread(kubectl.main, args)
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_by_the_name_of_a_plugin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-npu"])
+    monkeypatch.setattr(kubectl, "run_until_signal", lambda work: asyncio.run(work) or 0)
+    assert await asyncio.to_thread(cli.main, ["-o", "name"]) == 0
+    assert capsys.readouterr().out == "node/n1\nnode/n2\n"
