@@ -121,7 +121,7 @@ def _add_listing(parser: Parser) -> None:
 
 
 class Login:
-    """Reads the kubeconfig; the first time without a deadline, as a login program may ask a person."""
+    """Reads the kubeconfig; at first without a deadline, as a login program may ask a person."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Raises ApiError: there are no credentials."""

@@ -10,14 +10,14 @@ from npu_agent.cluster.objects import (
     DeviceClass,
     DeviceTaintRule,
     Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
     Pod,
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceQuota,
     ResourceSlice,
     StorageClass,
-    PersistentVolume,
-    PersistentVolumeClaim,
 )
 
 DRIVER = "npu.furiosa.ai"
