@@ -13,13 +13,17 @@ from npu_agent.backoff import Backoff
 from npu_agent.cluster.objects import (
     Cluster,
     DeviceClass,
+    DeviceTaintRule,
     Node,
     Object,
+    PersistentVolume,
+    PersistentVolumeClaim,
     Pod,
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceQuota,
     ResourceSlice,
+    StorageClass,
 )
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.pods import page_of
@@ -37,9 +41,13 @@ _KINDS: dict[str, type[Object]] = {
     "slices": ResourceSlice,
     "classes": DeviceClass,
     "quotas": ResourceQuota,
+    "taint_rules": DeviceTaintRule,
+    "volume_claims": PersistentVolumeClaim,
+    "volumes": PersistentVolume,
+    "storage_classes": StorageClass,
 }
 """By the field of a Cluster."""
-_NAMESPACED = ("pods", "claims", "templates", "quotas")
+_NAMESPACED = ("pods", "claims", "templates", "quotas", "volume_claims")
 _LIMIT = 500
 """Objects of a page, as kubectl's."""
 _LARGEST = 128 * 2**20

@@ -18,7 +18,7 @@ from npu_agent import __version__
 from npu_agent.cluster import view as rows
 from npu_agent.cluster.fetch import Pages, Scope, fetch, pages
 from npu_agent.cluster.objects import Cluster
-from npu_agent.commands import CommandError, view
+from npu_agent.commands import CommandError, kubectl_why, view
 from npu_agent.commands.parser import Parser
 from npu_agent.commands.screen import run_until_signal, watch
 from npu_agent.core.vendor_spec import LabelSource
@@ -39,6 +39,7 @@ _COMMANDS = {
     "nodes": "The Nodes with NPUs: what is healthy, allocated and free (the default)",
     "pods": "The Pods that hold NPUs, and those that wait: cards, cores, load",
     "node": "What the agent of a Node says of its cards",
+    "why": "Why a Pod waits, or where it could be scheduled now; of one that runs, its devices",
     "top": "The holders by load, the idle ones first",
     "cordon": "Take one card out of service",
     "uncordon": "Bring it back",
@@ -73,6 +74,8 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
                 command.add_argument("--dry-run", action="store_true")
         else:
             _add_listing(command)
+            if name == "why":
+                command.add_argument("pod", metavar="POD")
             if name == "node":
                 command.add_argument("node", metavar="NODE")
     args = parser.parse_args(given)
@@ -191,6 +194,11 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         found: Sequence[Any] = rows.node_rows(cluster, words)
         return _shown(args, found, _NODES), _refusals(cluster)
     space = "" if args.all_namespaces else args.namespace or args.login.namespace
+    if args.command == "why":
+        found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
+        asks_data = view.is_data(args)
+        text = view.data(kubectl_why.data(found_), args) if asks_data else kubectl_why.lines(found_)
+        return text, [*kubectl_why.notes(cluster)]
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
     cluster, of_agents = await asyncio.gather(
         fetch(api, scope), fetch(api, Scope(("pods",), selectors={"pods": _AGENT}))

@@ -25,6 +25,13 @@ _KINDS = {
     "/api/v1/pods": "Pod",
     f"{_DRA}/resourceclaims": "ResourceClaim",
     f"{_DRA}/resourceslices": "ResourceSlice",
+    f"{_DRA}/resourceclaimtemplates": "ResourceClaimTemplate",
+    f"{_DRA}/deviceclasses": "DeviceClass",
+    f"{_DRA}/devicetaintrules": "DeviceTaintRule",
+    "/api/v1/resourcequotas": "ResourceQuota",
+    "/api/v1/persistentvolumeclaims": "PersistentVolumeClaim",
+    "/api/v1/persistentvolumes": "PersistentVolume",
+    "/apis/storage.k8s.io/v1/storageclasses": "StorageClass",
 }
 AGENT = {"app.kubernetes.io/name": "npu-agent"}
 
@@ -299,3 +306,22 @@ async def test_by_the_name_of_a_plugin(
     monkeypatch.setattr(kubectl, "run_until_signal", lambda work: asyncio.run(work) or 0)
     assert await asyncio.to_thread(cli.main, ["-o", "name"]) == 0
     assert capsys.readouterr().out == "node/n1\nnode/n2\n"
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_why_a_pod_waits() -> None:
+    sentence, *lines = (await shown("why", "waits", "-n", "team")).splitlines()
+    assert sentence.startswith("Pod team/waits waits: ")
+    assert [line.split(":")[0] for line in lines if line.startswith("  ")] == [
+        *("  n1", "  n2", "  plain")
+    ]
+    data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
+    assert data["sentence"] == sentence
+    assert data["nodes"][0]["reasons"]
+
+
+async def test_why_without_the_pod_or_the_right_to_read(cluster: Cluster) -> None:
+    with pytest.raises(CommandError, match="there is no Pod none in namespace team"):
+        await shown("why", "none", "-n", "team")
+    cluster.forbidden = {f"{_DRA}/resourceslices"}
+    assert "the answer may be wrong" in await shown("why", "waits", "-n", "team")
