@@ -32,8 +32,12 @@ _EXTREMES = {
 
 
 def golden(protos: Path) -> str:
-    """A JSON object a line: ``message``, ``value`` (protobuf's JSON) and ``encoded`` (hex)."""
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in _samples(protos))
+    """A JSON object a line: ``message``, ``value`` (protobuf's JSON) and ``encoded`` (hex).
+
+    Keys are sorted: google.protobuf gives those of a map in another order in each process.
+    """
+    lines = (json.dumps(each, ensure_ascii=False, sort_keys=True) for each in _samples(protos))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _samples(protos: Path) -> Iterator[dict[str, Any]]:
