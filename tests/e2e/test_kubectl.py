@@ -1,0 +1,95 @@
+"""`kubectl npu` on a real cluster whose node offers its cards by the device plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.node import PROJECT, Node
+from tests.e2e.test_cordon import card_of
+
+PLUGIN = Path(sys.executable).with_name("kubectl-npu")
+VIEWER = PROJECT / "k8s/examples/npu-viewer.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _repaired(repaired: None) -> None:
+    """What a test did to the cards is undone."""
+
+
+def npu(node: Node, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs it with an administrator's kubeconfig."""
+    done = node.cluster.enter(str(PLUGIN), *words, check=False)
+    assert not check or done.returncode == 0, done
+    print(f"$ kubectl npu {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def row(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The only row of a table, by its headings."""
+    headings, cells = (line.split() for line in done.stdout.splitlines())
+    return dict(zip(headings, cells, strict=True))
+
+
+def test_a_pod_is_shown_with_its_card_and_one_that_waits_with_its_reason(node: Node) -> None:
+    before = row(npu(node))
+    assert (before["NODE"], before["CARDS"], before["HEALTHY"]) == (node.name, "2", "2")
+    assert before["ALLOCATED"] == "0"
+    node.run("holds", 1)
+    card = card_of(node, "holds")
+    held = row(npu(node, "pods"))
+    assert (held["POD"], held["NODE"], held["CARD"]) == ("holds", node.name, card)
+    assert row(npu(node))["FREE"] == str(int(before["CORES"]) // 2)
+    assert row(npu(node, "top"))["POD"] == "holds"
+
+    node.create("waits", 2)
+    node.wait_unschedulable("waits")
+    said = npu(node, "why", "waits").stdout
+    assert "default/waits waits" in said
+    assert "default/holds" in said
+    assert "waits" in npu(node, "pods", "-A").stdout
+
+
+def test_one_card_is_taken_out_of_service_from_outside(node: Node) -> None:
+    node.run("holds", 1)
+    card = card_of(node, "holds")
+    done = npu(node, "drain", node.name, card, "--reason", "swap fan")
+    assert "evicted default/holds" in done.stdout
+    node.wait_allocatable(1)
+    assert "swap fan" in npu(node, "node", node.name).stdout
+    npu(node, "uncordon", node.name, card)
+    node.wait_allocatable(2)
+
+
+@pytest.fixture
+def viewer(node: Node) -> Iterator[str]:
+    """A user with the rights of the example, and no others."""
+    things = list(yaml.safe_load_all(VIEWER.read_text()))
+    (role,) = (one["metadata"]["name"] for one in things if one["kind"] == "ClusterRole")
+    node.kubectl("apply", "-f", str(VIEWER))
+    node.kubectl("create", "clusterrolebinding", "viewer", f"--clusterrole={role}", "--user=eve")
+    yield "eve"
+    node.kubectl("delete", "clusterrolebinding", "viewer")
+    node.kubectl("delete", "-f", str(VIEWER))
+
+
+def test_the_rights_of_the_example_are_enough_to_see_all_and_change_nothing(
+    node: Node, viewer: str
+) -> None:
+    for words in ((), ("pods", "-A"), ("top", "-A"), ("node", node.name)):
+        assert not npu(node, *words, "--as", viewer).stderr
+    refused = npu(node, "cordon", node.name, "npu0", "--as", viewer, check=False)
+    assert refused.returncode == 1
+    assert "forbidden" in refused.stderr.lower()
+
+
+def test_what_a_user_may_not_read_is_said_once(node: Node) -> None:
+    done = npu(node, "--as", "mallory")
+    assert "may not" in done.stderr or "forbidden" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
