@@ -210,7 +210,7 @@ class ClaimsNode:
         """The first free part with so many cores of the last card; it is taken now."""
         for device in self._api_server.devices().values():
             (consumed,) = device["consumesCounters"]
-            cores = consumed["counters"].keys()
+            cores = {key for key in consumed["counters"] if key.startswith("core-")}
             mine = device["attributes"]["uuid"]["string"] == self._specs[-1].uuid
             if mine and len(cores) == width and taken.isdisjoint(cores):
                 taken.update(cores)
