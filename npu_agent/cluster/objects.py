@@ -104,7 +104,7 @@ class NodeSpec(_Struct, frozen=True):
 
 
 class NodeStatus(_Struct, frozen=True):
-    """Quantities are as Kubernetes writes them: ``{"beta.furiosa.ai/npu": "8"}``."""
+    """Quantities are as Kubernetes writes them: ``{"example.com/npu": "8"}``."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
@@ -445,7 +445,7 @@ class StorageClass(Object, frozen=True):
 
 
 class QuotaSpec(_Struct, frozen=True):
-    """The most that a namespace may ask for: ``{"requests.beta.furiosa.ai/npu": "4"}``."""
+    """The most that a namespace may ask for: ``{"requests.example.com/npu": "4"}``."""
 
     hard: dict[str, str] = {}
 

@@ -24,7 +24,7 @@ class Words:
 
     drivers: Collection[str]
     domain: str
-    """The end of the domains of resources and labels: ``furiosa.ai``."""
+    """The end of the domains of resources and labels: ``example.com``."""
     cores: Mapping[str, int]
     """Of a card, by what labels call its family."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.e2e.doctor import checks, wait_well
@@ -52,8 +54,17 @@ def test_a_pod_of_a_template_runs_and_ends(node: Node) -> None:
     claim = claim_of(node, "one")
     assert prepared(node) == {f"default/{claim['metadata']['name']}"}
     assert specs(node) == {f"furiosa.ai-claim-{claim['metadata']['uid']}.json"}
+    node.wait_for("its account", lambda: claim["metadata"]["name"] in accounts(node, "one"))
     node.delete_pods("one")
     unprepared(node)
+
+
+def accounts(node: Node, pod: str) -> set[str]:
+    """The claims for which /metrics counts what this very Pod uses."""
+    uid = node.pod(pod)["metadata"]["uid"]
+    counters = re.findall(r"\bnpu_holder_core_seconds_total\{(.*)\} ", node.page("/metrics"))
+    labels = [dict(re.findall(r'(\w+)="([^"]*)"', counter)) for counter in counters]
+    return {each["claim"] for each in labels if each["uid"] == uid}
 
 
 def test_a_claim_outlives_its_pods(node: Node) -> None:
