@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from npu_agent.cluster.objects import Cluster as Objects
@@ -16,7 +17,7 @@ from tests.cluster import Answer, Cluster
 from tests.cluster.node import ClusterError
 from tests.cluster_view.build import TYPES
 from tests.e2e.api import ADMIN, MERGE
-from tests.e2e.why.corpus import Case, Json, case
+from tests.e2e.why.corpus import LABEL, Case, Json, case
 
 PATHS = {
     "Node": "/api/v1/nodes",
@@ -57,7 +58,7 @@ def agrees(cluster: Cluster, cases: list[Case]) -> None:
         each(copies, lambda copy: [create(cluster, claim) for claim in copy[0]])
         there = objects(cluster)
         pods = [Pod.from_json(one) for one in each(copies, lambda one: create(cluster, one[1]))]
-        said = {pod.name: why(pod, there) for pod in pods}
+        said = {pod.name: why(pod, of_its_case(there, pod)) for pod in pods}
         found = decisions(cluster, said)
         asked += len(said)
         unknown += sum(verdict.schedulable is None for verdict in said.values())
@@ -104,6 +105,13 @@ def objects(cluster: Cluster) -> Objects:
         items = json.loads(cluster._read(path.replace("/namespaces/default", "")))["items"]
         read[field] = tuple(type_.from_json(one) for one in items)
     return Objects(**read)
+
+
+def of_its_case(there: Objects, pod: Pod) -> Objects:
+    """Only the Nodes that its label allows: the others would take most of the time."""
+    case_ = pod.spec.node_selector[LABEL]
+    nodes = tuple(one for one in there.nodes if one.metadata.labels.get(LABEL) == case_)
+    return msgspec.structs.replace(there, nodes=nodes)
 
 
 def clear(cluster: Cluster, said: dict[str, Verdict]) -> None:
