@@ -1,6 +1,6 @@
 """`kubectl npu`: the cards of a whole cluster, by a person's kubeconfig and rights.
 
-The executables `kubectl-npu` and `kubectl-furiosa_npu` are `npu-agent` by other names.
+The executables `kubectl-…` of pyproject.toml are `npu-agent` by other names.
 """
 
 from __future__ import annotations
