@@ -64,7 +64,7 @@ def accounts(node: Node, pod: str) -> set[str]:
     uid = node.pod(pod)["metadata"]["uid"]
     counters = re.findall(r"\bnpu_holder_core_seconds_total\{(.*)\} ", node.page("/metrics"))
     labels = [dict(re.findall(r'(\w+)="([^"]*)"', counter)) for counter in counters]
-    return {each["claim"] for each in labels if each["uid"] == uid}
+    return {each["claim"] for each in labels if each.get("uid") == uid}
 
 
 def test_a_claim_outlives_its_pods(node: Node) -> None:
