@@ -51,7 +51,7 @@ def test_why_agrees_with_the_scheduler_on_many(cluster: Cluster) -> None:
 def agrees(cluster: Cluster, cases: list[Case]) -> None:
     """Each Pod alone at each Node, one round a Node, and then at all of its Nodes."""
     each(cases, lambda one: [create(cluster, thing) for thing in one.objects])
-    wrong, unknown, asked = [], 0, 0
+    wrong, unknown, failed, asked = [], 0, 0, 0
     for at in (0, 1, 2, -1):
         round_ = [one for one in cases if at < len(one.nodes)]
         copies = [one.copy(one.nodes[at] if at >= 0 else "") for one in round_]
@@ -60,6 +60,8 @@ def agrees(cluster: Cluster, cases: list[Case]) -> None:
         pods = [Pod.from_json(one) for one in each(copies, lambda one: create(cluster, one[1]))]
         said = {pod.name: why(pod, of_its_case(there, pod)) for pod in pods}
         found = decisions(cluster, said)
+        faults = failures(cluster, said)
+        failed += len(faults)
         asked += len(said)
         unknown += sum(verdict.schedulable is None for verdict in said.values())
         wrong += [
@@ -67,11 +69,16 @@ def agrees(cluster: Cluster, cases: list[Case]) -> None:
             + "\n  ".join(f"{node.node}: {node}" for node in verdict.nodes if node.node[:2] != "np")
             for name, verdict in said.items()
             if verdict.schedulable is not None and not right(verdict, found[name])
+            if name not in faults
         ]
         clear(cluster, said)
-    print(f"{asked} Pods of {len(cases)} cases, {unknown} not judged, {len(wrong)} wrong")
+    print(
+        f"{asked} Pods of {len(cases)} cases, {unknown} not judged, {len(wrong)} wrong; "
+        f"the scheduler itself failed for {failed}"
+    )
     assert not wrong, "\n".join(wrong[:20])
     assert unknown <= UNKNOWN * asked
+    assert failed <= UNKNOWN * asked
 
 
 def right(verdict: Verdict, node: str) -> bool:
@@ -96,6 +103,22 @@ def decisions(cluster: Cluster, said: dict[str, Verdict]) -> dict[str, str]:
     except ClusterError:  # the test says which are wrong
         assert set(found) == set(said), set(said) - set(found)
     return found
+
+
+def failures(cluster: Cluster, said: Iterable[str]) -> set[str]:
+    """The Pods for which the scheduler found a Node and then failed to write it down.
+
+    Kubernetes 1.37.2 takes the allocation out of an allocated claim where the Pod has a new one in
+    addition. The API server refuses that: "status.allocation: field cannot be modified once set".
+    """
+    return {
+        pod["metadata"]["name"]
+        for pod in cluster.objects("pod", "default")
+        for condition in pod["status"].get("conditions") or ()
+        if condition.get("reason") == "SchedulerError"
+        and "status.allocation" in condition["message"]
+        and pod["metadata"]["name"] in said
+    }
 
 
 def objects(cluster: Cluster) -> Objects:
