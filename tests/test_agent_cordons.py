@@ -56,7 +56,7 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
         await until(
             lambda: {"NPUCordoned", "NPUUncordoned"} <= {each["reason"] for each in events.values()}
         )
-        assert not (room.node.plugins / FILE).exists()
+        await until(lambda: not (room.node.plugins / FILE).exists())
 
 
 async def test_an_agent_that_starts_asks_before_it_hands_out(room: Room) -> None:
