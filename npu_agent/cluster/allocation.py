@@ -10,7 +10,7 @@ Source: k8s.io/dynamic-resource-allocation/structured/internal/incubating of Kub
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -26,14 +26,12 @@ from npu_agent.cluster.objects import (
     Taint,
 )
 from npu_agent.cluster.quantity import quantity
-from npu_agent.cluster.scheduling import matches_selector, tolerates
+from npu_agent.cluster.scheduling import IMPLICIT, matches_selector, tolerates
 
 MOST_DEVICES = 32
 """In the allocation of a claim."""
 _STEPS = 20_000
 """Devices that are tried before the search is given up: the scheduler has 10 s for a Node."""
-_BARS = ("NoSchedule", "NoExecute")
-"""Effects of taints that keep a device from being allocated."""
 
 
 class GivesUpError(Exception):
@@ -124,7 +122,7 @@ class Asked:
 
     def barred(self, device: Offered) -> Taint | None:
         """The taint that keeps it from being allocated."""
-        bars = (one for one in device.taints if one.effect in _BARS and not self.tolerates(one))
+        bars = (one for one in device.taints if one.bars and not self.tolerates(one))
         return next(bars, None)
 
     def selects(self, device: Offered, node: Node) -> bool:
@@ -174,7 +172,7 @@ class Devices:
 
     def by_extended_name(self, resource: str) -> str | None:
         """The class of a resource's name: the newest that has it, else the lower name."""
-        implicit = resource.removeprefix("deviceclass.resource.kubernetes.io/")
+        implicit = resource.removeprefix(IMPLICIT)
         if implicit != resource:
             return implicit if implicit in self.classes else None
         named = [
@@ -459,7 +457,3 @@ class Search:
         for one in bound:
             one.values.pop()
         return False
-
-
-def unallocated(claims: Iterable[ResourceClaim]) -> list[ResourceClaim]:
-    return [one for one in claims if one.status.allocation is None]

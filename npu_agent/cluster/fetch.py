@@ -33,7 +33,7 @@ T = TypeVar("T", bound=Object)
 Page = Mapping[str, Any]
 """/status.json of an agent: see `npu_agent.outputs.web.status`."""
 
-_KINDS: dict[str, type[Object]] = {
+KINDS: dict[str, type[Object]] = {
     "nodes": Node,
     "pods": Pod,
     "claims": ResourceClaim,
@@ -46,7 +46,7 @@ _KINDS: dict[str, type[Object]] = {
     "volumes": PersistentVolume,
     "storage_classes": StorageClass,
 }
-"""By the field of a Cluster."""
+"""All that can be read, by the field of a Cluster."""
 _NAMESPACED = ("pods", "claims", "templates", "quotas", "volume_claims")
 _LIMIT = 500
 """Objects of a page, as kubectl's."""
@@ -108,7 +108,7 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
             raise ApiError(what, "try again later", kind=Kind.TOO_MANY) from None
         except ApiError as error:
             if error.kind is Kind.FORBIDDEN:
-                refused[_KINDS[kind].__name__] = error.what
+                refused[KINDS[kind].__name__] = error.what
             elif error.kind is not Kind.NOT_FOUND:  # an API server without DRA has none
                 raise
             return ()
@@ -157,9 +157,9 @@ async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
     while True:
         request: Request[_List[Any]] = Request(
             verb="list",
-            kind=_KINDS[kind].__name__,
+            kind=KINDS[kind].__name__,
             namespace=scope.namespace if kind in _NAMESPACED else "",
-            answer=list_of[_KINDS[kind]],
+            answer=list_of[KINDS[kind]],
             query={**query, "continue": following} if following else query,
             largest=_LARGEST,
         )

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from npu_agent.kube.pods import AGENT
 from npu_agent.typedjson import convert
 
 Plain = dict[str, Any]
@@ -94,6 +95,11 @@ class Taint(_Struct, frozen=True):
     key: str
     effect: str = ""
     value: str = ""
+
+    @property
+    def bars(self) -> bool:
+        """Whether it keeps out what does not tolerate it."""
+        return self.effect in ("NoSchedule", "NoExecute")
 
 
 class NodeSpec(_Struct, frozen=True):
@@ -229,6 +235,12 @@ class Pod(Object, frozen=True):
     def ended(self) -> bool:
         """Whether it holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is an agent's."""
+        key, _, value = AGENT.partition("=")
+        return self.metadata.labels.get(key) == value
 
     @property
     def claims(self) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from npu_agent.cluster.objects import Cluster, Container, Node, Plain, Pod, Tain
 from npu_agent.cluster.quantity import Amounts, amounts, largest, number, quantity, total
 from npu_agent.text import one_line
 
-HOSTNAME = "kubernetes.io/hostname"
-_IMPLICIT = "deviceclass.resource.kubernetes.io/"
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Before a DeviceClass's name: the resource by which a Pod asks for its devices."""
 _CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _NAMED = 3
 """Holders that a reason names; more are counted."""
@@ -58,7 +58,7 @@ class Reason:
 
 def extended(resource: str) -> bool:
     """Whether this names devices, by either API."""
-    if resource.startswith(_IMPLICIT):
+    if resource.startswith(IMPLICIT):
         return True
     domain, slash, _ = resource.partition("/")
     return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
@@ -204,8 +204,7 @@ def _placement(pod: Pod, node: Node) -> Iterator[Reason]:
     if node.spec.unschedulable and _CORDON.key not in [one.key for one in taints]:
         taints.append(_CORDON)
     for taint in taints:
-        bars = taint.effect in ("NoSchedule", "NoExecute")
-        if bars and not any(tolerates(one, taint) for one in pod.spec.tolerations):
+        if taint.bars and not any(tolerates(one, taint) for one in pod.spec.tolerations):
             text = f"has the taint {taint.key}{'=' * bool(taint.value)}{taint.value}:{taint.effect}"
             yield Reason(Kind.TAINT, "is cordoned" if taint.key == _CORDON.key else one_line(text))
     for key, value in pod.spec.node_selector.items():

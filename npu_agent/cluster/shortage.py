@@ -132,7 +132,7 @@ def _widest(devices: Devices, offered: Sequence[Offered]) -> str:
         for one in offered
         if one.id not in devices.holders
         and one.pool.has(one, {})
-        and not any(taint.effect in ("NoSchedule", "NoExecute") for taint in one.taints)
+        and not any(taint.bars for taint in one.taints)
     ]
     if not free:
         return "no part of a card is left"

@@ -14,9 +14,6 @@ from typing import Any
 from npu_agent.cluster.fetch import Page, Pages
 from npu_agent.cluster.objects import Cluster, Device, Node, Pod, condition
 
-AGENT = {"app.kubernetes.io/name": "npu-agent"}
-_BARS = ("NoSchedule", "NoExecute")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
@@ -78,7 +75,7 @@ class Part:
 
     @property
     def barred(self) -> bool:
-        return any(taint.effect in _BARS for taint in self.device.taints)
+        return any(taint.bars for taint in self.device.taints)
 
 
 @dataclass(slots=True)
@@ -95,11 +92,10 @@ class _Sums:
 
 def agents(cluster: Cluster) -> dict[str, Pod]:
     """The agent's Pods by Node."""
-    of = AGENT.items()
     return {
         pod.spec.node_name: pod
         for pod in cluster.pods
-        if of <= pod.metadata.labels.items() and pod.spec.node_name and not pod.ended
+        if pod.is_agent and pod.spec.node_name and not pod.ended
     }
 
 
@@ -231,14 +227,14 @@ def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
     cards: dict[str, set[int]] = defaultdict(set)
     used: dict[str, set[int]] = defaultdict(set)
     barred = {part.card for part in pool if part.barred}
-    sick = {part.card for part in pool if _unhealthy(part.device)}
+    unhealthy = {part.card for part in pool if _unhealthy(part.device)}
     for part in pool:
         cards[part.card] |= part.cores
         if part.device.name in held:
             used[part.card] |= part.cores
     open_ = [one for one in pool if one.card not in barred and not one.cores & used[one.card]]
     sums.cards += len(cards)
-    sums.healthy += len(cards.keys() - sick)
+    sums.healthy += len(cards.keys() - unhealthy)
     sums.cores += sum(map(len, cards.values()))
     sums.allocated += sum(map(len, used.values()))
     sums.free += sum(len(cards[card] - used[card]) for card in cards.keys() - barred)

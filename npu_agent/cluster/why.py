@@ -39,7 +39,6 @@ from npu_agent.text import closest, natural, one_line
 _DEFAULT = "default-scheduler"
 _MOST_CONSUMERS = 256
 """Pods that may share a claim."""
-_AGENT = {"app.kubernetes.io/name": "npu-agent"}
 _PHRASES = {
     Kind.NOT_OFFERED: "no Node that it may use offers what it asks for",
     Kind.SELECTION: "no Node is one that its node selector and affinity allow",
@@ -197,9 +196,7 @@ class _Judge:
             yield one_line(f"cards are cordoned: {cordoned}", 120)
         for agent in self._scheduling.of(node):
             ready = condition(agent.status.conditions, "Ready")
-            if agent.metadata.labels.items() >= _AGENT.items() and (
-                ready is None or ready.status != "True"
-            ):
+            if agent.is_agent and (ready is None or ready.status != "True"):
                 yield f"its agent, Pod {agent.key}, is not ready"
         yield from self._other_api(node)
 

@@ -119,7 +119,13 @@ async def _change(args: argparse.Namespace) -> None:
 
 
 async def cards_of(api: Api, name: str) -> list[Known]:
-    """The cards of a Node, as its agent has them.
+    """The cards of a Node, as its agent has them; raises as `status_of`."""
+    cards: list[Known] = (await status_of(api, name))["cards"]
+    return cards
+
+
+async def status_of(api: Api, name: str) -> dict[str, Any]:
+    """/status.json of a Node's agent.
 
     Raises:
         ApiError: of any kind.
@@ -130,8 +136,7 @@ async def cards_of(api: Api, name: str) -> list[Known]:
         raise CommandError(
             f"no agent runs on Node {name}: `kubectl get pods -A -o wide -l {pods.AGENT}`"
         )
-    cards: list[Known] = found["cards"]
-    return cards
+    return found
 
 
 async def _here(args: argparse.Namespace) -> list[Known]:

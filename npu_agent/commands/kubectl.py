@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from npu_agent.cluster import view as rows
 from npu_agent.cluster.fetch import Pages, Scope, fetch, pages
 from npu_agent.cluster.objects import Cluster
 from npu_agent.commands import CommandError, kubectl_why, view
+from npu_agent.commands.cordon import status_of
 from npu_agent.commands.parser import Parser
 from npu_agent.commands.screen import run_until_signal, watch
 from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials
-from npu_agent.kube.pods import agent_status
+from npu_agent.kube.pods import AGENT
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS, REGISTRY
 
@@ -129,16 +130,15 @@ class Login:
     def __init__(self, args: argparse.Namespace) -> None:
         """Raises ApiError: there are no credentials."""
         self._args = args
-        self._first: Credentials | None = self._load()
-        self.namespace = self._first.namespace if self._first else ""
+        first = self._load()
+        self._first: Credentials | None = first
+        self.namespace = first.namespace
 
     def __call__(self) -> Credentials:
         found, self._first = self._first, None
         return found or self._load()
 
     def _load(self) -> Credentials:
-        from dataclasses import replace
-
         headers = [("Impersonate-Group", group) for group in self._args.groups]
         if self._args.impersonate:
             headers.insert(0, ("Impersonate-User", self._args.impersonate))
@@ -201,7 +201,7 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         return text, [*kubectl_why.notes(cluster)]
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
     cluster, of_agents = await asyncio.gather(
-        fetch(api, scope), fetch(api, Scope(("pods",), selectors={"pods": _AGENT}))
+        fetch(api, scope), fetch(api, Scope(("pods",), selectors={"pods": AGENT}))
     )
     held = rows.holdings(cluster, words, Pages())
     nodes = {row.node for row in held if row.node}
@@ -215,9 +215,6 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if args.command == "top":
         return _shown(args, rows.by_idleness(held), _TOP), notes
     return _shown(args, held, _PODS), notes
-
-
-_AGENT = ",".join(f"{key}={value}" for key, value in rows.AGENT.items())
 
 
 def _words() -> rows.Words:
@@ -280,11 +277,7 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """A Node's page: its cards, who holds them, and what is wrong."""
-    page = await agent_status(api, args.node)
-    if page is None:
-        raise CommandError(
-            f"no agent runs on Node {args.node}: `kubectl get pods -A -o wide -l {_AGENT}`"
-        )
+    page = await status_of(api, args.node)
     if view.is_data(args):
         return view.data(page, args)
     columns = ("card", "family", "cores", "health", "cordoned", "pods")

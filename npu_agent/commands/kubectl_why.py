@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from npu_agent.cluster.fetch import Scope, fetch
+from npu_agent.cluster.fetch import KINDS, Scope, fetch
 from npu_agent.cluster.objects import Cluster
 from npu_agent.cluster.why import Verdict, why
 from npu_agent.commands import CommandError
 from npu_agent.kube import Api
 from npu_agent.text import one_line
 
-_KINDS = (
-    *("nodes", "pods", "claims", "templates", "slices", "classes", "quotas"),
-    *("taint_rules", "volume_claims", "volumes", "storage_classes"),
-)
 _LONGEST = 1000
 """Characters of a line."""
 _NEEDED = ("Node", "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "DeviceTaintRule")
@@ -28,7 +24,7 @@ async def verdict(api: Api, namespace: str, name: str) -> tuple[Verdict, Cluster
     Raises:
         CommandError: there is no such Pod.
     """
-    cluster = await fetch(api, Scope(_KINDS))
+    cluster = await fetch(api, Scope(tuple(KINDS)))
     for pod in cluster.pods:
         if (pod.namespace, pod.name) == (namespace, name.removeprefix("pod/")):
             return why(pod, cluster), cluster

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npu_agent.cluster.objects import (
-    Cluster,
-    DeviceClass,
-    DeviceTaintRule,
-    Node,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    ResourceClaim,
-    ResourceClaimTemplate,
-    ResourceQuota,
-    ResourceSlice,
-    StorageClass,
-)
+from npu_agent.cluster.fetch import KINDS
+from npu_agent.cluster.objects import Cluster
 
 DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
@@ -26,17 +14,7 @@ SPACE = "ml"
 Json = dict[str, Any]
 
 TYPES: Mapping[str, tuple[str, Any]] = {
-    "Node": ("nodes", Node),
-    "Pod": ("pods", Pod),
-    "ResourceClaim": ("claims", ResourceClaim),
-    "ResourceClaimTemplate": ("templates", ResourceClaimTemplate),
-    "ResourceSlice": ("slices", ResourceSlice),
-    "DeviceClass": ("classes", DeviceClass),
-    "DeviceTaintRule": ("taint_rules", DeviceTaintRule),
-    "ResourceQuota": ("quotas", ResourceQuota),
-    "PersistentVolumeClaim": ("volume_claims", PersistentVolumeClaim),
-    "PersistentVolume": ("volumes", PersistentVolume),
-    "StorageClass": ("storage_classes", StorageClass),
+    type_.__name__: (field, type_) for field, type_ in KINDS.items()
 }
 
 
