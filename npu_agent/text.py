@@ -15,6 +15,13 @@ def natural(text: str) -> tuple[list[str | int], str]:
     return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """The first `most` of the names, and how many more there are: ``npu0, npu1 and 62 more``."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
 def closest(word: str, words: Iterable[str]) -> str | None:
     """The one of `words` that was likely meant, in whatever case; None if none is close.
 

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from npu_agent.text import closest, natural, one_line, quoted, reason, shown
+from npu_agent.text import closest, listed, natural, one_line, quoted, reason, shown
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,12 @@ def test_what_was_likely_meant(word: str, meant: str | None) -> None:
 )
 def test_the_reason_of_an_error(error: Exception, words: str) -> None:
     assert reason(error) == words
+
+
+def test_the_first_names_and_how_many_more_there_are() -> None:
+    names = ("npu0", "npu1", "npu2")
+    assert [listed(names, most) for most in (1, 2, 3)] == [
+        "npu0 and 2 more",
+        "npu0, npu1 and 1 more",
+        "npu0, npu1, npu2",
+    ]

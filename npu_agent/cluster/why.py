@@ -34,9 +34,11 @@ from npu_agent.cluster.scheduling import (
     volume_claims,
 )
 from npu_agent.cluster.shortage import shortages
-from npu_agent.text import closest, natural, one_line
+from npu_agent.text import closest, listed, natural, one_line
 
 _DEFAULT = "default-scheduler"
+_NAMED = 5
+"""Nodes, or resources, that a sentence names; more are counted."""
 _MOST_CONSUMERS = 256
 """Pods that may share a claim."""
 _PHRASES = {
@@ -356,13 +358,14 @@ def _sentence(
     if schedulable:
         said = condition(pod.status.conditions, "PodScheduled")
         last = f"; the scheduler last said: {one_line(said.message)}" if said else ""
-        return f"Pod {pod.key} could be scheduled now, on {_some(fits)}{last}."
+        return f"Pod {pod.key} could be scheduled now, on {listed(fits, _NAMED)}{last}."
     if schedulable is None and not any(each.fits is False for each in nodes):
         return f"Pod {pod.key} waits, and what decides cannot be judged here."
     ruled_out = [each for each in nodes if each.fits is False]
     if schedulable is None:
         open_ = [each.node for each in nodes if each.fits is not False]
-        return f"Pod {pod.key} may be scheduled on {_some(open_)}: not all can be judged here."
+        on = listed(open_, _NAMED)
+        return f"Pod {pod.key} may be scheduled on {on}: not all can be judged here."
     near = max(ruled_out, key=lambda each: each.worst.kind)
     kind = near.worst.kind
     alike = [each for each in ruled_out if each.worst.kind is kind]
@@ -388,14 +391,10 @@ def _offered_instead(pod: Pod, cluster: Cluster) -> str:
     for name in wanted:
         if name not in known:
             near = closest(name, known)
-            others = f"; is {near} meant?" if near else f"; Nodes offer {_some(sorted(known))}"
+            offered = listed(sorted(known), _NAMED)
+            others = f"; is {near} meant?" if near else f"; Nodes offer {offered}"
             return f": {name}" + (others if known else "")
     return ""
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _kind(reason: Reason) -> Kind:

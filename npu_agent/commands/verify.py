@@ -26,6 +26,7 @@ from npu_agent.core.vendor import Vendor
 from npu_agent.doctor import report
 from npu_agent.doctor.check import Check, State
 from npu_agent.files import is_device
+from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
 
@@ -277,11 +278,10 @@ def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Chec
         strange += sorted(card.nodes.difference(*(device.nodes for device in possible)))
     if not strange:
         return Check("/dev", State.OK, "nothing of other cards or cores")
-    shown = ", ".join(f"/dev/{node}" for node in strange[:3])
-    more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+    names = listed((f"/dev/{node}" for node in strange), 3)
     return _wrong(
         "/dev",
-        f"this container sees more than it was given: {shown}{more}",
+        f"this container sees more than it was given: {names}",
         "no `privileged: true` and no hostPath of /dev in the Pod: they give it every card of "
         "the node",
     )

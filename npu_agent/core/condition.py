@@ -6,7 +6,7 @@ status changes for what takes work away from the node, and never for what one sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from npu_agent.core.advice import TRENDS, plain_reason
@@ -14,6 +14,7 @@ from npu_agent.core.hardware import CardState
 from npu_agent.core.problems import blocking
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.trends import TrendKind
+from npu_agent.text import listed
 
 NO_CARDS = "NoCards"
 _NAMED = 4
@@ -63,7 +64,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     ]
     said = [f"{found} of {wanted} cards are healthy", *fenced]
     if gone:
-        said.append(f"{_listed(gone)}: gone from the host")
+        said.append(f"{listed(gone, _NAMED)}: gone from the host")
     said += [note.text for note in services]
     if expected is None and not wanted:
         reason, said[0] = NO_CARDS, "no healthy card was seen since the Node booted"
@@ -124,15 +125,10 @@ def _fenced(state: AgentState) -> Iterator[str]:
             by_cause.setdefault(plain_reason(card.health), []).append(card)
     for why, cards in by_cause.items():
         pods = state.pods_of(cards)
-        held = f", held by {_listed(pods)}" if pods else ""
-        yield f"{_listed(card.card.name for card in cards)}: {why}{held}"
+        held = f", held by {listed(pods, _NAMED)}" if pods else ""
+        yield f"{listed((card.card.name for card in cards), _NAMED)}: {why}{held}"
 
 
 def _excused(card: CardState, state: AgentState) -> bool:
     """Whether a person has taken the card out of service: that is nothing to repair."""
     return state.is_disabled(card) or card.id in state.cordons
-
-
-def _listed(names: Iterable[str]) -> str:
-    first, more = (every := list(names))[:_NAMED], len(every) - _NAMED
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

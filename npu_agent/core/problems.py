@@ -27,6 +27,7 @@ from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
+from npu_agent.text import listed
 
 Subject = Literal[
     "card",
@@ -201,13 +202,7 @@ def _names(cards: Sequence[CardState], everything: bool = False) -> str:
     """``npu0, npu1``; where they are all that there are, and many, ``64 cards``."""
     if everything and len(cards) > _NAMED:
         return f"{len(cards)} cards"
-    return _listed([card.card.name for card in cards])
-
-
-def _listed(names: Sequence[str]) -> str:
-    """``npu0, npu1, npu2, npu3 and 60 more``."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed((card.card.name for card in cards), _NAMED)
 
 
 def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
@@ -457,7 +452,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         if entry.unread:
             unread.setdefault(entry.reason, []).append(entry.entry)
     for reason, entries in unread.items():
-        text = f"{_listed(entries)} cannot be read: {reason}"
+        text = f"{listed(entries, _NAMED)} cannot be read: {reason}"
         runbook = "a-node-offers-no-npus-or-too-few"
         command = advice(None).command
         yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)

@@ -21,6 +21,7 @@ from npu_agent.doctor.context import Context, os_errors_are_unknown
 from npu_agent.doctor.directories import Directory, directory
 from npu_agent.files import content, is_device
 from npu_agent.inventory.inventory import read_once
+from npu_agent.text import listed
 
 _HANDED_ON = "vfio"
 
@@ -191,9 +192,8 @@ async def _card(context: Context, state: CardState) -> Check:
         detail = f"unhealthy, and not handed out: {plain_reason(health)}"
         return wrong(detail, advice(health.cause).remedy, advice(health.cause).command)
     if bad := await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, card))):
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         return wrong(
-            f"{', '.join(bad[:3])}{more}",
+            listed(bad, 3),
             "the driver and udev make its nodes: reload the driver; in a container, mount the "
             "host's /dev",
             f"ls -l /dev/{card.name}*",

@@ -22,6 +22,7 @@ from npu_agent.doctor.sockets import candidates, delete_plugin, list_plugins, ow
 from npu_agent.files import SIMULATION, content
 from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
 from npu_agent.kubelet.pods import CGROUPS, CHECKPOINT
+from npu_agent.text import listed
 
 _LARGEST = 32 << 20
 
@@ -165,10 +166,9 @@ async def _strange(context: Context, ids: list[str], seen: Snapshot) -> Check:
         )
     ours = footprints_of(ids[0], (state.card for state in seen.cards))
     how = "this configuration does not offer" if ours else "no card of this host has"
-    more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
     return wrong(
-        f"the kubelet has device {ids[0]}{more} of it, which {how}: a second plugin registers the "
-        f"same resource{await candidates(context)}",
+        f"the kubelet has device {listed(ids, 1)} of it, which {how}: a second plugin registers "
+        f"the same resource{await candidates(context)}",
         delete_plugin(
             context,
             "Or these are of an agent with another configuration: name its --config-file",

@@ -305,9 +305,8 @@ def _verdict(card: Card, answers: Answers) -> Verdict:
     if answers.not_served:
         return Verdict(Outcome.BAD, answers.not_served, Cause.NONSENSE)
     if missing:
-        shown = ", ".join(f"/dev/{node}" for node in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        return Verdict(Outcome.BAD, f"{shown}{more} missing", Cause.NODES)
+        names = text.listed((f"/dev/{node}" for node in missing), 3)
+        return Verdict(Outcome.BAD, f"{names} missing", Cause.NODES)
     if found.alive is None:
         return Verdict(Outcome.SILENT, "the driver does not say")
     return Verdict(Outcome.GOOD, "works")
