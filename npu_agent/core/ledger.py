@@ -516,9 +516,15 @@ class Ledger:
 
     @property
     def pending_release(self) -> bool:
-        """Whether another answer of pod-resources would soon end an allocation."""
+        """Whether another answer of pod-resources would soon end an allocation.
+
+        A grant that none has shown yet counts: of a Pod that ends before it is seen, the cores
+        are kept for `UNSEEN` seconds.
+        """
         held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
-        return bool(self.orphans) or any(one.first_absent is not None for one in held)
+        return bool(self.orphans) or any(
+            one.first_absent is not None or not one.containers for one in held
+        )
 
     def conflicts(
         self,

@@ -187,6 +187,7 @@ def test_a_grant_is_held_until_two_answers_lack_it() -> None:
     ledger = answered(ledger, at=100.0 + SETTLED / 2, cards=[A])
     assert not free()
     ledger = answered(ledger, pod("U0"), at=102.0, cards=[A])
+    assert not ledger.pending_release
     ledger = answered(ledger, at=110.0, cards=[A])
     assert ledger.pending_release
     ledger = answered(ledger, at=110.0 + SETTLED / 2, cards=[A])
@@ -209,6 +210,7 @@ def test_a_grant_that_is_never_shown_is_held_for_a_while() -> None:
     ledger = Ledger().with_grant(NPU, offered(A), 100.0)
     for at in (102.0, 104.0, 100.0 + UNSEEN - 1):
         ledger = answered(ledger, at=at, cards=[A])
+        assert ledger.pending_release  # a Pod that is seen once need not be waited for
     assert all(against(ledger, A, cores=1).values())
     ledger = answered(ledger, at=100.0 + UNSEEN, cards=[A])
     ledger = answered(ledger, at=100.0 + UNSEEN + SETTLED, cards=[A])

@@ -187,7 +187,10 @@ class Publisher:
         gone = {
             name: held
             for name, held in self._store.states.value.allocations.items()
-            if held.containers and name.resource in lists and name not in here
+            if held.containers
+            and held.first_absent is None
+            and name.resource in lists
+            and name not in here
         }
         for name in sorted(gone.keys() - self._missing):
             pod = gone[name].holder.removeprefix("Pod ")

@@ -81,6 +81,7 @@ def refuse(node: Journey) -> Iterator[Journey]:
         trial = pod_spec(RESOURCE)
         node.wait_for("the refusal", lambda: node.refused("trial", trial))
         yield node
+    node.wait_for("the end of the refusal", lambda: node.admitted("trial", trial))
 
 
 INIT = pod_spec(initContainers=[container("first", {RESOURCE: 1})])
@@ -143,6 +144,7 @@ def fill(node: Journey) -> Iterator[Journey]:
 
         node.wait_for("the name to be filled in", filled)
         yield node
+    node.wait_for("the name to be left as it is", lambda: not filled())
 
 
 def test_the_name_is_filled_in_for_pods_with_npus_alone(fill: Journey) -> None:

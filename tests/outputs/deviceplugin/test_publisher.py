@@ -285,6 +285,22 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
     assert caplog.records[0].fields == {"pod": "team/train", "device": card}  # type: ignore[attr-defined]
 
 
+async def test_a_pod_that_ends_after_its_card_was_cut_has_lost_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "npu_agent.outputs.deviceplugin.publisher")
+    room = Room(tmp_path)
+    async with room.running():
+        room.says(room.card.id)
+        await room.until(lambda d: d == {room.card.id: True})
+        room.wanted.publish(SINGLE)
+        await room.until(lambda d: len(d) == 2)
+        room.says()
+        room.snapshots.publish(Snapshot((), complete=True))
+        await room.until(lambda d: not d)
+    assert caplog.records == []
+
+
 async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
     room = Room(tmp_path, by_cdi=True)
     async with room.running():
