@@ -4,12 +4,10 @@
 content; both raise only `ConfigError`. Nothing here reads the environment.
 """
 
-from npu_agent.config.compare import Change, changes
-from npu_agent.config.errors import ConfigError, Place
+from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import Effective, load, parse
 from npu_agent.config.options import add_options, from_args
 from npu_agent.config.poller import Poller
-from npu_agent.config.rules import SOCKET_SUFFIX
 from npu_agent.config.schema import (
     KEYS,
     AllocationConfig,
@@ -30,9 +28,7 @@ from npu_agent.config.show import json_schema, show
 
 __all__ = [
     "KEYS",
-    "SOCKET_SUFFIX",
     "AllocationConfig",
-    "Change",
     "Config",
     "ConfigError",
     "DisabledDevice",
@@ -43,12 +39,10 @@ __all__ = [
     "LogConfig",
     "MetricsConfig",
     "NodeApi",
-    "Place",
     "Poller",
     "ResourceSpec",
     "TlsConfig",
     "add_options",
-    "changes",
     "default_config",
     "disabled_for",
     "from_args",

@@ -1,4 +1,4 @@
-"""What differs between two configurations."""
+"""What differs between two configurations, and which of it is in force without a restart."""
 
 from __future__ import annotations
 
@@ -30,43 +30,25 @@ def _short(value: object) -> str:
     return as_yaml(value)
 
 
-def changes(old: Config, new: Config) -> tuple[Change, ...]:
-    """The keys whose values differ, in the order of the schema."""
-    return tuple(
-        Change(key.name, key.value(old), key.value(new), needs_restart=not _is_live(key, old, new))
-        for key in KEYS
-        if key.value(old) != key.value(new)
-    )
-
-
-def in_force(old: Config, new: Config) -> Config:
-    """The config in force after `old` was replaced by `new` while the agent runs.
-
-    A key that needs a restart keeps its old value until then.
-    """
-    mixed = old
+def changes(old: Config, new: Config) -> tuple[tuple[Change, ...], Config]:
+    """The keys whose values differ, and `old` with those that apply while running."""
+    found, mixed = [], old
     for key in KEYS:
-        if _is_live(key, old, new):
-            mixed = _set(mixed, key.attributes, key.value(new))
-    return mixed
+        before, after = key.value(old), key.value(new)
+        if before != after:
+            live = key.live or _differ_in_live_keys(key, before, after)
+            found.append(Change(key.name, before, after, needs_restart=not live))
+            mixed = _set(mixed, key.attributes, after) if live else mixed
+    return tuple(found), mixed
 
 
-def _is_live(key: Key, old: Config, new: Config) -> bool:
-    """Whether a change of this key applies while running.
-
-    A list that needs a restart is live if its items differ in live keys only.
-    """
-    if key.live:
-        return True
+def _differ_in_live_keys(key: Key, *lists: Any) -> bool:
+    """Whether the items of two lists that need a restart differ in keys that do not."""
     if not isinstance(key.of, Group):
         return False
     fixed = [each.attributes[-1] for each in key.of.keys.values() if not each.live]
-
-    def what(config: Config) -> list[list[object]]:
-        items: Any = key.value(config)
-        return [[getattr(item, name) for name in fixed] for item in items]
-
-    return what(old) == what(new)
+    before, after = ([[getattr(item, name) for name in fixed] for item in one] for one in lists)
+    return before == after
 
 
 def _set(values: Any, attributes: tuple[str, ...], value: object) -> Any:

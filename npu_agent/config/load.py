@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
@@ -16,12 +17,8 @@ from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
 from npu_agent.config.text import any_of, did_you_mean
 from npu_agent.config.values import Null, Value, Written, written_yaml
+from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from npu_agent.core.vendor_spec import VendorSpec
 
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
@@ -37,11 +34,7 @@ class Effective:
 
 
 def load(path: Path, words: VendorSpec) -> Effective:
-    """Reads the configuration file at `path`.
-
-    Raises:
-        ConfigError: the file cannot be read, or is refused.
-    """
+    """Reads a configuration file; raises a ConfigError if that fails, or it is refused."""
     with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         data = file.read(MAX_BYTES + 1)
     return parse(data, str(path), words)
@@ -80,16 +73,12 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
 
 
 def build(written: Written, words: VendorSpec) -> Effective:
-    """Builds the configuration from what was written.
-
-    Raises:
-        ConfigError: with every problem in it.
-    """
+    """Builds the configuration; raises a ConfigError with every problem in it."""
     schema, defaults = schema_of(words), default_config(words)
     reader = _Reader(written)
     config = good = reader.root(schema, defaults)
     values_are_good = not reader.problems
-    for keys, message in broken_rules(config, words.families):
+    for message, keys in broken_rules(config, words.families):
         tops = {schema.keys[re.split(r"[.[]", key)[0]].attributes[0] for key in keys}
         good = replace(good, **{top: getattr(defaults, top) for top in tops})
         if values_are_good:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,11 @@ from npu_agent.config.load import Effective, build, load
 from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import Value, Written, scalar
+from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
-
-    from npu_agent.core.vendor_spec import VendorSpec
 
 _DEST = "config."
 
@@ -65,7 +64,8 @@ def add_options(
 
 
 def _placeholder(key: Key) -> str:
-    one = key.of.placeholder or key.attributes[-1].rpartition("_")[2].upper()
+    one = key.of.cls.AS_OPTION[0] if isinstance(key.of, Group) else key.of.placeholder
+    one = one or key.attributes[-1].rpartition("_")[2].upper()
     return f"{one},..." if key.many else one
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from npu_agent import files
-from npu_agent.config.compare import changes, in_force
+from npu_agent.config.compare import changes
 from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import MAX_BYTES, Effective, parse, refusals
 from npu_agent.config.rules import broken_rules
@@ -107,8 +107,7 @@ class Poller:
 
     def _apply(self, wanted: Config) -> None:
         before, present = self.states.value, self.configs.value
-        config = in_force(present, wanted)
-        found = changes(present, wanted)
+        found, config = changes(present, wanted)
         if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
             config = present

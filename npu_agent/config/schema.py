@@ -42,14 +42,9 @@ def _key(
     live: bool,
     vendors: Callable[[VendorSpec], object] | None = None,
 ) -> Any:
-    """Declares a key.
+    """Declares a key: its default (MISSING: none), a sentence about it, and its kind.
 
-    Args:
-        default: MISSING if there is none.
-        about: one sentence for people.
-        kind: what it, or each item of it, may be, where its type does not say that.
-        live: whether a new value applies immediately, or else from the agent's next start.
-        vendors: the vendors' default, in place of `default`.
+    A list's kind is that of its items; None: its type says it. `vendors` gives their own default.
     """
     said = {"description": about, "kind": kind, "live": live, "default": vendors or default}
     return field(default=default, metadata=said)
@@ -420,10 +415,6 @@ class Group:
         return f"a group of keys ({', '.join(self.keys)})"
 
     @property
-    def placeholder(self) -> str:
-        return str(getattr(self.cls, "AS_OPTION", ("",))[0])
-
-    @property
     def about(self) -> str:
         """The first line of its class's docstring."""
         return (self.cls.__doc__ or "").partition("\n")[0]
@@ -440,8 +431,7 @@ def schema_of(words: VendorSpec) -> Group:
 
 
 def default_config(words: VendorSpec) -> Config:
-    found: Config = schema_of(words).default
-    return found
+    return schema_of(words).default  # type: ignore[no-any-return]
 
 
 def groups_of(group: Group) -> Iterator[tuple[str, Group]]:

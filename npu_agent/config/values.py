@@ -7,14 +7,12 @@ Files and command-line options both become `Written`. A YAML scalar stays its te
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.text import shown
-
-if TYPE_CHECKING:
-    import yaml
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value]"
 
@@ -48,11 +46,7 @@ class Written:
 
 
 def written_yaml(data: bytes, source: str) -> Written:
-    """The one document in this YAML text.
-
-    Args:
-        data: a file's content.
-        source: what errors call it.
+    """The one document in this YAML text; errors call it `source`.
 
     Raises:
         ConfigError: not UTF-8, not YAML, more than one document, or something in it that a
@@ -64,65 +58,70 @@ def written_yaml(data: bytes, source: str) -> Written:
     # Without libyaml it is slower, and words its errors a little differently.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        depth = documents = 0
-        for event in yaml.parse(text, Loader=loader):
-            place = Place(source, event.start_mark.line + 1 if event.start_mark else None)
-            _check(event, place)
-            documents += isinstance(event, yaml.DocumentStartEvent)
-            if documents > 1:
-                message = "a second document starts here: put all keys into one"
-                raise ConfigError.at(place, message)
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                message = f"more than {_MAX_DEPTH} lists and groups within each other"
-                raise ConfigError.at(place, message)
-        tree = yaml.compose(text, Loader=loader)
+        return _Document(yaml.parse(text, Loader=loader), source).written
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # The last two: PyYAML without libyaml, on escapes such as "\UFFFFFFFF".
         raise _syntax_error(error, text, source) from None
-    written = Written({}, {"": Place(source)})
-    if tree is not None:
-        written.places[""] = Place(source, tree.start_mark.line + 1)
-        written.value = _value(tree, "", written)
-    return written
 
 
-def _check(event: yaml.Event, place: Place) -> None:
-    """Raises ConfigError for an alias, a tag or a control character."""
-    if type(event).__name__ == "AliasEvent":
-        alias = shown(f"*{getattr(event, 'anchor', '')}")
-        raise ConfigError.at(place, f"an alias ({alias}): write the value out instead")
-    if tag := getattr(event, "tag", None):
-        tag = shown(tag.replace("tag:yaml.org,2002:", "!!"))
-        raise ConfigError.at(place, f"a tag ({tag}): write the value without it")
-    if found := _FORBIDDEN.search(getattr(event, "value", "")):
-        raise _control_character(place, found)
+class _Document:
+    """Makes values of YAML's events. PyYAML's own would resolve aliases, and drop keys."""
 
+    def __init__(self, events: Iterator[Any], source: str) -> None:
+        self.events = events
+        self.source = source
+        self.written = Written({}, {})
+        for event in events:
+            if type(event).__name__ == "DocumentStartEvent":
+                if self.written.places:
+                    message = "a second document starts here: put all keys into one"
+                    raise ConfigError.at(self._place(event), message)
+                self.written.value = self._value(next(events), "", 0)
+        self.written.places.setdefault("", Place(source))
 
-def _value(node: yaml.Node, path: str, written: Written) -> Value:
-    if isinstance(node.value, str):
-        # libyaml calls the style of a plain scalar "", PyYAML's own parser None.
-        return node.value if getattr(node, "style", None) else scalar(node.value)
-    source, items, entries = written.places[""].source, [], {}
-    for index, child in enumerate(node.value):
-        if not isinstance(child, tuple):
-            at = f"{path}[{index}]"
-            written.places[at] = Place(source, child.start_mark.line + 1)
-            items.append(_value(child, at, written))
-            continue
-        key, inner = child
-        place = Place(source, key.start_mark.line + 1)
-        if not isinstance(key.value, str):
-            raise ConfigError.at(place, "a key must be a plain word")
-        at = f"{path}.{key.value}" if path else key.value
-        if key.value in entries:
-            message = f"is in line {written.places[at].line} already: keep one of the two"
-            written.problems.append(Problem(place=place, key=at, message=message))
-            continue
-        written.places[at] = place
-        entries[key.value] = _value(inner, at, written)
-    return items if type(node).__name__ == "SequenceNode" else entries
+    def _place(self, event: Any) -> Place:
+        return Place(self.source, event.start_mark.line + 1)
+
+    def _value(self, event: Any, path: str, depth: int) -> Value:
+        place, kind = self._place(event), type(event).__name__
+        if kind == "AliasEvent":
+            message = f"an alias ({shown(f'*{event.anchor}')}): write the value out instead"
+            raise ConfigError.at(place, message)
+        if event.tag:
+            tag = shown(event.tag.replace("tag:yaml.org,2002:", "!!"))
+            raise ConfigError.at(place, f"a tag ({tag}): write the value without it")
+        self.written.places.setdefault(path, place)
+        if kind == "ScalarEvent":
+            if found := _FORBIDDEN.search(event.value):
+                raise _control_character(place, found)
+            # libyaml calls the style of a plain scalar "", PyYAML's own parser None.
+            return str(event.value) if event.style else scalar(event.value)
+        if depth == _MAX_DEPTH:
+            message = f"more than {_MAX_DEPTH} lists and groups within each other"
+            raise ConfigError.at(place, message)
+        if kind == "MappingStartEvent":
+            return self._mapping(path, depth)
+        return [
+            self._value(item, f"{path}[{index}]", depth + 1)
+            for index, item in enumerate(self._until("SequenceEndEvent"))
+        ]
+
+    def _mapping(self, path: str, depth: int) -> dict[str, Value]:
+        entries: dict[str, Value] = {}
+        for event in self._until("MappingEndEvent"):
+            place, key = self._place(event), self._value(event, "", depth + 1)
+            if not isinstance(key, str):
+                raise ConfigError.at(place, "a key must be a plain word")
+            at = f"{path}.{key}" if path else key
+            if key in entries:
+                message = f"is in line {self.written.places[at].line} already: keep one of the two"
+                self.written.problems.append(Problem(place=place, key=at, message=message))
+            self.written.places.setdefault(at, place)
+            entries.setdefault(key, self._value(next(self.events), at, depth + 1))
+        return entries
+
+    def _until(self, end: str) -> Iterator[Any]:
+        return iter(lambda: None if type(e := next(self.events)).__name__ == end else e, None)
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -143,7 +142,7 @@ def _control_character(place: Place, found: re.Match[str]) -> ConfigError:
     return ConfigError.at(place, f"a control character (U+{ord(found[0]):04X}): take it out")
 
 
-def _syntax_error(error: Exception, text: str, source: str) -> ConfigError:
+def _syntax_error(error: Any, text: str, source: str) -> ConfigError:
     """YAML's own words on one line, with the place where it began if that is another line."""
     mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     if mark is None:
@@ -153,8 +152,7 @@ def _syntax_error(error: Exception, text: str, source: str) -> ConfigError:
     place = Place(source, line + 1)
     if lines[line][mark.column :].startswith("\t"):
         return ConfigError.at(place, "not YAML: a tab: indent with spaces")
-    problem, context = getattr(error, "problem", ""), getattr(error, "context", None) or ""
-    message = f"not YAML: {problem} {context}".rstrip()
+    message = f"not YAML: {error.problem} {error.context or ''}".rstrip()
     if begin is not None and begin.line < line:
         message += f" that begins in line {begin.line + 1}"
     return ConfigError.at(place, message)

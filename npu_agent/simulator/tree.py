@@ -3,8 +3,8 @@
 All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
 is kept alive and on one that is not:
 
-- `state.json`: the cards, their last moment and their faults. It marks the tree as ours.
-- `paths.json`: every file, link and node that we made. Nothing else is ever replaced or removed.
+- `state.json` marks the tree as ours: the cards, their last moment, their faults, and each file,
+  link and node that we made. Nothing else is ever replaced or removed.
 - `lock` is held for each change, `alive` by the process that keeps the tree alive.
 
 Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
@@ -21,7 +21,6 @@ next `make` or fault, which put right whatever differs.
 
 import asyncio
 import fcntl
-import json
 import os
 import stat
 import time
@@ -50,7 +49,8 @@ _Cards = tuple[SimulatedCard, ...]
 class _State:
     cards: _Cards
     plain_nodes: bool
-    version: Literal[1] = 1
+    paths: frozenset[str]
+    version: Literal[2] = 2
 
 
 class SimulatorError(Exception):
@@ -188,11 +188,13 @@ def _change(
     """
     with _locked(root):
         new = create and not _state(root).exists()
-        state = _State((), plain_nodes) if new else _load(root)
+        state = _State((), plain_nodes, frozenset()) if new else _load(root)
         before, after = state.cards, change(state.cards)
-        tree, wanted = _Tree(root, plain_nodes or state.plain_nodes), _picture(after)
+        wanted = _picture(after)
+        tree = _Tree(root, plain_nodes or state.plain_nodes, state.paths)
         tree.refuse_taken(wanted)
-        tree.save(after)
+        # Before they are made: a crash leaves nothing that is not known to be ours.
+        tree.save(after, state.paths | wanted.keys())
         known = {} if repair else _picture(before)
         # A card that is swapped for another is out before the other is in, so that no
         # process reads one's UUID and the other's serial number.
@@ -204,6 +206,8 @@ def _change(
         if len(stays) < len(after):
             tree.show(_picture(stays), known, bases)
         tree.show(wanted, known, bases)
+        if not state.paths <= wanted.keys():
+            tree.save(after, frozenset(wanted))
 
 
 def _picture(cards: Sequence[SimulatedCard]) -> Picture:
@@ -216,13 +220,12 @@ class _Tree:
 
     root: Path
     plain_nodes: bool
+    made: frozenset[str]
+    """The paths that are ours when the change begins."""
 
-    def save(self, cards: _Cards) -> None:
-        self._replace(_state(self.root), msgspec.json.encode(_State(cards, self.plain_nodes)))
-
-    def made(self) -> set[str]:
-        path = self._paths()
-        return set(json.loads(path.read_text())) if path.exists() else set()
+    def save(self, cards: _Cards, paths: frozenset[str]) -> None:
+        state = _State(cards, self.plain_nodes, paths)
+        self._replace(_state(self.root), msgspec.json.encode(state, order="deterministic"))
 
     def refuse_taken(self, wanted: Picture) -> None:
         """Raises a SimulatorError if a file that we did not make is where we would write."""
@@ -232,7 +235,7 @@ class _Tree:
                     f"{self.root / top} is a symbolic link, and the simulator only writes "
                     "below its root; give a new or empty directory"
                 )
-        for path in sorted(wanted.keys() - self.made()):
+        for path in sorted(wanted.keys() - self.made):
             if os.path.lexists(self.root / path):
                 raise SimulatorError(
                     f"{self.root / path} is there already, and the simulator did not make it; "
@@ -244,26 +247,15 @@ class _Tree:
 
         Only what differs from `known` is compared with what is there.
         """
-        made = self.made()
-        stale = made - wanted.keys()
-        # Written down before they are made: a crash leaves nothing that is not known to be ours.
-        self._note(made | wanted.keys(), made)
+        stale = self.made - wanted.keys()
         for base in sorted(bases):
             _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
         for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
             self._remove(path, bases)
         for path in sorted(wanted, key=lambda path: isinstance(wanted[path], Link)):
-            if path not in made or known.get(path) != wanted[path]:
+            if path not in self.made or known.get(path) != wanted[path]:
                 self._put(path, wanted[path])
-        self._note(set(wanted), made | wanted.keys())
-
-    def _paths(self) -> Path:
-        return self.root / STATE_DIR / "paths.json"
-
-    def _note(self, paths: set[str], noted: set[str]) -> None:
-        if paths != noted:
-            self._replace(self._paths(), json.dumps(sorted(paths)))
 
     def _put(self, path: str, content: Content) -> None:
         target = self.root / path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from npu_agent.config import ConfigError, Place
+from npu_agent.config.errors import ConfigError, Place
 from npu_agent.config.values import Null, written_yaml
 
 
