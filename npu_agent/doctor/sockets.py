@@ -139,7 +139,7 @@ async def _socket(context: Context, name: str) -> Socket:
 async def _is_plugin(path: Path, deadline: float) -> bool:
     try:
         async with asyncio.timeout(deadline):
-            await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions", most=1 << 16)
+            await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions")
     except (OSError, ValueError, GRPCError, ProtocolError, StreamTerminatedError):
         return False
     return True

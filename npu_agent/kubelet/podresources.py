@@ -40,8 +40,6 @@ _AT_LEAST = 0.1
 
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
-_LARGEST = 8 << 20
-"""Bytes of an answer; 250 Pods with 8 devices each are 0.2 MiB. The container may use 128 MiB."""
 
 
 class UnavailableError(Exception):
@@ -170,7 +168,7 @@ class PodResources:
 async def _answer(socket: Path, method: str, deadline: float) -> bytes:
     try:
         async with asyncio.timeout(deadline):
-            message = await ask(socket, method, most=_LARGEST)
+            message = await ask(socket, method)
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: is the kubelet running, and is its directory mounted here?"

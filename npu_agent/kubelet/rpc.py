@@ -1,10 +1,8 @@
-"""What grpclib lacks: a server that can be closed, calls without side effects, bounds.
+"""What grpclib lacks: a server that can be closed, and calls without side effects.
 
 All that the agent uses of grpclib's private parts is here, because there is no public way:
 
 - `Server._protocol_factory`, to know the open connections, which `Server` does not close.
-- `Stream._wrapper`, `Stream._stream.recv_data` and `Stream._recv_type`, to refuse a message by its
-  length: `recv_message` takes one of any size.
 - `Channel.__connect__`, to notice a connection that is closed already.
 - `grpclib._typing.IServable`, a type, for the type checker.
 """
@@ -17,8 +15,7 @@ import errno
 import os
 import re
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,8 +39,6 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
-_LARGEST = 4 << 20
-"""Bytes of a request: what gRPC's own servers take. The kubelet's have a few hundred."""
 _LOOK_EVERY = 0.2
 """Seconds between checks of the socket of a call that is not answered."""
 _ACCEPTING = 2
@@ -79,8 +74,12 @@ class Encoded:
     def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
         return self.encoded
 
+    @classmethod
+    def FromString(cls, encoded: bytes) -> Encoded:  # noqa: N802
+        return cls(encoded)
 
-async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> bytes | None:
+
+async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
     """Makes one call to the server on the unix socket `path`; the caller sets the deadline.
 
     A stopped server answers no call: if another one takes its place, the call ends.
@@ -89,7 +88,6 @@ async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> by
         path: the socket.
         method: such as ``/v1.PodResourcesLister/List``.
         request: encoded.
-        most: bytes that the answer may have.
 
     Returns:
         The encoded answer; None if the call ends without one.
@@ -98,10 +96,10 @@ async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> by
         OSError: no server can be reached there, or another one has taken the place.
         GRPCError: the server refuses.
         ProtocolError, StreamTerminatedError: it is no server, or it ended during the call.
-        ValueError: the answer is too large, compressed, or ends early.
+        ValueError: the answer is compressed, or ends early.
     """
     server = _made(path)
-    asking = asyncio.create_task(_ask(path, method, request, most))  # as `apart`, and why
+    asking = asyncio.create_task(_ask(path, method, request))  # as `apart`, and why
     try:
         while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
             if _made(path) != server:
@@ -112,15 +110,17 @@ async def ask(path: Path, method: str, request: bytes = b"", *, most: int) -> by
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _ask(path: Path, method: str, request: bytes, most: int) -> bytes | None:
+async def _ask(path: Path, method: str, request: bytes) -> bytes | None:
     async with (
         UnixChannel(path) as channel,
         channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
     ):
         await stream.send_message(Encoded(request), end=True)
-        await stream.recv_initial_metadata()
-        with stream._wrapper:  # noqa: SLF001 (it ends the wait when the connection ends)
-            return await _receive(stream._stream.recv_data, "answer", most)  # noqa: SLF001
+        try:
+            answer = await stream.recv_message()
+        except (AssertionError, NotImplementedError) as error:  # grpclib's own
+            raise ValueError("the answer is cut off, or compressed") from error
+        return None if answer is None else answer.encoded
 
 
 def _made(path: Path) -> tuple[int, int, int] | None:
@@ -149,55 +149,16 @@ async def receive_request(stream: server.Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:
-        GRPCError: INVALID_ARGUMENT if there is none, or another message;
-            RESOURCE_EXHAUSTED if it has more than 4 MiB.
+        GRPCError: INVALID_ARGUMENT if there is none, or another message.
     """
     try:
-        message = await _receive(stream._stream.recv_data, "request", _LARGEST)  # noqa: SLF001
-    except _TooLargeError as error:
-        raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from error
-    except ValueError as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, str(error)) from error
-    if message is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
-    try:
-        kind: Any = stream._recv_type  # noqa: SLF001
-        request: T = kind.FromString(message)
+        request = await stream.recv_message()
     except Exception as error:  # betterproto has no error type of its own for broken input
-        raise GRPCError(
-            Status.INVALID_ARGUMENT, f"the request cannot be decoded: {error}"
-        ) from error
+        why = f"the request cannot be decoded: {error}"
+        raise GRPCError(Status.INVALID_ARGUMENT, why) from error
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no request")
     return request
-
-
-class _TooLargeError(ValueError):
-    pass
-
-
-async def _receive(
-    receive: Callable[[int], Awaitable[bytes]], what: str, most: int
-) -> bytes | None:
-    """The message that grpclib's `recv_message` would return, of any size, still encoded.
-
-    The five bytes before it (whether it is compressed, and its length: the gRPC over HTTP/2
-    protocol) are judged first. None if the stream ends without a message; `what` is for errors.
-
-    Raises:
-        ValueError: it is compressed or ends early; a _TooLargeError if it is over `most` bytes.
-    """
-    with contextlib.suppress(AssertionError):  # grpclib's for a stream that ends too early
-        prefix = await receive(5)
-        if not prefix:
-            return None
-        compressed, length = struct.unpack(">?I", prefix)
-        if compressed:
-            raise ValueError(f"the {what} is compressed, which was not asked for")
-        if length > most:
-            raise _TooLargeError(f"the {what} has {length:,} bytes, and the limit is {most:,}")
-        message = await receive(length)
-        if len(message) == length:
-            return message
-    raise ValueError(f"the {what} is cut off")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from npu_agent.kube import Node, client, errors, resourceclaims, resourceslices,
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
-from npu_agent.kubelet import decode, ownership, rpc
+from npu_agent.kubelet import decode, ownership
 from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
@@ -259,12 +258,6 @@ def _pod_resources(data: bytes) -> None:
         assert list(found) == sorted(set(found))  # type: ignore[type-var]
 
 
-def _grpc_frame(data: bytes) -> None:
-    stream = _Stream(data)
-    found = _run(rpc._receive(stream.recv_data, "answer", 1 << 16))
-    assert found is None or data[5 : 5 + len(found)] == found
-
-
 def _kubelet_checkpoint(data: bytes) -> None:
     for name, ids in kubelet.registered_in(data, Path("checkpoint")).items():
         assert isinstance(name, str)
@@ -310,7 +303,7 @@ def _grpc_request(data: bytes) -> None:
     table = made().__mapping__()
     handler = next(one for path, one in table.items() if path.endswith(name))
     message = data[1:]
-    stream = _Stream(struct.pack(">?I", False, len(message)) + message, handler.request_type)
+    stream = _Stream(message, handler.request_type)
     with contextlib.suppress(
         AttributeError, TypeError
     ):  # fields of other types; grpclib answers UNKNOWN
@@ -319,18 +312,15 @@ def _grpc_request(data: bytes) -> None:
 
 
 class _Stream:
-    """Of a call: what has come, piece by piece, and what is sent."""
+    """Of a call: its request, and what is sent."""
 
-    def __init__(self, data: bytes, kind: Any = None) -> None:
-        self._rest = data
-        self._recv_type = kind
-        self._stream = self
+    def __init__(self, data: bytes, kind: Any) -> None:
+        self._data = data
+        self._kind = kind
         self.sent: list[bytes] = []
 
-    async def recv_data(self, size: int) -> bytes:
-        piece, self._rest = self._rest[:size], self._rest[size:]
-        assert len(piece) in (0, size)  # grpclib's own
-        return piece
+    async def recv_message(self) -> Any:
+        return self._kind.FromString(self._data)
 
     async def send_message(self, message: Any) -> None:
         self.sent.append(message.SerializeToString())
@@ -480,7 +470,6 @@ TARGETS = (
     Target(name="feature-file", parse=_feature_file),
     Target(name="pod-resources", parse=_pod_resources, allowed=(ValueError,)),
     Target(name="allocatable", parse=decode.read_allocatable, allowed=(ValueError,)),
-    Target(name="grpc-frame", parse=_grpc_frame, allowed=(ValueError,)),
     Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
     Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unknown,)),
     Target(name="ledger-record", parse=_ledger_record),

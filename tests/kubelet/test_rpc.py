@@ -3,24 +3,20 @@
 import asyncio
 import os
 import socket as sockets
-import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError
+from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
 
 from npu_agent import files
 from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import (
     Encoded,
-    UnixChannel,
     UnixServer,
-    apart,
     ask,
     receive_request,
     sweep,
@@ -73,9 +69,7 @@ def request(name: str = "r/r") -> bytes:
 
 async def test_a_call_is_answered(socket: Path, server: UnixServer) -> None:
     assert server.exists()
-    assert await ask(socket, METHOD, request(), most=3) == b"r/r"
-    with pytest.raises(ValueError, match="the answer has 3 bytes, and the limit is 2"):
-        await ask(socket, METHOD, request(), most=2)
+    assert await ask(socket, METHOD, request()) == b"r/r"
 
 
 async def test_a_call_that_is_given_up_takes_its_connection_with_it(socket: Path) -> None:
@@ -90,7 +84,7 @@ async def test_a_call_that_is_given_up_takes_its_connection_with_it(socket: Path
     async with await asyncio.start_unix_server(silent, socket):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await ask(socket, METHOD, most=0)
+                await ask(socket, METHOD)
         async with asyncio.timeout(DEADLINE):
             await ended.wait()
 
@@ -102,7 +96,7 @@ async def test_a_server_that_accepts_and_closes(
     closed_when_connected(monkeypatch)
     async with await asyncio.start_unix_server(lambda _, writer: writer.close(), socket):
         with pytest.raises(ConnectionResetError, match="it closes the connection"):
-            await ask(socket, METHOD, most=0)
+            await ask(socket, METHOD)
 
 
 async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_place(
@@ -111,7 +105,7 @@ async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_pla
     """As a kubelet that is stopped leaves its socket, and the next one makes a new one."""
     stopped: list[asyncio.StreamWriter] = []
     async with await asyncio.start_unix_server(lambda _, writer: stopped.append(writer), socket):
-        asking = asyncio.create_task(ask(socket, METHOD, most=0))
+        asking = asyncio.create_task(ask(socket, METHOD))
         async with asyncio.timeout(DEADLINE):
             while not stopped:
                 await asyncio.sleep(0.001)
@@ -122,31 +116,6 @@ async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_pla
                 await asking
         await new.shutdown()
         stopped[0].close()
-
-
-@pytest.mark.parametrize("length", [(4 << 20) + 1, (1 << 32) - 1])
-async def test_a_request_that_is_too_large_is_refused_by_its_length(
-    socket: Path, server: UnixServer, length: int
-) -> None:
-    """And not once it has come: nothing of it is sent here."""
-    assert server.exists()
-    with pytest.raises(GRPCError) as refused:
-        await apart(announce(socket, length))
-    assert refused.value.status is Status.RESOURCE_EXHAUSTED
-    assert refused.value.message == (
-        f"the request has {length:,} bytes, and the limit is 4,194,304"
-    )
-
-
-async def announce(socket: Path, length: int) -> None:
-    async with (
-        asyncio.timeout(DEADLINE),
-        UnixChannel(socket) as channel,
-        channel.request(METHOD, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
-    ):
-        await stream.send_request()
-        await stream._stream.send_data(struct.pack(">?I", False, length))
-        await stream.recv_initial_metadata()
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -164,18 +133,11 @@ async def test_a_client_that_comes_as_the_server_ends_sees_the_end(
                 pass
 
 
-async def test_a_request_of_all_that_is_allowed_is_read(socket: Path, server: UnixServer) -> None:
-    assert server.exists()
-    name = "n" * ((4 << 20) - 5)
-    assert len(request(name)) == 4 << 20
-    assert await ask(socket, METHOD, request(name), most=4 << 20) == name.encode()
-
-
 async def test_the_longest_path_that_linux_takes_is_served(socket: Path) -> None:
     room = SOCKET_PATH_MAX - len(os.fsencode(socket.parent)) - 1
     longest = UnixServer([Registration()], socket.parent / ("s" * room))
     await longest.listen()
-    assert await ask(longest.path, METHOD, request(), most=3) == b"r/r"
+    assert await ask(longest.path, METHOD, request()) == b"r/r"
     await longest.shutdown()
     path = socket.parent / ("s" * (room + 1))
     with pytest.raises(OSError, match=f"{path} has 108 bytes and Linux takes 107"):

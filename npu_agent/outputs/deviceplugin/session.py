@@ -39,7 +39,6 @@ log = logger(__name__)
 
 API_VERSION = "v1beta1"
 _REGISTER = "/v1beta1.Registration/Register"
-_LARGEST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +365,7 @@ class Session:
             options=options(),
         )
         async with asyncio.timeout(self.timing.register):
-            await ask(self._kubelet, _REGISTER, bytes(request), most=_LARGEST)
+            await ask(self._kubelet, _REGISTER, bytes(request))
 
     async def _until_lost(self, endpoint: _Endpoint) -> str:
         """Waits until the kubelet has dropped us; returns how that was noticed.

@@ -199,19 +199,6 @@ async def kubelets_socket_is_something_else(here: World) -> None:
     await here.well()
 
 
-@attack(short=True)
-async def pod_resources_flood(here: World) -> None:
-    """pod-resources answers with 64 MiB.
-
-    Refused by its length: no memory is spent on it.
-    """
-    taken = here.kubelet.taken.setdefault(RESOURCE, {})
-    with here.grows_by(32):
-        taken["a-device"] = "x" * (64 << 20)
-        await asyncio.sleep(12)
-        del taken["a-device"]
-
-
 @attack()
 async def pod_resources_is_noise(here: World) -> None:
     """pod-resources is a socket that closes, one that answers noise, and one that never answers.
@@ -305,18 +292,6 @@ async def allocations_of_nonsense(here: World) -> None:
             assert message.isprintable(), message[:100]
         else:
             raise AssertionError(f"handed out for {str(ids)[:100]}: {grant}")
-
-
-@attack(short=True)
-async def messages_without_end(here: World) -> None:
-    """Twenty requests of 16 MiB to the agent's socket.
-
-    Refused by their length: at most 32 MiB more memory.
-    """
-    with here.grows_by(32):
-        for _ in range(20):
-            with contextlib.suppress(GRPCError, OSError):
-                await here.kubelet.allocate_ids(RESOURCE, ["x" * (16 << 20)])
 
 
 @attack()
