@@ -474,7 +474,7 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
         await node.kubelet.allocate(NPU, 1)  # else nothing is left for the next agent
         agent.pod_resources.ask()
         before = json.loads((node.plugins / RECORD).read_bytes())
-        assert {device["device"] for device in before["devices"]} == set(UUIDS)
+        assert {device for (_, device), *_ in before["allocations"]} == set(UUIDS)
     (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
     async with node.agent() as agent:
         devices = await first(agent.publisher.devices[NPU], bool)

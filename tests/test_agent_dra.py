@@ -166,7 +166,7 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
     )  # the next agent goes on with them, and has to know
     record = json.loads((room.node.plugins / RECORD).read_bytes())
     assert record["published"].keys() == set(UUIDS)
-    assert record["claims"] == record["devices"] == []
+    assert (record["prepared"], record["allocations"]) == ({}, [])
 
 
 async def test_each_card_is_offered_by_one_api(room: Room) -> None:

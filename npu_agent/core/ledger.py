@@ -503,7 +503,8 @@ class Ledger:
             )
             for name, known in footprints.items()
         }
-        return replace(self, offered={}, allocations=allocations)
+        orphans = {uid: replace(one, since=0.0) for uid, one in self.orphans.items()}
+        return replace(self, offered={}, allocations=allocations, orphans=orphans)
 
     def with_unreadable_record(self, now: float) -> Ledger:
         """After a record that cannot be read: anything may be held, until two answers."""
@@ -732,10 +733,7 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 
 
 def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    if one == other:
-        return False
-    mine = dict(key.split(":", 1) for key in one)
-    its = dict(key.split(":", 1) for key in other)
+    mine, its = ({key.partition(":")[0]: key for key in keys} for keys in (one, other))
     return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +18,7 @@ from npu_agent.core.claim import is_uid
 from npu_agent.core.ledger import (
     Allocation,
     DeviceName,
+    Footprint,
     Ledger,
     OrphanedPod,
     PreparedClaim,
@@ -33,101 +33,39 @@ RECORD = ".npu-agent.ledger.json"
 """In the plugin directory. The kubelet removes sockets there and nothing else."""
 
 _LARGEST = 16 << 20
-"""Bytes that are read of it: it has some 600 for each device."""
+"""Bytes that are read of it: it has some 400 for each device."""
 _READING = 5.0
 _TRY_AGAIN = 5.0
 """Seconds until a record that could not be written is tried again; another one immediately."""
 
-_UNREADABLE = DeviceName("", "")
-"""The name in place of a device for `Ledger.unreadable`."""
-
-_Key = Annotated[str, msgspec.Meta(pattern=":")]
-_Core = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
-
-
-class _Cores(msgspec.Struct, array_like=True):
-    first: _Core
-    last: _Core
-
-    def __post_init__(self) -> None:
-        if self.first > self.last:
-            raise ValueError(f"cores {self.first} to {self.last}")
-
-
-class _Footprint(msgspec.Struct):
-    keys: frozenset[_Key]
-    cores: _Cores
-    nodes: frozenset[str]
-
-
-class _Device(msgspec.Struct):
-    resource: str
-    device: str
-    footprints: tuple[_Footprint, ...]
-    pod_uids: frozenset[str] = msgspec.field(name="podUIDs")
-    since: ClassVar[float] = 0.0
-    """Not written: it is of a clock that starts with the node."""
-
-
-class _ClaimDevice(msgspec.Struct):
-    request: str
-    pool: str
-    device: str
-    admin: bool
-    footprint: _Footprint
-
-
-class _Claim(msgspec.Struct, kw_only=True):
-    driver: str
-    uid: str
-    namespace: str
-    name: str
-    pods: tuple[str, ...]
-    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
-    joined: bool
-    devices: tuple[_ClaimDevice, ...]
-
-
-class _Orphan(msgspec.Struct, rename="camel"):
-    by: str
-    by_claim: bool
-    footprints: tuple[_Footprint, ...]
-    since: ClassVar[float] = 0.0
-
-
-class _Published(msgspec.Struct):
-    driver: str
-    keys: frozenset[str]
-
 
 class _Record(msgspec.Struct):
-    version: Literal[1]
-    devices: list[_Device]
-    claims: list[_Claim]
-    orphans: dict[str, _Orphan]
+    """What the next agent has to know of a ledger, in the ledger's own types."""
+
+    version: Literal[2]
+    allocations: list[tuple[DeviceName, tuple[Footprint, ...], frozenset[str]]]
+    """Each with its footprints and the UIDs of its Pods."""
+    unreadable: bool
+    prepared: dict[str, PreparedClaim]
+    orphans: dict[str, OrphanedPod]
     cards: dict[str, frozenset[str]]
-    published: dict[str, _Published]
-
-
-# Between these types and those of `core.ledger`, by the names of their fields.
-_converted = partial(msgspec.convert, from_attributes=True)
+    published: dict[str, PublishedCard]
 
 
 def encode(ledger: Ledger) -> bytes:
     """The record of a ledger: the same bytes for what is the same to the next agent."""
-    allocations = dict(ledger.for_successor().allocations)
-    if ledger.unreadable:
-        allocations[_UNREADABLE] = ledger.unreadable
+    left = ledger.for_successor()
     record = _Record(
-        version=1,
-        devices=[
-            _Device(*name, _converted(held.footprints, tuple[_Footprint, ...]), held.pod_uids)
-            for name, held in sorted(allocations.items())
+        version=2,
+        allocations=[
+            (name, held.footprints, held.pod_uids)
+            for name, held in sorted(left.allocations.items())
         ],
-        cards=dict(ledger.cards),
-        claims=[_converted(claim, _Claim) for _, claim in sorted(ledger.prepared.items())],
-        orphans={uid: _converted(one, _Orphan) for uid, one in ledger.orphans.items()},
-        published={id_: _converted(one, _Published) for id_, one in ledger.published.items()},
+        unreadable=left.unreadable is not None,
+        prepared=dict(left.prepared),
+        orphans=dict(left.orphans),
+        cards=dict(left.cards),
+        published=dict(left.published),
     )
     return msgspec.json.encode(record, order="deterministic") + b"\n"
 
@@ -145,21 +83,20 @@ def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
 
 def _decoded(record: bytes) -> Ledger:
     found = typedjson.decode(record, _Record)
-    allocations = {
-        DeviceName(one.resource, one.device): _converted(one, Allocation) for one in found.devices
-    }
-    unreadable = allocations.pop(_UNREADABLE, None)
-    for one in found.claims:
-        if not is_uid(one.uid):  # it becomes part of a path
-            raise ValueError(f"a claim with the UID {one.uid!r}")
-    return Ledger(
-        allocations=allocations,
-        unreadable=unreadable,
-        prepared={one.uid: _converted(one, PreparedClaim) for one in found.claims},
-        orphans={uid: _converted(one, OrphanedPod) for uid, one in found.orphans.items()},
+    for uid in found.prepared:
+        if not is_uid(uid):  # it becomes part of a path
+            raise ValueError(f"a claim with the UID {uid!r}")
+    ledger = Ledger(
+        allocations={
+            name: Allocation(footprints=footprints, pod_uids=uids, since=0.0)
+            for name, footprints, uids in found.allocations
+        },
+        prepared=found.prepared,
+        orphans=found.orphans,
         cards=found.cards,
-        published={id_: _converted(one, PublishedCard) for id_, one in found.published.items()},
+        published=found.published,
     )
+    return ledger.with_unreadable_record(0.0) if found.unreadable else ledger
 
 
 def read_record(directory: Path) -> bytes | None:

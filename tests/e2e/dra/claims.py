@@ -155,7 +155,8 @@ def prepared(node: Node) -> set[str]:
     record = node.cluster.kubelet_dir / "device-plugins" / ".npu-agent.ledger.json"
     if not record.exists():
         return set()
-    return {f"{one['namespace']}/{one['name']}" for one in json.loads(record.read_text())["claims"]}
+    prepared = json.loads(record.read_text())["prepared"].values()
+    return {f"{one['namespace']}/{one['name']}" for one in prepared}
 
 
 def specs(node: Node) -> set[str]:

@@ -238,7 +238,9 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
         async for devices in room.publisher.devices[NPU].watch():
             if len(devices) == 2:
                 found = json.loads((tmp_path / RECORD).read_bytes())
-                assert {d.id for d in devices} <= {one["device"] for one in found["devices"]}
+                assert {d.id for d in devices} <= {
+                    device for (_, device), *_ in found["allocations"]
+                }
                 return
 
     async with room.running():

@@ -86,9 +86,7 @@ async def test_a_claim_is_prepared(tmp_path: Path, room: Room) -> None:
     assert edits["env"] == ["NPU_DEVNAME=npu0pe0-1", "FURIOSA_DEVICES=npu:0:0-1"]
     assert nodes(edits) == [f"/dev/{node}" for node in plain(room).nodes]
     record = json.loads((tmp_path / RECORD).read_bytes())
-    assert [(one["uid"], one["devices"][0]["device"]) for one in record["claims"]] == [
-        ("uid-c", ZERO)
-    ]
+    assert record["prepared"]["uid-c"]["devices"][0]["device"] == ZERO
     assert room.claims.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
 
 
@@ -561,7 +559,7 @@ async def test_unprepare_needs_nothing(tmp_path: Path, held: Room) -> None:
     await held.unprepared("c")
     await held.unprepared("never heard of it")
     assert held.specs() == []
-    assert json.loads((tmp_path / RECORD).read_bytes())["claims"] == []
+    assert json.loads((tmp_path / RECORD).read_bytes())["prepared"] == {}
     assert held.claims.counts.unprepares["unprepared"] == 2
 
 
@@ -817,7 +815,7 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     await asyncio.wait([ending], timeout=0.05)
     go_on.set()
     await ending
-    assert [len(json.loads(record or b"")["claims"]) for record in records] == [1, 0]
+    assert [len(json.loads(record or b"")["prepared"]) for record in records] == [1, 0]
     assert room.claims.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
     assert (room.store.prepared.value, room.specs()) == ({}, [])
 
@@ -916,7 +914,8 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     await held.claims.refresh_consumers()
     (known,) = held.store.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("c", "later"))
-    assert json.loads((tmp_path / RECORD).read_bytes())["claims"][0]["podUIDs"][-1] == "later"
+    (written,) = json.loads((tmp_path / RECORD).read_bytes())["prepared"].values()
+    assert written["pod_uids"] == ["c", "later"]
     held.kubelet.node.alive = {"later"}
     await held.unprepared()
     assert list(held.store.states.value.orphans) == ["later"]
