@@ -54,12 +54,8 @@ def cards_as_json(
 ) -> list[dict[str, Any]]:
     """The cards for programs; None where the driver, or the kubelet, does not say.
 
-    The keys are a contract: those that there are stay.
-
-    Args:
-        snapshot: the cards.
-        assignments: who holds them; None: not known.
-        cordons: by ID, why cards are cordoned.
+    The keys are a contract: those that there are stay. `assignments` None: it is not known who
+    holds them; `cordons` are the reasons by the card's ID.
     """
     held, lasts = holders(snapshot, assignments or ()), _lasting(snapshot)
     return [
@@ -176,14 +172,8 @@ def cards_table(
     """The cards for people.
 
     The column of Pods is there only where some are known; the one that says how cards are cut, and
-    for whom, only where one of them has a part of a card.
-
-    Args:
-        snapshot: the cards.
-        assignments: who holds them; None: not known.
-        cordons: by ID, why cards are cordoned.
-        wide: with all that identifies a card.
-        width: columns that there are; None: as many as are needed.
+    for whom, only where one of them has a part of a card. Arguments as of `cards_as_json`; `wide`
+    has all that identifies a card, and `width` None as many columns as are needed.
     """
     held = holders(snapshot, assignments or ())
     lasts = _lasting(snapshot)
@@ -284,13 +274,7 @@ def allocations_as_json(
 def allocations_table(
     snapshot: Snapshot, assignments: Sequence[Assignment], *, width: int | None = None
 ) -> Table:
-    """The same for people; the column of claims only where there are some.
-
-    Args:
-        snapshot: the cards.
-        assignments: which container holds which device.
-        width: columns that there are; None: as many as are needed.
-    """
+    """The same for people; the column of claims only where there are some; `width` as above."""
     columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
     columns += ["Claim"] if any(one.claim for one in assignments) else []
     rows = [

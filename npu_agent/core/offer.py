@@ -52,15 +52,11 @@ def resources(
     *,
     core_counts: Mapping[str, int],
 ) -> tuple[Resource, ...]:
-    """The resources that a config asks for; a family with an override is not in the default one.
+    """The resources that a config asks for; the default one is `name`.
 
-    A family with an override is not in the default resource: no core is offered twice.
-
-    Args:
-        name: the default resource.
-        cores_per_device: of that resource; None is the whole card.
-        overrides: (resource name, family, cores per device or None for the default above).
-        core_counts: the cores of a card, for every family there is.
+    A family with an override (resource name, family, cores per device or None for the default) is
+    not in the default resource: no core is offered twice. `cores_per_device` None is the whole
+    card; `core_counts` has the cores of a card for every family there is.
     """
     widths: dict[str, dict[str, int]] = {}
     overridden = {family for _, family, _ in overrides}

@@ -89,15 +89,10 @@ def step(
     now: float,
     limit: float = HOT,
 ) -> Trends:
-    """The trends once `after` has followed `before`.
+    """The trends at `now` once `after` has followed `before`, until when they were `known`.
 
-    Args:
-        known: the trends until then.
-        before: the hardware until then.
-        after: the hardware now.
-        changed: those that failed, recovered, came or left; one that did so twice is there twice.
-        now: `time.monotonic`.
-        limit: °C above which a card is hot.
+    `changed` are the cards that failed, recovered, came or left; one that did so twice is there
+    twice. `limit` is in °C.
     """
     ends = {TrendKind.ERRORS: _QUIET, TrendKind.FLAPPING: _STEADY}
     found = {at: one for at, one in known.found.items() if now - one.last < ends.get(at[0], 0.0)}

@@ -7,24 +7,18 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from npu_agent.core.offer import Resource
-from npu_agent.core.vendor_spec import label_sets
 from npu_agent.doctor import offer
+from npu_agent.doctor.agent import report
 from npu_agent.doctor.check import Check, Lines, Unknown, note, ok, unknown, unused, wrong
 from npu_agent.doctor.context import Context
 from npu_agent.doctor.host import has_unread, snapshot
 from npu_agent.doctor.kubelet import healthy
 from npu_agent.doctor.sockets import owner
-from npu_agent.files import content
 from npu_agent.kube import FIELD_MANAGER, ApiError, Kind, Node, NodeMeta
 from npu_agent.kube.node import read_whole
 from npu_agent.kube.reviews import allowed as is_allowed
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.events import NAMESPACE
-from npu_agent.outputs.labels import compute, nfd
-from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.machine import read_machine
-
-_LARGEST = 1 << 20
 
 _COMPONENTS = {
     "nodes/status": "node-condition (Helm: nodeCondition)",
@@ -255,54 +249,22 @@ async def _allocatable(context: Context, resource: Resource) -> Check:
     )
 
 
-async def machine(context: Context) -> Machine:
-    return await context.in_thread(lambda: read_machine(context.host_root))
-
-
 async def _labels(context: Context) -> Check:
-    config = context.config.labels
-    if config.output == "none":
+    """As the running agent sees them, and who has set them."""
+    if context.config.labels.output == "none":
         return unused("labels.output is none")
-    seen = await context.probe(snapshot)
-    if doubt := compute.unsure(seen):
-        return unknown(doubt)
-    sets = label_sets([vendor.spec for vendor in context.vendors], config.sets)
-    apply = context.command("labels apply", *context.options)
-    unnamed = Machine(vendor=None, name=None)
-    right = compute.labels(seen, await context.probe_or(machine, unnamed), sets)
-    if config.output == "nfd":
-        file = context.host_root / nfd.FILE
-        there = nfd.parse(await context.in_thread(lambda: content(file, _LARGEST)))
-        return _compared(right, there, frozenset(there), f"in {file}", apply)
+    found = (await context.probe(report)).labels
+    if found is None:
+        raise Unknown("no npu-agent answers that knows: ask in its Pod")
+    if not found.in_place:
+        trouble = found.error or "the agent has not applied them yet"
+        return wrong(trouble, "the agent tries again by itself; else its log", context.agent_log)
+    if context.config.labels.output == "nfd":
+        return ok(f"{len(found.labels)} in the feature file, as they should be")
     meta = (await context.probe(own_node)).metadata
-    finding = _compared(right, meta.labels, meta.applied, "on the Node", apply)
-    if not finding.remedy and (theirs := sorted(right.keys() - meta.applied)):
+    if theirs := sorted(found.labels.keys() - meta.applied):
         return _foreign(meta, theirs[0])
-    return finding
-
-
-def _compared(
-    right: Mapping[str, str],
-    there: Mapping[str, str],
-    ours: frozenset[str],
-    where: str,
-    apply: str,
-) -> Check:
-    differences = [
-        f"{key} is {there.get(key, 'missing')} and should be {value}"
-        for key, value in right.items()
-        if there.get(key) != value
-    ]
-    differences += [f"{key} should be gone" for key in sorted(ours - right.keys())]
-    if not differences:
-        return ok(f"{len(right)} {where}, as they should be")
-    more = f", and {len(differences) - 1} more differ" if len(differences) > 1 else ""
-    return wrong(
-        f"{where}: {differences[0]}{more}",
-        "the agent corrects them within seconds; the command does it now. If they change "
-        "back, another program sets them",
-        apply,
-    )
+    return ok(f"{len(found.labels)} on the Node, as they should be")
 
 
 def _foreign(node: NodeMeta, key: str) -> Check:
@@ -312,8 +274,7 @@ def _foreign(node: NodeMeta, key: str) -> Check:
         if each.manager != FIELD_MANAGER and key in each.labels
     )
     return note(
-        f"{key} of Node {node.name} is right, and set by "
-        f"{', '.join(managers) or 'an unknown manager'}",
+        f"{key} of Node {node.name} is set by {', '.join(managers) or 'an unknown manager'}",
         "two label the same Node: delete the vendor's feature discovery; the agent takes over "
         "when it starts again",
     )

@@ -201,10 +201,6 @@ async def _card(context: Context, state: CardState) -> Check:
     disabled = disabled_for(context.config, context.node_name)
     if names(state) & {word.lower() for word in disabled}:
         return note("not handed out: the config's disabledDevices names it")
-    lasts = at_one_moment(await context.probe(snapshot), context.config.health.max_temperature)
-    if hot := lasts.of(TrendKind.HOT).get(state.id):
-        words = TRENDS[TrendKind.HOT]
-        return note(f"{words.begins}: {hot.detail}", words.remedy)
     for problem in (await context.probe_or(report, NO_REPORT)).problems:
         if state.id in problem.cards:
             return note(problem.text, problem.remedy)

@@ -86,16 +86,7 @@ class AllocationStore:
         ledger: Feed[Ledger],
         timing: Timing | None = None,
     ) -> None:
-        """Writes nothing before `renew`.
-
-        Args:
-            snapshots: the cards.
-            pod_resources: asks the kubelet.
-            served: the names under which cores are handed out.
-            directory: the kubelet's device-plugins directory.
-            ledger: with the record of an agent before this one; published to.
-            timing: all times.
-        """
+        """Writes nothing before `renew`; `ledger` has the record of an agent before this one."""
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
         self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)

@@ -74,11 +74,8 @@ class CordonStore:
     ) -> None:
         """Has the cordons of the agent before this one. May block.
 
-        Args:
-            annotation: of the Node; "" without one, None as long as that is not known.
-            snapshots: the cards.
-            directory: the kubelet's device-plugins directory.
-            start: seconds for which `settled` waits.
+        `annotation` is the Node's: "" without one, None as long as that is not known. `start` are
+        the seconds for which `settled` waits.
         """
         self._known: Feed[_Known] = Feed(_last(directory))
         self.state: Feed[Cordons] = self._known.map_with(

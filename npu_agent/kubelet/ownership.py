@@ -71,13 +71,7 @@ class Ownership:
         lost: Callable[[], None] = lambda: None,
         timing: Timing = Timing(),
     ) -> None:
-        """Not owned yet.
-
-        Args:
-            directory: the kubelet's device-plugins directory.
-            lost: called when another agent may have the node that was ours.
-            timing: all times.
-        """
+        """Not owned yet; `lost` is called when another agent may have the node that was ours."""
         self._timing = timing
         self._path = lock_path(directory)
         self._lost = lost

@@ -73,10 +73,7 @@ async def fetch(
 ) -> tuple[Assignment, ...]:
     """Asks the kubelet once; the answer is sorted.
 
-    Args:
-        socket: the kubelet's.
-        drivers: DRA drivers of whose claims the devices are wanted too.
-        deadline: in seconds.
+    `drivers` are DRA drivers of whose claims the devices are wanted too.
 
     Raises:
         UnavailableError: the socket is missing, or there is no good answer in time.

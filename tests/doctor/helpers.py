@@ -267,7 +267,13 @@ async def good_node(
         api, probes, pages = ApiServer(_node(labels, len(ids))), Port(), Port()
         dra = {"driver": "npu.furiosa.ai", "slices": {"dropped": []}}
         served = {"resource": RESOURCE, "healthy": len(ids)}
-        pages.status = {"unready": [], "problems": [], "resources": [served], "dra": [dra]}
+        pages.status = {
+            "unready": [],
+            "problems": [],
+            "resources": [served],
+            "dra": [dra],
+            "labels": {"in_place": True, "error": None, "labels": labels},
+        }
         kubelet = StandInKubelet(directory, base / "pod-resources")
         for part in (probes, pages, kubelet):
             await part.start()

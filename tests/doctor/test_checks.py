@@ -39,7 +39,6 @@ from npu_agent.doctor.examine import run
 from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
 from npu_agent.kubelet.ownership import Owner, lock_path
-from npu_agent.outputs.labels import nfd
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
@@ -481,13 +480,6 @@ async def test_two_cards_with_one_uuid_are_named() -> None:
     assert "UUIDs" in CAUSES["resource *"], "no second plugin is blamed for it"
 
 
-async def test_a_hot_card_is_not_ok_without_an_agent_that_says_so(node: Node) -> None:
-    simulator.apply_fault(node.root, "npu1", "hot")
-    line = (await node.examined())["card npu1"]
-    assert (line.state, line.detail) == (State.NOTE, "is hot: above 90 °C")
-    assert "fan" in line.remedy
-
-
 async def test_fewer_allocatable_may_be_for_a_card_that_cannot_be_read() -> None:
     meta = {"name": "n1", "uid": "u", "resourceVersion": "1"}
     node = convert({"metadata": meta, "status": {"allocatable": {RESOURCE: "2"}}}, kube.Node)
@@ -557,21 +549,6 @@ async def test_a_card_that_is_disabled(node: Node) -> None:
     assert "disabledDevices" in line.detail
 
 
-async def test_labels_by_nfd(node: Node) -> None:
-    file = node.root / nfd.FILE
-    file.parent.mkdir(parents=True)
-    labels = node.api.node["metadata"]["labels"]
-    right = {key: value for key, value in labels.items() if "furiosa" in key}
-    file.write_bytes(nfd.render(right) or b"")
-    node.reconfigure(labels=LabelsConfig(output="nfd"))
-    lines = await node.examined()
-    assert {lines["labels"].state, lines["NFD directory"].state} == {State.OK}
-    file.write_bytes(nfd.render({**right, "beta.furiosa.ai/npu.old": "x"}) or b"")
-    line = (await node.examined())["labels"]
-    assert line.state is State.WRONG
-    assert "beta.furiosa.ai/npu.old should be gone" in line.detail
-
-
 async def test_a_cdi_directory_that_the_agent_can_make(node: Node) -> None:
     node.reconfigure(allocation=AllocationConfig(method="cdi"))
     assert (await node.examined())["CDI directory"].state is State.OK
@@ -611,10 +588,10 @@ async def test_only_true_is_ready(node: Node, status: str) -> None:
 async def test_what_the_agent_reports_of_itself(node: Node) -> None:
     card = simulator.card("rngd", 1)
     hot = {"subject": "card", "cards": [card.uuid], "text": "npu1 is hot", "remedy": "cool it"}
-    labels = {"subject": "labels", "text": "the labels are not applied: no", "remedy": "wait"}
+    gone = {"subject": "card", "text": "npu2 is gone", "remedy": "look"}
     why = f"{RESOURCE}: waiting"
     resource = {"subject": "dra", "text": "none", "unready": why, "remedy": "mount it"}
-    node.reports(problems=[hot, labels, resource], unready=[why])
+    node.reports(problems=[hot, gone, resource], unready=[why])
     lines = await node.examined()
     found = {
         name: (line.state, line.detail, line.remedy)
@@ -623,6 +600,6 @@ async def test_what_the_agent_reports_of_itself(node: Node) -> None:
     }
     assert found == {
         "card npu1": (State.NOTE, "npu1 is hot", "cool it"),
-        "agent": (State.NOTE, "it reports: the labels are not applied: no", "wait"),
+        "agent": (State.NOTE, "it reports: npu2 is gone", "look"),
         "readiness": (State.WRONG, f"{RESOURCE}: waiting", "mount it"),
     }

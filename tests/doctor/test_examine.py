@@ -7,13 +7,13 @@ word.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from npu_agent import simulator
-from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
+from npu_agent.config import AllocationConfig, LabelsConfig
 from npu_agent.doctor import examine
 from npu_agent.doctor.check import State
 from npu_agent.kubelet.pods import CHECKPOINT
@@ -84,14 +84,6 @@ def node_says(**parts: dict[str, object]) -> Callable[[Node], None]:
     return do
 
 
-def labelled(**labels: str) -> Callable[[Node], None]:
-    def do(node: Node) -> None:
-        for key, value in labels.items():
-            node.api.node["metadata"]["labels"][f"beta.furiosa.ai/npu.{key}"] = value
-
-    return do
-
-
 def unlocked(node: Node) -> None:
     node.lock.close()
 
@@ -136,16 +128,6 @@ async def no_agent_listens(node: Node) -> None:
     await node.pages.stop()
 
 
-def certificate(path: str) -> Callable[[Node], Awaitable[None]]:
-    async def configured(node: Node) -> None:
-        await node.pages.stop()  # an agent without a good one does not listen there
-        metrics = node.context.config.metrics
-        none = TlsConfig(cert_file=path, key_file="/none/tls.key")
-        node.reconfigure(metrics=replace(metrics, tls=none))
-
-    return configured
-
-
 def plain_file_for_a_node(node: Node) -> None:
     """Where no simulator says that plain files stand for nodes."""
     shutil.rmtree(node.root / STATE_DIR)
@@ -164,7 +146,6 @@ BREAKS: dict[str, Break] = {
                 ("cards", "driver warboy", "driver rngd", "PCI", OF_RESOURCE, ALLOCATABLE), BLIND
             ),
             "cgroups": State.UNUSED,
-            "labels": BLIND,
         },
         "is missing",
         "mount the host's /sys",
@@ -206,13 +187,13 @@ BREAKS: dict[str, Break] = {
     ),
     "a card that cannot be read": Break(
         lambda node: (node.root / "sys/class/npu_mgmt/npu7_mgmt/device_type").mkdir(parents=True),
-        {"odd npu7_mgmt": State.WRONG, "labels": State.UNKNOWN},
+        {"odd npu7_mgmt": State.WRONG},
         "Is a directory",
         "dmesg",
     ),
     "no cards": Break(
         lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
-        {"cards": State.NOTE, "PCI": State.OK, OF_RESOURCE: State.WRONG, "labels": State.WRONG},
+        {"cards": State.NOTE, "PCI": State.OK, OF_RESOURCE: State.WRONG},
         "waits for some",
         gone=("card npu0", "card npu1"),
     ),
@@ -287,7 +268,7 @@ BREAKS: dict[str, Break] = {
         configured(labels=LabelsConfig(output="nfd")),
         {
             "NFD directory": State.WRONG,
-            "labels": State.WRONG,
+            "labels": State.OK,
             "rights": State.OK,  # of one less
         },
         "is missing",
@@ -296,7 +277,7 @@ BREAKS: dict[str, Break] = {
     # --- metrics.listen
     "another program's port": Break(
         another_program,
-        "metrics.listen",
+        {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
         "cannot be had: another program has it",
         "give metrics.listen another one",
     ),
@@ -308,22 +289,21 @@ BREAKS: dict[str, Break] = {
     ),
     "no agent on its ports": Break(
         no_agent_listens,
-        {"metrics.listen": State.OK, "metrics.probes": State.OK, "readiness": State.UNUSED},
+        {
+            "metrics.listen": State.OK,
+            "metrics.probes": State.OK,
+            "readiness": State.UNUSED,
+            "labels": State.UNKNOWN,
+        },
         "is free",
     ),
     "no such address": Break(
         lambda node: node.reconfigure(
             metrics=replace(node.context.config.metrics, listen="192.0.2.1:9100")
         ),
-        "metrics.listen",
+        {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
         "192.0.2.1:9100",
         "no such address",
-    ),
-    "no certificate": Break(
-        certificate("/none/tls.crt"),
-        {"metrics.tls": State.WRONG, "metrics.listen": State.NOTE},
-        "/none/tls.crt is missing",
-        "mount the Secret",
     ),
     "no right to ask about clients' tokens": Break(
         lambda node: node.reconfigure(
@@ -405,8 +385,11 @@ BREAKS: dict[str, Break] = {
         "0 on the Node, 2 healthy",
         "a second plugin owns the resource",
     ),
-    "a label that somebody changed": Break(
-        labelled(count="7"), "labels", "npu.count is 7 and should be 2", "within seconds"
+    "labels that cannot be applied": Break(
+        lambda node: node.reports(labels={"in_place": False, "error": "no", "labels": {}}),
+        "labels",
+        "no",
+        "tries again",
     ),
     "labels of somebody else": Break(
         lambda node: own(node, "nfd-master"),

@@ -49,16 +49,7 @@ class Publisher:
         cordons: Feed[Mapping[str, str]],
         specs: PluginSpecs,
     ) -> None:
-        """Publishes nothing yet.
-
-        Args:
-            snapshots: the cards.
-            wanted: what the config says.
-            store: the ledger.
-            modes: which cards are offered here.
-            cordons: reasons of cordons, by card ID.
-            specs: written before the devices in them are offered.
-        """
+        """Publishes nothing yet; `specs` are written before the devices in them are offered."""
         self.devices: Mapping[str, Feed[Devices]] = {
             resource.name: Feed(()) for resource in wanted.value.resources
         }

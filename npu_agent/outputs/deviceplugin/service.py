@@ -74,14 +74,9 @@ class DevicePlugin:
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
-        """Not served yet.
+        """Closing `devices` ends the streams.
 
-        Args:
-            resource: its name, as Pods ask for it.
-            devices: the list to serve; closing it ends the streams.
-            grant: notes the devices of each Allocate before its answer; raises RefusalError.
-            by_cdi: whether containers get their device nodes by CDI names.
-            counts: where to count what it does; None: in its own.
+        `grant` notes the devices of each Allocate before its answer, and raises RefusalError.
         """
         self.streams: Feed[Streams] = Feed(Streams())
         self.allocating: Feed[int] = Feed(0)

@@ -123,15 +123,6 @@ class Session:
         hooks: Hooks = Hooks(),
         timing: Timing = Timing(),
     ) -> None:
-        """Begins nothing yet.
-
-        Args:
-            plugin: what to register.
-            devices: what to serve.
-            ownership: the agent's, shared by its sessions.
-            hooks: what others do.
-            timing: all times.
-        """
         self.timing = timing
         self._standing = Standing(plugin.resource)
         self.status = self._standing.status

@@ -91,15 +91,7 @@ class Claims:
         cdi_root: Path,
         timing: Timing | None = None,
     ) -> None:
-        """Writes nothing yet.
-
-        Args:
-            fetch: gets a ResourceClaim by namespace and name; raises ApiError.
-            pool: this node's devices.
-            store: the ledger.
-            cdi_root: where container runtimes read CDI specs.
-            timing: all times.
-        """
+        """Writes nothing yet; `fetch` gets a claim by namespace and name, and raises ApiError."""
         self.counts = DraCounts()
         self._fetch = fetch
         self._pool = pool

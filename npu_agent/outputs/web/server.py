@@ -69,13 +69,8 @@ class Server:
     ) -> None:
         """Opens nothing before `run`.
 
-        Args:
-            port: which one of the agent's.
-            address: host "" is every interface, port 0 any port.
-            pages: gives the answers.
-            limits: of connections and of their times.
-            certificates: for TLS, which `run` waits for; None: without TLS.
-            authorizer: None: everybody may have every page.
+        The host "" is every interface, port 0 any port. `run` waits for the `certificates`; None:
+        without TLS. Without an `authorizer` everybody may have every page.
         """
         self.listening: Feed[tuple[str, int] | None] = Feed(None)
         self.made_room = 0

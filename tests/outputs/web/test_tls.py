@@ -13,7 +13,7 @@ import pytest
 
 from npu_agent.core.state import TlsState
 from npu_agent.outputs.web.server import Limits, Server
-from npu_agent.outputs.web.tls import Certificates, RefusedError, TlsFiles, check
+from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from tests.outputs.web.certificates import Authority, authority, placed
 from tests.outputs.web.helpers import LIMITS, PROMETHEUS, Scene, listening, running, serving
 from tests.outputs.web.test_server import LIMIT, Address
@@ -139,13 +139,16 @@ async def test_a_bad_one_keeps_the_last_good_one_and_is_logged_once(
         assert await scrape(address, ours.trusting()) == PROMETHEUS
 
 
-def test_an_authority_of_clients_that_is_none(ours: Authority, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "no certificate", "key"])
+async def test_an_authority_of_clients_that_is_none(
+    ours: Authority, tmp_path: Path, content: str
+) -> None:
     files = placed(tmp_path, ours.sign("server"), ours.ca)
-    assert check(files) > time.time()
-    for content in ("", "no certificate", files.key.read_text()):
-        (tmp_path / "ca.crt").write_text(content)
-        with pytest.raises(RefusedError, match=r"ca\.crt has no certificate of an authority"):
-            check(files)
+    (tmp_path / "ca.crt").write_text(files.key.read_text() if content == "key" else content)
+    certificates = Certificates(files)
+    async with running(certificates):
+        state = await first(certificates.state, lambda state: state.error)
+    assert "ca.crt has no certificate of an authority" in (state.error or "")
 
 
 async def test_without_a_good_one_nothing_is_served_until_there_is(
