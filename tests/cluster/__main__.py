@@ -8,18 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from . import images
 from .build import (
     HELM,
     KUBELETS,
-    NODE_READINESS_CONTROLLER,
     REGISTRY,
     RELEASE,
     BuildError,
-    NotServedError,
     ensure_binaries,
     ensure_packages,
 )
@@ -71,10 +68,8 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     if options.command == "build":
         ensure_packages()
         ensure_binaries()
-        # For tests/e2e/journey and health: no test has to wait for a build.
+        # For tests/e2e/journey: no test has to wait for a build.
         ensure_binaries(HELM, REGISTRY)
-        with suppress(NotServedError):  # they skip it
-            ensure_binaries(NODE_READINESS_CONTROLLER)
         for image in (images.pause(), images.workload(), images.agent(), images.scheduler()):
             print(f"{image.name}\t{image.archive}")
         return 0

@@ -61,10 +61,6 @@ class GoBuild:
     tags: tuple[str, ...] = ()
 
 
-class NotServedError(BuildError):
-    """The Go module proxy that this machine uses does not have a module."""
-
-
 RELEASES = {
     version: GoBuild(
         name=f"kubernetes-{version}",
@@ -181,6 +177,8 @@ _MANIFESTS = {
     ),
 }
 """By build, the manifests of its module that are kept with the program."""
+_INSTEAD = {NODE_HEALTHCHECK_OPERATOR: {"k8s.io/kube-aggregator": "v0.34.8"}}
+"""By build, versions of modules in place of those that it names: not every proxy has those."""
 KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
 """Those to test under this control plane: the newest has the oldest kubelet that we support too."""
 
@@ -262,7 +260,8 @@ def _build(build: GoBuild, directory: Path) -> None:
     staging = re.findall(
         r"^\s*(?:replace\s+)?(k8s\.io/\S+) => \./staging/", _read(source, "go.mod"), re.MULTILINE
     )
-    module += [f"replace {name} => {name} v0.{build.version[3:]}" for name in staging]
+    replaced = dict.fromkeys(staging, f"v0.{build.version[3:]}") | _INSTEAD.get(build, {})
+    module += [f"replace {name} => {name} {version}" for name, version in replaced.items()]
     (work / "go.mod").write_text("\n".join(module) + "\n")
     (work / "go.sum").write_text(_read(source, "go.sum"))
 
@@ -294,9 +293,7 @@ def _download(go: str, env: dict[str, str], module: str, checksum: str | None) -
     download = [go, "mod", "download", "-json", module]
     answer = subprocess.run(download, cwd="/", env=env, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        text = f"cannot download {module}: {answer.stdout}{answer.stderr}"
-        missing = any(sign in text for sign in ("403 Forbidden", "404 Not Found", "410 Gone"))
-        raise NotServedError(text) if missing else BuildError(text)
+        raise BuildError(f"cannot download {module}: {answer.stdout}{answer.stderr}")
     found = json.loads(answer.stdout)
     if checksum is not None and found["Sum"] != checksum:
         raise BuildError(f"{module} is {found['Sum']}, expected {checksum}: not what we reviewed")

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from tests.cluster.build import GoBuild, NotServedError, ensure_binaries
 from tests.e2e.node import PROJECT, Node
 
 EXAMPLES = PROJECT / "docs" / "examples" / "health"
@@ -22,14 +20,6 @@ TYPE = "furiosa.ai/NPUReady"
 def example(name: str) -> Any:
     """A file of docs/examples/health."""
     return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
-
-
-def built(build: GoBuild) -> dict[str, Path]:
-    """The program and the manifests of its module, by their names."""
-    try:
-        return ensure_binaries(build)
-    except NotServedError as error:
-        pytest.skip(str(error))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Who reads the Node condition: what they do at a fault, and that they stop when it is over.
 
-Each is what its users install, with its example of docs/examples/health.
+Each is what its users install, with its example of docs/examples/health. Not every Go proxy serves
+the two controllers: their tests are `long`, no part of CI, and fail where they cannot be built.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.cluster.build import NODE_HEALTHCHECK_OPERATOR, NODE_READINESS_CONTROLLER, ensure_own
+from tests.cluster.build import (
+    KUBERNETES,
+    NODE_HEALTHCHECK_OPERATOR,
+    NODE_READINESS_CONTROLLER,
+    ensure_binaries,
+    ensure_own,
+)
 from tests.e2e.dra.claims import running as runs
 from tests.e2e.health.consumers import (
+    EXAMPLES,
     TYPE,
-    built,
     example,
     forget,
     kubeconfig,
     running,
     wait_condition,
 )
-from tests.e2e.manifests import Thing, npu_pod, thing
+from tests.e2e.manifests import WORKLOAD, Thing, npu_pod, thing
 from tests.e2e.node import AGENT, NAMESPACE, SOON, Node
 
 pytestmark = [pytest.mark.one_kubelet, pytest.mark.usefixtures("repaired")]
@@ -63,7 +71,7 @@ def repaired(node: Node) -> Iterator[None]:
 @pytest.fixture
 def readiness(node: Node) -> Iterator[Path]:
     """The controller runs with the rule and with no rights but its own; its log."""
-    files = built(NODE_READINESS_CONTROLLER)
+    files = ensure_binaries(NODE_READINESS_CONTROLLER)
     role = files["role.yaml"].read_text().replace("manager-role", CONTROLLER)
     crd = files["readiness.node.x-k8s.io_nodereadinessrules.yaml"].read_text()
     node.apply(crd)
@@ -111,6 +119,47 @@ def shown(log: Path, *words: str) -> None:
     print(*lines[-12:], sep="\n")
 
 
+STARTING = "npu-agent/starting"
+
+
+@pytest.fixture
+def kubectl_job(node: Node) -> Iterator[list[Thing]]:
+    """The objects of the example, for this Node, with the cluster's own kubectl."""
+    text = (EXAMPLES / "startup-taint.yaml").read_text().replace("node-1", node.name)
+    things = list(yaml.safe_load_all(text))
+    spec = things[-1]["spec"]["template"]["spec"]
+    program = str(ensure_binaries(KUBERNETES)["kubectl"])
+    spec["volumes"] = [{"name": "kubectl", "hostPath": {"path": program, "type": "File"}}]
+    for one in (*spec["initContainers"], *spec["containers"]):
+        mounts = [{"name": "kubectl", "mountPath": "/kubectl", "readOnly": True}]
+        one |= {"image": WORKLOAD, "command": ["/kubectl"], "volumeMounts": mounts}
+    yield things
+    node.kubectl("taint", "node", node.name, f"{STARTING}-", check=False)
+    for one in things:
+        name = f"{one['kind'].lower()}/{one['metadata']['name']}"
+        node.kubectl("delete", name, "-n", NAMESPACE, "--ignore-not-found")
+
+
+def test_a_job_lifts_the_startup_taint_when_the_cards_are_served(
+    node: Node, kubectl_job: list[Thing]
+) -> None:
+    """A Pod that was created before the agent is Pending and then runs."""
+    node.kubectl("delete", *AGENT, "--cascade=foreground", "--timeout=60s")
+    forget(node)
+    node.kubectl("taint", "node", node.name, f"{STARTING}:NoSchedule")
+    node.apply(npu_pod("early"))
+    node.apply(kubectl_job)
+    node.wait_unschedulable("early", "untolerated taint")
+    began = time.monotonic()
+    node.deploy(CONFIG, OVERLAY)
+    runs(node, "early")
+    print(f"agent deployed: the Pod runs after {time.monotonic() - began:.1f} s")
+    job = (f"job/{kubectl_job[-1]['metadata']['name']}", "-n", NAMESPACE)
+    node.kubectl("wait", *job, "--for=condition=complete", "--timeout=30s")
+    print(node.kubectl("logs", *job, "--all-containers"))
+
+
+@pytest.mark.long
 def test_a_pod_that_was_there_before_the_agent_waits_and_then_runs(
     node: Node, readiness: Path
 ) -> None:
@@ -129,6 +178,7 @@ def test_a_pod_that_was_there_before_the_agent_waits_and_then_runs(
     shown(readiness, "Adding taint", "Removing taint")
 
 
+@pytest.mark.long
 def test_no_new_pods_while_a_card_is_dead(node: Node, readiness: Path) -> None:
     node.run("stays", 1)
     before = node.pod("stays")["metadata"]["uid"]
@@ -174,7 +224,7 @@ def template(node: Node) -> Iterator[Thing]:
 def test_a_node_is_remediated_until_its_cards_are_well(
     node: Node, template: Thing, tmp_path: Path
 ) -> None:
-    files = built(NODE_HEALTHCHECK_OPERATOR)
+    files = ensure_binaries(NODE_HEALTHCHECK_OPERATOR)
     node.apply(files["remediation.medik8s.io_nodehealthchecks.yaml"].read_text())
     node.kubectl("wait", "crd", "--all", "--for=condition=Established")
     certificates = tmp_path / "k8s-webhook-server" / "serving-certs"
