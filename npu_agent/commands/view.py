@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npu_agent.core.advice import TRENDS
+from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
@@ -225,7 +225,7 @@ def _cells(
     power = reading.power() if reading else None
     health = state.health.state.value
     if state.health.state is not HealthState.HEALTHY:
-        health += f": {state.health.reason}"
+        health += f": {plain_reason(state.health)}"
     health = ", but ".join((health, *lasts))
     if cordoned is not None:
         health += f"; cordoned: {cordoned}"

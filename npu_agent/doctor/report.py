@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from npu_agent.doctor.check import Check, State
+from npu_agent.text import listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,11 +27,11 @@ def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> 
     `everything` has lines too that follow from others, or do not apply. `columns` of the terminal;
     None: as many as it takes.
     """
-    if first := to_fix(checks):
+    if first := _alike(to_fix(checks)):
         yield f"{len(first)} thing{'s' * (len(first) > 1)} to fix, in this order:"
         yield ""
         yield _fixes(first)
-    numbers = {one: at for at, one in enumerate(first, 1)}
+    numbers = {one: at for at, alike in enumerate(first, 1) for one in alike}
     shown = [one for one in checks if everything or not _folded(one)]
     longest = max((len(one.name) for one in shown), default=0)
     width = longest if columns is None else min(longest, _NAME, columns // 3)
@@ -40,6 +41,14 @@ def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> 
     yield summary(checks)
     if len(shown) < len(checks):
         yield _left_out(checks)
+
+
+def _alike(checks: Iterable[Check]) -> list[list[Check]]:
+    """What is wrong with many cards in the same way is one thing to fix."""
+    found: dict[tuple[str, str], list[Check]] = {}
+    for one in checks:
+        found.setdefault((one.name.partition(" ")[0], one.detail), []).append(one)
+    return [*found.values()]
 
 
 def _folded(check: Check) -> bool:
@@ -54,10 +63,11 @@ def _left_out(checks: Sequence[Check]) -> str:
     return f"Not shown: {', '.join(words)}; --all shows them"
 
 
-def _fixes(checks: Sequence[Check]) -> Table:
+def _fixes(found: Sequence[Sequence[Check]]) -> Table:
     table = _table(2)
-    for at, check in enumerate(checks, 1):
-        table.add_row(f"{at}.", f"{check.name}: {check.detail}", style="red")
+    for at, (check, *others) in enumerate(found, 1):
+        also = [one.name.partition(" ")[2] for one in others]
+        table.add_row(f"{at}.", f"{listed((check.name, *also), 4)}: {check.detail}", style="red")
         table.add_row("", f"-> {check.remedy}")
         if check.command:
             table.add_row("", f"$ {check.command}")

@@ -271,16 +271,17 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
 
 
 async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
-    """One complete Snapshot, as `npu-agent info` needs it; about a second at most.
+    """One complete Snapshot, as `npu-agent info` needs it; about two seconds at most.
 
-    The load of cores is known from two readings: with `load` it waits for a second one.
+    The load of cores is known from two readings: with `load` it waits for a second one, after more
+    than the second in which a driver may count once.
     """
-    inventory = Inventory(vendors, Feed(Settings(health_interval=0.3, telemetry_interval=0.3)))
+    inventory = Inventory(vendors, Feed(Settings(health_interval=0.3, telemetry_interval=1.1)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         snapshot = await inventory.snapshots.until(lambda found: found.complete)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0 if load else 0.0):
+            async with asyncio.timeout(2.0 if load else 0.0):
                 snapshot = await inventory.snapshots.until(_has_loads)
         running.cancel()
     return snapshot

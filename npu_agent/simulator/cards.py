@@ -163,7 +163,7 @@ def card(family: str, index: int, host: str = "") -> CardSpec:
 
 def swapped(spec: CardSpec) -> CardSpec:
     """Another card of the same family in the same slot: a new UUID and serial number."""
-    identity = uuid.uuid5(spec.traits.identities, f"after {spec.uuid or spec.serial}")
+    identity = uuid.uuid5(spec.traits.identities, f"after {spec.uuid}{spec.serial}")
     serial = spec.traits.serial + identity.hex[:7].upper()
     return replace(spec, uuid=str(identity).upper(), serial=serial)
 

@@ -81,6 +81,17 @@ async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:
     assert "pod-resources" not in found.partition("Configuration")[2]
 
 
+def test_what_is_wrong_with_many_cards_is_one_thing_to_fix() -> None:
+    dead = Check("", State.WRONG, "it is dead", "reset it", "dmesg", section="Hardware")
+    cards = tuple(replace(dead, name=f"card npu{index}") for index in range(64))
+    other = replace(dead, name="kubelet.sock")
+    found = drawn((*cards, other), 100)
+    assert found.startswith("2 things to fix, in this order:\n")
+    assert "1.  card npu0, npu1, npu2, npu3 and 60 more: it is dead\n" in found
+    assert found.count("-> reset it") == 2
+    assert found.count("it is dead (see 1.)") == 64
+
+
 def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal() -> None:
     for width in (40, 80, 400):
         found = drawn((LONG,), width)

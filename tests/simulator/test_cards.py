@@ -69,6 +69,8 @@ def test_another_card_in_the_slot_is_another_card_in_the_same_place() -> None:
     assert new.serial != old.serial
     assert replace(new, uuid=old.uuid, serial=old.serial) == old
     assert len({old.uuid, new.uuid, swapped(new).uuid}) == 3
+    twin = replace(old, serial="another")
+    assert swapped(twin).uuid != new.uuid, "cards that had one UUID are two"
 
 
 def test_hosts_that_are_named_have_other_cards_each() -> None:

@@ -60,6 +60,8 @@ class Publisher:
         self._cordons = cordons
         self._specs = specs
         self._missing: set[DeviceName] = set()
+        self._known: dict[str, str] = {}
+        """Name and ID of each device that was listed, by its ID: for people."""
         self._publishing = asyncio.Lock()
 
     @property
@@ -172,9 +174,9 @@ class Publisher:
     def _report_missing(self, lists: Mapping[str, Devices]) -> None:
         """Logs devices that vanished from under a running Pod, each once as long as it holds it."""
         here = {one.assignment.name for one in self._store.usages.value}
-        here |= {
-            DeviceName(name, device.id) for name, devices in lists.items() for device in devices
-        }
+        for resource, devices in lists.items():
+            here |= {DeviceName(resource, device.id) for device in devices}
+            self._known |= {device.id: f"{device.name} ({device.id})" for device in devices}
         gone = {
             name: held
             for name, held in self._store.states.value.allocations.items()
@@ -184,9 +186,10 @@ class Publisher:
             and name not in here
         }
         for name in sorted(gone.keys() - self._missing):
-            pod = gone[name].holder.removeprefix("Pod ")
             log.warning(
-                "a running Pod holds a device that is no longer listed", pod=pod, device=name.device
+                "a running Pod holds a device that is no longer listed",
+                pod=gone[name].holder.removeprefix("Pod "),
+                device=self._known.get(name.device, name.device),
             )
         self._missing = {*gone, *self._missing} & self._store.states.value.allocations.keys()
 

@@ -284,7 +284,8 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
     assert [record.message for record in caplog.records] == [
         "a running Pod holds a device that is no longer listed"
     ]
-    assert caplog.records[0].fields == {"pod": "team/train", "device": card}  # type: ignore[attr-defined]
+    fields = caplog.records[0].fields  # type: ignore[attr-defined]
+    assert fields == {"pod": "team/train", "device": f"npu0 ({card})"}
 
 
 async def test_a_pod_that_ends_after_its_card_was_cut_has_lost_nothing(
