@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from .pages import Page, page
 
-PAGES = tuple(map(page, ("README.md", "docs/install.md", "docs/dra.md", "docs/migration.md")))
+_NAMES = ("install", "platforms", "scheduling", "dra", "migration")
+PAGES = (page("README.md"), *(page(f"docs/{name}.md") for name in _NAMES))
 
 _PAGES = "tests/e2e/journey/test_pages.py::"
 _VENDORS = "tests/e2e/journey/test_vendors.py::"
@@ -21,12 +22,14 @@ TYPED = {
     ("README.md", "Install"): _PAGES + "test_the_readme",
     ("README.md", "Commands"): "tests/docs/test_typed.py::test_the_host_of_the_readme",
     ("docs/install.md", "Three ways to install"): _PAGES + "test_from_the_image_and_away_again",
-    ("docs/install.md", "Quick starts"): _PAGES + "test_from_the_image_and_away_again",
-    ("docs/install.md", "kind"): _SIMULATED + "test_the_quick_start",
-    ("docs/install.md", "Which nodes"): _PAGES + "test_from_the_image_and_away_again",
-    ("docs/install.md", "Which Pods go where"): _PAGES + "test_from_the_image_and_away_again",
-    ("docs/install.md", "Is it well?"): _PAGES + "test_from_the_image_and_away_again",
-    ("docs/install.md", "Taking it away"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/platforms.md", "Count the NPUs"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/platforms.md", "kind"): _SIMULATED + "test_the_quick_start",
+    ("docs/scheduling.md", "Which nodes"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/scheduling.md", "Bin packing"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/scheduling.md", "Nodes for NPU Pods only"): _PAGES
+    + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Verify"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/install.md", "Uninstall"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/install.md", "A registry that needs a password"): _PAGES + "test_a_password_with_helm",
     ("docs/install.md", "The Secret with Helm"): _PAGES + "test_a_password_with_helm",
     ("docs/install.md", "The Secret with kustomize"): _PAGES + "test_a_password_with_kustomize",
@@ -45,8 +48,8 @@ ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
     ("README.md", "On your own machine"): "tests/packaging installs wheel and binary",
-    ("docs/install.md", "k3s"): ELSEWHERE,
-    ("docs/install.md", "OpenShift"): ELSEWHERE,
+    ("docs/platforms.md", "k3s"): ELSEWHERE,
+    ("docs/platforms.md", "OpenShift"): ELSEWHERE,
 }
 """Why no test types the commands below a heading."""
 LINES_LEFT_OUT = {

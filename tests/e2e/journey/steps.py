@@ -134,7 +134,7 @@ class Journey(Node):
 
     def clear_labels(self) -> None:
         """Takes our labels from all Nodes, as docs/install.md says."""
-        blocks = page("docs/install.md").below("Taking it away")
+        blocks = page("docs/install.md").below("Uninstall")
         (command,) = (code for _, code in blocks if "label nodes --all" in code)
         self.cluster.enter("sh", "-euc", command)
 

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/{install,dra,migration}.md, as they stand there.
+"""The commands of README.md and of the pages that lead through an installation, as they stand.
 
 The images are in a registry, and the node has none of them by another name. tests/docs/typed.py
 says which test types what.
@@ -23,6 +23,7 @@ from tests.e2e.journey.steps import Journey
 from tests.e2e.node import NAMESPACE, OURS, PROJECT, SOON
 
 INSTALL, DRA, MIGRATION = "docs/install.md", "docs/dra.md", "docs/migration.md"
+PLATFORMS, SCHEDULING = "docs/platforms.md", "docs/scheduling.md"
 MOVING = "Moving a node from the device plugin to DRA"
 IMAGE = f"{PRIVATE}/npu-agent:{__version__}"
 COUNT = "beta.furiosa.ai/npu.count"
@@ -86,23 +87,24 @@ def test_from_the_image_and_away_again(reader: Reader) -> None:
     serves(node)
     (after,) = reader.blocks(INSTALL, "Three ways to install")
     assert "NPU_DEVNAME=npu" in reader.types(after)
-    (count,) = reader.blocks(INSTALL, "Quick starts")
+    (count,) = reader.blocks(PLATFORMS, "Count the NPUs")
     assert reader.types(count).split()[-2:] == [node.name, "2"]
-    (where,) = reader.blocks(INSTALL, "Which nodes")
+    (where,) = reader.blocks(SCHEDULING, "Which nodes")
     assert reader.types(where).split("\n")[1].split()[:4] == ["npu-agent", "1", "1", "1"]
 
-    packs, taints = reader.blocks(INSTALL, "Which Pods go where")
+    (packs,) = reader.blocks(SCHEDULING, "Bin packing")
+    (taints,) = reader.blocks(SCHEDULING, "Nodes for NPU Pods only")
     reader.types(packs)
     node.component("binpack-scheduler", "delete")
     node.wait_equal("the count", lambda: node.labels().get(COUNT), "2")
     reader.types(taints)
 
-    verify, doctor = reader.blocks(INSTALL, "Is it well?")
+    verify, doctor = reader.blocks(INSTALL, "Verify")
     assert "9 device nodes, each one opens for reading and writing" in reader.types(verify)
     wait_well(node)
     reader.types(doctor)
 
-    away, all_nodes, one_node, disk, resource = reader.blocks(INSTALL, "Taking it away")
+    away, all_nodes, one_node, disk, resource = reader.blocks(INSTALL, "Uninstall")
     reader.types(away)
     node.wait_allocatable(0)
     node.label({"furiosa.ai/own": "1"})
@@ -137,7 +139,7 @@ def refused(node: Journey, namespace: str = NAMESPACE) -> None:
 
 def verified(reader: Reader, namespace: str = NAMESPACE) -> None:
     """Runs the verify Job, which pulls the image with the agent's own secret."""
-    verify, _ = reader.blocks(INSTALL, "Is it well?")
+    verify, _ = reader.blocks(INSTALL, "Verify")
     assert "each one opens" in reader.types(verify.replace(NAMESPACE, namespace))
 
 
@@ -195,7 +197,7 @@ def test_claims_and_away_again(reader: Reader) -> None:
     node.delete_pods()
     example = str(PROJECT / "docs/examples/dra/one-card.yaml")
     node.kubectl("delete", "--ignore-not-found", "--filename", example)
-    reader.types(reader.blocks(INSTALL, "Taking it away")[0])
+    reader.types(reader.blocks(INSTALL, "Uninstall")[0])
     (away,) = reader.blocks(DRA, "Back, and away")
     reader.types(away)
     assert not node.objects("resourceslice")

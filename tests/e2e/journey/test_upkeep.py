@@ -30,7 +30,7 @@ NEXT = f"{__version__}-next"
 
 def verified(node: Journey, condition: str) -> str:
     """Waits until the verify Job is Complete, or Failed; returns what it printed."""
-    make, _, _, delete = commands(*page("docs/install.md").below("Is it well?")[0])
+    make, _, _, delete = commands(*page("docs/install.md").below("Verify")[0])
     node.cluster.enter("sh", "-euc", f"cd {PROJECT} && {make}")
     try:
         wait = ("wait", f"--for=condition={condition}", "--timeout=50s", "job/npu-verify")

@@ -1,4 +1,4 @@
-"""Simulated cards in a real cluster: the quick start for kind, and what docs/install.md promises.
+"""Simulated cards in a real cluster: the quick start for kind, and what docs/platforms.md promises.
 
 The node has the agent's image by its plain name, as `kind load` leaves it. The cards of the other
 tests have no part in this: the agent's own container has a driver tree.
@@ -23,7 +23,7 @@ from tests.e2e.journey.steps import CHART, Journey
 from tests.e2e.manifests import small, template, thing
 from tests.e2e.node import NAMESPACE, PROJECT, SOON
 
-INSTALL = "docs/install.md"
+PLATFORMS = "docs/platforms.md"
 IMAGE = f"docker.io/library/npu-agent:{__version__}"
 LABEL = "npu-agent/simulated"
 EXAMPLE = str(PROJECT / "docs/examples/dra/one-card.yaml")
@@ -63,7 +63,7 @@ def fault(node: Journey, name: str) -> str:
 def test_the_quick_start(loaded: Journey, tmp_path: Path) -> None:
     node = loaded
     reader = Reader(node, tmp_path)
-    start, faults, claims = reader.blocks(INSTALL, "kind")
+    start, faults, claims = reader.blocks(PLATFORMS, "kind")
     assert "NPU_DEVNAME=npu" in reader.types(start)
 
     node.run("both", 2)
