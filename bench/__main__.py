@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, packing, pages, plugin, soak
+from bench import claims, hour, idle, packing, pages, plugin, soak, view
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
 
@@ -37,6 +37,9 @@ async def main() -> None:
         metavar="MINUTES",
         help="instead: what a real API server is asked by an idle agent in so long (60); root",
     )
+    what = parser.add_subparsers(dest="what", metavar="WHAT")
+    of_view = what.add_parser("view", help="instead: `kubectl npu` for a large cluster; root")
+    of_view.add_argument("--nodes", type=int, default=1000, metavar="COUNT", help="default: 1000")
     wanted = parser.parse_args()
     load = os.getloadavg()[0]
     print(
@@ -44,7 +47,9 @@ async def main() -> None:
         f"8 simulated cards; load at the start {load:.1f}\n"
     )
     print(HEADER)
-    if wanted.hour:
+    if wanted.what == "view":
+        figures = view.view(wanted.nodes)
+    elif wanted.hour:
         figures = hour.hour(wanted.hour)
     else:
         figures = soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle)

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from npu_agent import config
-from npu_agent.commands import FAILED, WRONG, CommandError, catalogue
+from npu_agent.commands import FAILED, WRONG, CommandError, catalogue, program
 from npu_agent.text import printable, reason
 
 _STDOUT = 1
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     """By the name that the program was started under: as itself, or as a plugin of kubectl."""
-    if not Path(sys.argv[0]).name.startswith("kubectl-"):
+    if program() == "npu-agent":
         return catalogue.parse(given)
     from npu_agent.commands import kubectl
 
@@ -121,5 +121,5 @@ def _check_host_root(args: argparse.Namespace) -> None:
 
 def _failed(code: int, *problems: str) -> int:
     for problem in problems:
-        print(f"npu-agent: error: {printable(problem)}", file=sys.stderr)
+        print(f"{program()}: error: {printable(problem)}", file=sys.stderr)
     return code

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from npu_agent.cluster.cel import CannotJudgeError, CelError, matches
@@ -61,11 +62,14 @@ class Offered:
     everywhere: bool
     """Whether the slice says so; else the device says which Nodes can use it."""
 
-    @property
-    def counters(self) -> Iterator[tuple[Counter, Fraction]]:
-        for one in self.device.consumes_counters:
-            for name, counter in one.counters.items():
-                yield (one.counter_set, name), quantity(counter["value"])
+    @cached_property
+    def counters(self) -> list[tuple[Counter, Fraction]]:
+        """What it takes of which."""
+        return [
+            ((one.counter_set, name), quantity(counter["value"]))
+            for one in self.device.consumes_counters
+            for name, counter in one.counters.items()
+        ]
 
     def attribute(self, name: str) -> tuple[str, Any] | None:
         """Its type and value; None: the device lacks it."""
@@ -429,10 +433,9 @@ class Search:
         if self._steps > _STEPS:
             raise CannotJudgeError("there are too many ways to allocate the claims")
         claim, taken = at[0], self._counters[id(device.pool)]
-        counts = any(True for _ in device.counters)
         if (
             self._in_use(asked, device, claim)
-            or (counts and not device.pool.has(device, taken))
+            or (device.counters and not device.pool.has(device, taken))
             or asked.barred(device)
         ):
             return False

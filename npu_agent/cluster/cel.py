@@ -11,7 +11,7 @@ Kubernetes 1.37.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -25,7 +25,11 @@ from npu_agent.text import one_line
 _SEMVER = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
-_LOOKUP = re.compile(r"""device\.(attributes|capacity)\s*\[\s*("[^"\\]*"|'[^'\\]*')\s*\]""")
+_TEXT = r"""("[^"\\]*"|'[^'\\]*')"""
+_DOMAIN = rf"device\.(?:attributes|capacity)\s*\[\s*{_TEXT}\s*\]"
+_LOOKUP = re.compile(_DOMAIN)
+_FIELD = re.compile(rf"{_DOMAIN}(?:\.\??(\w+)\b(?!\s*\()|\[\??{_TEXT}\])")
+_IN = re.compile(rf"{_TEXT}\s+in\s+{_DOMAIN}(?![.\[])")
 _MAP = re.compile(r"\b(attributes|capacity)\b")
 _STATUS = re.compile(r"^[A-Z_]+: ")
 """What cel-cpp puts before its words."""
@@ -48,21 +52,41 @@ def matches(expression: str, device: Device, driver: str) -> bool:
         CelError: it fails on this device, as with an attribute that the device lacks.
         CannotJudgeError: it has what is not known here, or CEL is not installed.
     """
-    shared = bool(device.allow_multiple_allocations)
-    what = (driver, shared, device.attributes, device.capacity)
+    names = _read(expression, driver)
+    attributes, capacity = device.attributes, device.capacity
+    if names is not None:
+        attributes = {name: attributes[name] for name in names if name in attributes}
+        capacity = {name: capacity[name] for name in names if name in capacity}
+    what = (driver, bool(device.allow_multiple_allocations), attributes, capacity)
     return _matches(expression, msgspec.json.encode(what))
+
+
+@lru_cache(maxsize=2**12)
+def _read(expression: str, driver: str) -> Sequence[str] | None:
+    """The attributes and capacities of which alone the answer depends; None: of all.
+
+    Thousands of devices that differ in their serial numbers are one then.
+    """
+    found = [*_FIELD.findall(expression), *((of, "", name) for name, of in _IN.findall(expression))]
+    if len(found) != len(_LOOKUP.findall(expression)):
+        return None
+    names = []
+    for domain, field, key in found:
+        name = field or key[1:-1]
+        names += [f"{domain[1:-1]}/{name}", *([name] if domain[1:-1] == driver else [])]
+    return names
 
 
 @lru_cache(maxsize=2**16)
 def _matches(expression: str, device: bytes) -> bool:
-    """As `matches`; the devices of a thousand Nodes are alike."""
-    driver, shared, attributes, capacity = msgspec.json.decode(device)
+    """As `matches`, of a device with what the expression reads of it."""
+    driver, shared, attributes, capacities = msgspec.json.decode(device)
     domains = _domains(expression)
     variable = {
         "driver": driver,
         "allowMultipleAllocations": shared,
         "attributes": _by_domain(_values(attributes, expression), driver, domains),
-        "capacity": _by_domain(_capacities(capacity), driver, domains),
+        "capacity": _by_domain(_capacities(capacities), driver, domains),
     }
     found = _compiled(expression).eval(data={"device": variable})
     if isinstance(value := found.value(), bool):
@@ -94,10 +118,10 @@ def terms(expression: str) -> list[str]:
 def _domains(expression: str) -> set[str]:
     """The domains that the expression looks up."""
     found = _LOOKUP.findall(expression)
-    if len(found) != len(_MAP.findall(_LOOKUP.sub(r"\1", expression))):
+    if _MAP.search(_LOOKUP.sub("", expression)):
         what = "uses a map of domains as a whole"
         raise CannotJudgeError(f"the selector {one_line(expression)} {what}")
-    return {text[1:-1] for _, text in found}
+    return {text[1:-1] for text in found}
 
 
 def _by_domain(

@@ -48,6 +48,8 @@ KINDS: dict[str, type[Object]] = {
 }
 """All that can be read, by the field of a Cluster."""
 _NAMESPACED = ("pods", "claims", "templates", "quotas", "volume_claims")
+_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+"""Selects the Pods that hold something, or will: those that have ended may be many."""
 _LIMIT = 500
 """Objects of a page, as kubectl's."""
 _LARGEST = 128 * 2**20
@@ -89,6 +91,8 @@ class Scope:
     """"": all."""
     selectors: dict[str, str] = field(default_factory=dict)
     """By the kind's field, of labels."""
+    pod: str = ""
+    """The only one that is read, also when it has ended; "": all that have not."""
 
 
 async def fetch(api: Api, scope: Scope) -> Cluster:
@@ -148,6 +152,8 @@ async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
 async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
     """A list, page by page; begins again where it has changed too much meanwhile (410)."""
     query = {"limit": str(_LIMIT)}
+    if kind == "pods":
+        query["fieldSelector"] = f"metadata.name={scope.pod}" if scope.pod else _LIVING
     if selector := scope.selectors.get(kind):
         query["labelSelector"] = selector
     items: list[Object] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 
 _BINARY = {f"{letter}i": 2 ** (10 * at) for at, letter in enumerate("KMGTPE", 1)}
 _DECIMAL = {letter: 1000**at for at, letter in enumerate("kMGTPE", 1)}
@@ -20,8 +21,9 @@ Amounts = dict[str, Fraction]
 """By the name of a resource or counter."""
 
 
+@lru_cache(maxsize=2**12)
 def quantity(text: str) -> Fraction:
-    """The amount.
+    """The amount; a large cluster writes the same few a hundred thousand times.
 
     Raises:
         ValueError: it is none.

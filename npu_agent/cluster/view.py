@@ -92,11 +92,7 @@ class _Sums:
 
 def agents(cluster: Cluster) -> dict[str, Pod]:
     """The agent's Pods by Node."""
-    return {
-        pod.spec.node_name: pod
-        for pod in cluster.pods
-        if pod.is_agent and pod.spec.node_name and not pod.ended
-    }
+    return {pod.spec.node_name: pod for pod in cluster.pods if pod.is_agent and pod.spec.node_name}
 
 
 def parts(cluster: Cluster, words: Words) -> dict[tuple[str, str], Part]:
@@ -153,8 +149,6 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
     for pod in cluster.pods:
-        if pod.ended:
-            continue
         page = pages.found.get(pod.spec.node_name)
         given = [
             (name, result)
@@ -203,7 +197,7 @@ def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
     """The devices that Pods have of each resource, by Node."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for pod in cluster.pods:
-        if pod.spec.node_name and not pod.ended:
+        if pod.spec.node_name:
             for resource, count in _requests(pod, words):
                 found[pod.spec.node_name][resource] += count
     return found

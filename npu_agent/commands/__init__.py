@@ -5,6 +5,9 @@
 is a `CommandError`, which `npu_agent.cli` prints: so that all errors have one style.
 """
 
+import sys
+from pathlib import Path
+
 FAILED = 1
 """Exit code of a command that was understood and could not be done, or found something wrong."""
 WRONG = 2
@@ -17,3 +20,8 @@ class CommandError(Exception):
     def __init__(self, words: str, code: int = FAILED) -> None:
         super().__init__(words)
         self.code = code
+
+
+def program() -> str:
+    """What a person typed: ``npu-agent``, or ``kubectl npu`` for a plugin of kubectl."""
+    return "kubectl npu" if Path(sys.argv[0]).name.startswith("kubectl-") else "npu-agent"

@@ -37,7 +37,7 @@ async def _drain(args: argparse.Namespace) -> None:
         print(f"{card['name']} of Node {name} is cordoned: {args.reason}")
         await _empty(api, name, card["id"], args)
     again = f"npu-agent uncordon {args.npu} --node {name}"
-    if hasattr(args, "login"):
+    if args.login:
         again = f"kubectl npu uncordon {name} {args.npu}"
     print(f"{card['name']} is free and can be reset; then `{again}`")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -148,6 +149,7 @@ class Login:
 
 def main(args: argparse.Namespace) -> int:
     """Does it."""
+    gc.set_threshold(10**6)  # millions of objects that all stay: to look through them takes seconds
     try:
         args.login = Login(args)
         if args.command in ("cordon", "uncordon"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,14 +25,14 @@ async def verdict(api: Api, namespace: str, name: str) -> tuple[Verdict, Cluster
     Raises:
         CommandError: there is no such Pod.
     """
-    cluster = await fetch(api, Scope(tuple(KINDS)))
-    for pod in cluster.pods:
-        if (pod.namespace, pod.name) == (namespace, name.removeprefix("pod/")):
-            return why(pod, cluster), cluster
-    refused = cluster.refused.get("Pod")
+    name = name.removeprefix("pod/")
+    named = Scope(("pods",), namespace, pod=name)
+    found, cluster = await asyncio.gather(fetch(api, named), fetch(api, Scope(tuple(KINDS))))
+    for pod in found.pods:
+        return why(pod, cluster), cluster
     missing = f"there is no Pod {name} in namespace {namespace}"
     owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
-    raise CommandError(one_line(refused or f"{missing}; {owner}"))
+    raise CommandError(one_line(found.refused.get("Pod") or f"{missing}; {owner}"))
 
 
 def lines(found: Verdict) -> str:

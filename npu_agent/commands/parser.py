@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.commands import WRONG
+from npu_agent.commands import WRONG, program
 from npu_agent.config.text import any_of, did_you_mean
 from npu_agent.text import printable, shown
 
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         """Ends the process: place and value are in the message, help is the remedy."""
         words = message.removeprefix("argument ")
         remedy = "" if words.endswith("?") else f"; see `{self.prog} --help`"
-        self.exit(WRONG, f"npu-agent: error: {printable(words)}{remedy}\n")
+        self.exit(WRONG, f"{program()}: error: {printable(words)}{remedy}\n")
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
         # argparse's words for it are others in each version of Python, and suggest nothing.

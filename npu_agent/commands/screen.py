@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any, Self
 
-from npu_agent.commands import view
+from npu_agent.commands import program, view
 from npu_agent.commands.common import vendors
 from npu_agent.core.hardware import Snapshot
 from npu_agent.inventory.inventory import Inventory
@@ -21,6 +21,8 @@ from npu_agent.ticks import set_within
 
 _REFRESH = 2.0
 """Seconds after which a text is made again: with the time, and what announces no change."""
+_CALM = 5
+"""As many times as long as a text took to make: a large cluster is not read all the time."""
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 """Another screen, and no cursor; and back: xterm's control sequences, which all terminals know."""
 _HOME, _REST_OF_LINE, _REST = "\033[H", "\033[K", "\033[J"
@@ -65,20 +67,23 @@ async def watch(
 ) -> None:
     """Shows `text` until cancelled: on a screen of its own, or printed when it differs.
 
-    `changed` gives an event that is set when it may differ; it is made every two seconds anyway.
+    `changed` gives an event that is set when it may differ. It is made every two seconds anyway,
+    and less often where that takes long.
     """
     terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     full = terminal and not view.is_data(args)
-    with Screen(f"npu-agent {args.command}") if full else nullcontext() as screen:
+    with Screen(f"{program()} {args.command}") if full else nullcontext() as screen:
         before = None
         while True:
-            event, shown = changed(), await text()
+            event, began = changed(), time.monotonic()
+            shown = await text()
+            pause = max(_REFRESH, _CALM * (time.monotonic() - began))
             if screen:
                 screen.draw(shown)
             elif shown != before:
                 print(shown, flush=True)
             before = shown
-            await set_within(event, _REFRESH)
+            await set_within(event, pause)
 
 
 async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Awaitable[str]]) -> None:

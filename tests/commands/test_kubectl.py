@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from npu_agent import cli
-from npu_agent.commands import CommandError, kubectl
+from npu_agent.commands import CommandError, kubectl, screen
 from npu_agent.kube import Api, ApiError
 from npu_agent.simulator.apiserver import served, status
 from tests.kube.helpers import kubeconfig
@@ -61,18 +63,19 @@ class Cluster:
             if self.token:
                 return web.Response(status=401, text="send a bearer token")
             return web.json_response(PAGE)
+        fields = request.query.get("fieldSelector", "")
         if "/namespaces/" in path:
             front, _, rest = path.partition("/namespaces/")
             namespace, _, resource = rest.partition("/")
             items = [
                 one
                 for one in self.objects.get(f"{front}/{resource}", [])
-                if one["metadata"]["namespace"] == namespace
+                if one["metadata"]["namespace"] == namespace and meets(one, fields)
             ]
             return web.json_response(
                 {"kind": _KINDS[f"{front}/{resource}"] + "List", "items": items}
             )
-        items = self.objects.get(path, [])
+        items = [one for one in self.objects.get(path, []) if meets(one, fields)]
         if selector := request.query.get("labelSelector"):
             key, _, value = selector.partition("=")
             items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
@@ -81,6 +84,18 @@ class Cluster:
         meta = {"continue": str(at + 2)} if at + 2 < len(items) else {}
         body = {"kind": f"{_KINDS[path]}List", "metadata": meta, "items": items[at : at + 2]}
         return web.json_response(body)
+
+
+def meets(one: Object, fields: str) -> bool:
+    """Whether an object meets a field selector."""
+    for wanted in filter(None, fields.split(",")):
+        path, differs, value = re.fullmatch(r"([\w.]+)(!?)=(.*)", wanted).groups()  # type: ignore[union-attr]
+        found: Any = one
+        for key in path.split("."):
+            found = found.get(key, {})
+        if (found == value) is bool(differs):
+            return False
+    return True
 
 
 def node(name: str, **status_: Any) -> Object:
@@ -306,6 +321,30 @@ async def test_by_the_name_of_a_plugin(
     monkeypatch.setattr(kubectl, "run_until_signal", lambda work: asyncio.run(work) or 0)
     assert await asyncio.to_thread(cli.main, ["-o", "name"]) == 0
     assert capsys.readouterr().out == "node/n1\nnode/n2\n"
+    assert await asyncio.to_thread(cli.main, ["why", "none"]) == 1
+    assert capsys.readouterr().err.startswith("kubectl npu: error: there is no Pod none")
+    with pytest.raises(SystemExit):
+        cli.main(["cordn"])
+    assert capsys.readouterr().err.startswith("kubectl npu: error: cordn: no such command: did you")
+
+
+async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, paused = [0.1, 3.0], list[float]()
+    clock = iter([0.0, taken[0], 100.0, 100.0 + taken[1]])
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    async def pause(_: asyncio.Event, seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) == len(taken):
+            raise asyncio.CancelledError
+
+    async def text() -> str:
+        return "n1"
+
+    monkeypatch.setattr(screen, "set_within", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await screen.watch(kubectl.parse(["-w"]), text)
+    assert paused == [2.0, pytest.approx(15.0)]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -318,6 +357,14 @@ async def test_why_a_pod_waits() -> None:
     data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
     assert data["sentence"] == sentence
     assert data["nodes"][0]["reasons"]
+
+
+async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:
+    ended = pod("ended", "n2", containers=asks("beta.furiosa.ai/npu", 1))
+    ended["status"]["phase"] = "Succeeded"
+    cluster.objects["/api/v1/pods"].append(ended)
+    assert "ended" not in await shown("pods", "-A")
+    assert "team/ended has ended" in await shown("why", "ended", "-n", "team")
 
 
 async def test_why_without_the_pod_or_the_right_to_read(cluster: Cluster) -> None:
