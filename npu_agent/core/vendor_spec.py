@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from npu_agent.core.hardware import SensorKind
 from npu_agent.core.pool import DraNames
@@ -76,16 +76,18 @@ class MetricSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricName:
-    """One family of metrics: gauges."""
+    """One family of metrics."""
 
     name: str
+    """As queries spell it, with a counter's ``_total``."""
     help: str
     """One sentence for people, which names the unit."""
     source: MetricSource
+    kind: Literal["gauge", "counter"] = "gauge"
     sensors: SensorKind | None = None
     """Of which kind, if its source is sensors."""
-    per_unit: int = 1
-    """By what values, in the unit of `SensorKind`, are divided."""
+    per_unit: float = 1
+    """By what values, in the unit of `MetricSource` or `SensorKind`, are divided."""
     unproven: tuple[str, ...] = ()
     """Families whose driver has it in a file of a format that is not public: a guess."""
 

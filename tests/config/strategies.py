@@ -95,7 +95,7 @@ CONFIGS = st.builds(
             ]
         ),
         probes=st.none() | st.sampled_from([":9101", "127.0.0.1:0"]),
-        schema=st.sampled_from(["0.8", "2025"]),
+        schema=st.sampled_from(["0.8", "2025", "prometheus"]),
         pod_labels=st.booleans(),
         interval=st.floats(1, 3600),
     ),

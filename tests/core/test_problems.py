@@ -510,7 +510,7 @@ def test_a_card_that_works_for_no_pod_is_noted() -> None:
     assert noted(Scene(cards=(read(state(), load=18),))) == []
     assert noted(Scene(cards=(busy,), holdings=Holdings(error="no socket"))) == [], "not known"
     rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
-    assert "furiosa_npu_core_utilization[10m])) > 20" in rules
+    assert "npu:core_utilization_ratio[10m])) > 20" in rules
 
 
 # --- one cause, one problem ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Two nodes with an agent each, on simulated cards, and a real Prometheus that scrapes them."""
+"""Three nodes with an agent each, on simulated cards, and a real Prometheus that scrapes them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,17 @@ NPU = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
 """Seconds; guards against hanging and measures nothing."""
 
-Schema = Literal["0.8", "2025"]
+Schema = Literal["0.8", "2025", "prometheus"]
 NODES: tuple[tuple[str, str, Schema], ...] = (
     ("node-1", "warboy=2", "0.8"),
     ("node-2", "rngd=2", "2025"),
+    ("node-3", "rngd=1", "prometheus"),
 )
+FAULTS = {
+    "node-1": {"npu0": "dead", "npu1": "idle"},
+    "node-2": {"npu0": "busy", "npu1": "idle"},
+    "node-3": {"npu0": "idle"},
+}
 Sample = dict[str, Any]
 """``{"metric": {label: value}, "value": [seconds, text]}``"""
 
@@ -68,10 +74,11 @@ class Prometheus:
 
 @asynccontextmanager
 async def fleet() -> AsyncIterator[Prometheus]:
-    """A Prometheus whose two nodes serve a schema each.
+    """A Prometheus whose three nodes serve a schema each.
 
     ``node-1`` (schema 0.8) has two Warboys: npu0 is dead, npu1 is free. ``node-2`` (schema 2025)
-    has two RNGDs: npu0 works for one Pod, npu1 idles for another.
+    has two RNGDs: npu0 works for one Pod, npu1 idles for another. ``node-3`` (schema prometheus)
+    has an RNGD that is free.
     """
     async with AsyncExitStack() as stack:
         # Not pytest's own directory: its path may be too long for a socket.
@@ -97,7 +104,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
     (root / nfd.FILE).parent.mkdir(parents=True)
     busy = name == "node-2"
-    for card, fault in ("npu0", "busy" if busy else "dead"), ("npu1", "idle"):
+    for card, fault in FAULTS[name].items():
         simulator.apply_fault(root, card, fault)
     kubelet = StandInKubelet(plugins, directory / "pod-resources")
     await kubelet.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ VARIABLES = {
     "__interval": "1s",
 }
 """As Grafana fills them in when all is selected, and for a short time range."""
+
+
+NODES = {"node-1", "node-2", "node-3"}
 
 
 def _filled(expression: str, **selected: str) -> str:
@@ -79,8 +83,25 @@ async def test_every_query_and_variable_finds_something_and_the_rules_work() -> 
         await _variables_have_values(prometheus)
         await _figures_are_right(prometheus)
         await _cards_are_held_by_whom_they_are(prometheus)
-        await _units_are_the_same_in_both_schemas(prometheus)
+        await _units_are_the_same_in_every_schema(prometheus)
         await _rules_work(prometheus)
+        await _promtool_finds_no_fault(prometheus, "node-3")
+
+
+async def _promtool_finds_no_fault(prometheus: Prometheus, node: str) -> None:
+    """With the page that Prometheus scrapes from this node, whose schema is ``prometheus``."""
+    (url,) = (
+        target["scrapeUrl"]
+        for target in (await prometheus.get("targets"))["activeTargets"]
+        if target["labels"]["hostname"] == node
+    )
+    async with prometheus.session.get(url) as response:
+        page = await response.read()
+    assert b"furiosa_npu_power_watts{" in page
+    done = subprocess.run(  # noqa: ASYNC221 (it returns soon)
+        ["promtool", "check", "metrics"], input=page, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 async def _both_hold(prometheus: Prometheus) -> bool:
@@ -90,7 +111,7 @@ async def _both_hold(prometheus: Prometheus) -> bool:
 
 async def _variables_have_values(prometheus: Prometheus) -> None:
     expected = {
-        "node": ["node-1", "node-2"],
+        "node": ["node-1", "node-2", "node-3"],
         "card": ["npu0", "npu1"],
         "namespace": ["default"],
     }
@@ -106,7 +127,7 @@ async def _variables_have_values(prometheus: Prometheus) -> None:
 async def _figures_are_right(prometheus: Prometheus) -> None:
     """What `fleet` says of its nodes."""
     expected = {
-        "": {"Nodes": 2, "Cards": 4, "Unhealthy": 1, "In use": 2, "Free": 1},
+        "": {"Nodes": 3, "Cards": 5, "Unhealthy": 1, "In use": 2, "Free": 2},
         "node-1": {"Nodes": 1, "Cards": 2, "Unhealthy": 1, "In use": 0, "Free": 1},
         "node-2": {"Nodes": 1, "Cards": 2, "Unhealthy": 0, "In use": 2, "Free": 0},
     }
@@ -130,17 +151,18 @@ async def _cards_are_held_by_whom_they_are(prometheus: Prometheus) -> None:
         ("node-1", None, None),
         ("node-2", "default", "train-0"),
         ("node-2", "default", "notebook-0"),
+        ("node-3", None, None),
     }
     own = await prometheus.query('npu_agent_build_info or up{job="npu-agent"}')
-    assert {each["metric"]["hostname"] for each in own} == {"node-1", "node-2"}
+    assert {each["metric"]["hostname"] for each in own} == NODES
 
 
-async def _units_are_the_same_in_both_schemas(prometheus: Prometheus) -> None:
-    """node-1 serves m°C and µW, node-2 °C and W."""
+async def _units_are_the_same_in_every_schema(prometheus: Prometheus) -> None:
+    """node-1 serves m°C and µW, node-2 °C and W, node-3 base units by other names."""
     expressions = dict(_targets())
     for where, least, most in ("Temperature by card A", 20, 150), ("Power by card A", 0.5, 500):
         found = await prometheus.query(_filled(expressions[where]["expr"]))
-        assert {sample["metric"]["hostname"] for sample in found} == {"node-1", "node-2"}
+        assert {sample["metric"]["hostname"] for sample in found} == NODES
         for sample in found:
             assert least < float(sample["value"][1]) < most
 

@@ -3,7 +3,7 @@
 Start reading at `series` and `definitions`.
 
 Names and units are those of each card's vendor (`npu_agent.core.vendor_spec.MetricSchema`); labels
-are the same for all. All families are gauges, also those that a vendor calls ``_total``.
+are the same for all.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class CardSeries:
 
 Cards = tuple[CardSeries, ...]
 Definitions = tuple[Definition[Cards], ...]
+Numbers = Iterable[tuple[str, float | None]]
+"""Labels and values: `Samples` without histograms."""
 
 
 def series(
@@ -113,8 +115,8 @@ def _holder(one: Assignment) -> dict[str, str | None]:
     return {"namespace": one.namespace, "pod": one.pod, "container": container}
 
 
-def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Samples]:
-    def samples(cards: Cards) -> Samples:
+def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Numbers]:
+    def samples(cards: Cards) -> Numbers:
         for card in cards:
             if card.state.reading:
                 yield card.labels, value(card.state.reading)
@@ -122,8 +124,8 @@ def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Samp
     return samples
 
 
-def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], Samples]:
-    def samples(cards: Cards) -> Samples:
+def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], Numbers]:
+    def samples(cards: Cards) -> Numbers:
         for card in cards:
             for core, labels in card.cores:
                 yield labels, value(core)
@@ -131,20 +133,17 @@ def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], 
     return samples
 
 
-def _sensors(kind: SensorKind, per_unit: int, renamed: Mapping[str, str], cards: Cards) -> Samples:
+def _sensors(kind: SensorKind, renamed: Mapping[str, str], cards: Cards) -> Numbers:
     for card in cards:
         if card.state.reading is None:
             continue
         sensors = [sensor for sensor in card.state.reading.sensors if sensor.kind is kind]
         names = _unique([renamed.get(sensor.label, sensor.label) for sensor in sensors])
         for sensor, name in zip(sensors, names, strict=True):
-            value = finite(sensor.value)
-            if value is not None and per_unit > 1:  # divided by 1, an integer would be a float
-                value /= per_unit
-            yield label_text(card.labels, label=name), value
+            yield label_text(card.labels, label=name), sensor.value
 
 
-def _errors(cards: Cards) -> Samples:
+def _errors(cards: Cards) -> Numbers:
     for card in cards:
         counters = card.state.reading.errors if card.state.reading else ()
         names = _unique([name for name, _ in counters])
@@ -174,7 +173,7 @@ _STEM = 200
 """Characters of a name that get a number appended: the longest ones would lose it again."""
 
 
-def _info(cards: Cards) -> Samples:
+def _info(cards: Cards) -> Numbers:
     for card in cards:
         it = card.state.card
         numa = None if it.numa_node is None else str(it.numa_node)
@@ -183,7 +182,7 @@ def _info(cards: Cards) -> Samples:
         yield label_text(card.labels, **facts, simulated=simulated), 1
 
 
-def _health(cards: Cards) -> Samples:
+def _health(cards: Cards) -> Numbers:
     """Each state, as kube-state-metrics shows the phases of a Pod: 1 is the one it is in.
 
     The reason is only with an unhealthy or unknown state that is the present one: so the series of
@@ -202,7 +201,7 @@ def _reason(health: Health) -> str:
     return health.cause.value if health.cause else "silent"
 
 
-def _assigned(cards: Cards) -> Samples:
+def _assigned(cards: Cards) -> Numbers:
     for card in cards:
         for holding in card.holdings:
             it = holding.assignment
@@ -210,7 +209,7 @@ def _assigned(cards: Cards) -> Samples:
             yield label_text(card.identity, core=str(holding.cores), **holder), 1
 
 
-_SAMPLES: dict[MetricSource, Callable[[Cards], Samples]] = {
+_SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
     MetricSource.ALIVE: _of_card(lambda reading: reading.alive),
     MetricSource.UPTIME: _of_card(lambda reading: reading.uptime),
     MetricSource.ERRORS: _errors,
@@ -237,7 +236,12 @@ def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
         for metric in schema.metrics:
             named.setdefault(metric.name, []).append((schema, metric))
     return tuple(
-        Definition(name=name, help=uses[0][1].text, samples=partial(_of_vendors, uses))
+        Definition(
+            name=name,
+            kind=uses[0][1].kind,
+            help=uses[0][1].text,
+            samples=partial(_of_vendors, uses),
+        )
         for name, uses in named.items()
     )
 
@@ -245,7 +249,16 @@ def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
 def _of_vendors(uses: Iterable[tuple[MetricSchema, MetricName]], cards: Cards) -> Samples:
     for schema, metric in uses:
         theirs = tuple(card for card in cards if card.state.card.family in schema.families)
-        if metric.sensors is not None:
-            yield from _sensors(metric.sensors, metric.per_unit, schema.renamed, theirs)
-        else:
-            yield from _SAMPLES[metric.source](theirs)
+        samples = (
+            _SAMPLES[metric.source](theirs)
+            if metric.sensors is None
+            else _sensors(metric.sensors, schema.renamed, theirs)
+        )
+        # Divided by 1, an integer would be a float.
+        yield from samples if metric.per_unit == 1 else _divided(samples, metric.per_unit)
+
+
+def _divided(samples: Numbers, per_unit: float) -> Samples:
+    for labels, number in samples:
+        value = finite(number)
+        yield labels, None if value is None else value / per_unit

@@ -58,7 +58,7 @@ class Definition(Generic[Source]):
     help: str
     """One sentence for people, which names the unit."""
     samples: Callable[[Source], Samples]
-    """Samples that are None, not finite, or there already are left out."""
+    """Samples that are None, not finite, there already, or counters below 0 are left out."""
 
     def render(self, source: Source, *, openmetrics: bool) -> bytes:
         """Its part of a page; empty if `source` has no samples of it."""
@@ -71,7 +71,7 @@ class Definition(Generic[Source]):
             seen.add(labels)
             if isinstance(value, Histogram):
                 lines += _histogram(self.name, labels, value)
-            elif (number := finite(value)) is not None:
+            elif (number := finite(value)) is not None and (number >= 0 or self.kind == "gauge"):
                 lines.append(_line(self.name, labels, number))
                 if openmetrics and isinstance(sample, Since):
                     name = f"{self.name.removesuffix('_total')}_created"

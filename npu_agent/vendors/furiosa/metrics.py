@@ -1,20 +1,25 @@
-"""The vendor's two generations of metric names and units; docs/metrics.md has the tables.
+"""The vendor's two generations of metric names and units, and one by Prometheus' own conventions.
 
-They share names with other units, and so are never served together.
+docs/metrics.md has the tables. The vendor's share names with other units, and so one schema is
+served at a time. What has no unit has the same name in all three.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from npu_agent.core.hardware import SensorKind
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
-def _metric(name: str, quantity: MetricSource, text: str) -> MetricName:
+def _metric(name: str, quantity: MetricSource, text: str, **values: Any) -> MetricName:
+    """The family of this name; `values` are others of `MetricName`."""
     return MetricName(
         name=f"furiosa_npu_{name}",
         help=text,
         source=quantity,
+        **values,
         unproven=tuple(
             family.name
             for family in FAMILIES.values()
@@ -34,8 +39,24 @@ def _sensors(what: str, unit: str, kind: SensorKind, per_unit: int = 1) -> Metri
     )
 
 
+_ALIVE = _metric(
+    "alive", MetricSource.ALIVE, "Whether the driver says that the card works: 1 or 0."
+)
+_STATES = (
+    _metric("info", MetricSource.INFO, "What the card is, in its labels; always 1."),
+    _metric(
+        "health",
+        MetricSource.HEALTH,
+        "The health of the card: 1 for the state that it is in, 0 for the others.",
+    ),
+    _metric(
+        "assigned", MetricSource.ASSIGNED, "The container that holds cores of the card; always 1."
+    ),
+)
+"""Without a unit: the same in every schema."""
+
 _BEFORE_SENSORS = (
-    _metric("alive", MetricSource.ALIVE, "Whether the driver says that the card works: 1 or 0."),
+    _ALIVE,
     _metric("uptime", MetricSource.UPTIME, "Seconds since the firmware of the card started."),
     _metric("error", MetricSource.ERRORS, "Errors that the driver has counted, by kind (label)."),
 )
@@ -66,17 +87,68 @@ _AFTER_SENSORS = (
         MetricSource.TASK_CYCLES,
         "Cycles that the core has spent on tasks so far.",
     ),
-    _metric("info", MetricSource.INFO, "What the card is, in its labels; always 1."),
-    _metric(
-        "health",
-        MetricSource.HEALTH,
-        "The health of the card: 1 for the state that it is in, 0 for the others.",
-    ),
-    _metric(
-        "assigned", MetricSource.ASSIGNED, "The container that holds cores of the card; always 1."
-    ),
+    *_STATES,
 )
-"""What both generations have, before and after the sensors."""
+"""What both of the vendor's generations have, before and after the sensors."""
+
+
+def _measured(what: str, unit: str, kind: SensorKind, per_unit: int) -> MetricName:
+    """The sensors of one kind in a base unit, of which theirs is so small a part."""
+    return MetricName(
+        name=f"furiosa_npu_{what}_{unit}",
+        help=f"The {what} in {unit}, by sensor (label).",
+        source=MetricSource.SENSORS,
+        sensors=kind,
+        per_unit=per_unit,
+    )
+
+
+_BASE_UNITS = (
+    _ALIVE,
+    _metric("uptime_seconds", MetricSource.UPTIME, "Seconds since the firmware started."),
+    _metric(
+        "errors_total",
+        MetricSource.ERRORS,
+        "Errors that the driver has counted, by kind (label).",
+        kind="counter",
+    ),
+    _measured("temperature", "celsius", SensorKind.TEMPERATURE, 1_000),
+    _measured("power", "watts", SensorKind.POWER, 1_000_000),
+    _measured("voltage", "volts", SensorKind.VOLTAGE, 1_000),
+    _measured("current", "amperes", SensorKind.CURRENT, 1_000),
+    _metric(
+        "core_utilization_ratio",
+        MetricSource.UTILIZATION,
+        "Share of the core's cycles spent on tasks between the last two readings, 0 to 1.",
+        per_unit=100,
+    ),
+    _metric(
+        "core_frequency_hertz", MetricSource.FREQUENCY, "The clock of the core.", per_unit=1e-6
+    ),
+    _metric(
+        "memory_limit_bytes",
+        MetricSource.DRAM_TOTAL,
+        "Bytes of the card's memory that the user of the core may take.",
+    ),
+    _metric(
+        "memory_usage_bytes",
+        MetricSource.DRAM_USED,
+        "Bytes of the card's memory that the user of the core has taken.",
+    ),
+    _metric(
+        "core_cycles_total",
+        MetricSource.CYCLES,
+        "Cycles that the core has counted so far.",
+        kind="counter",
+    ),
+    _metric(
+        "core_task_cycles_total",
+        MetricSource.TASK_CYCLES,
+        "Cycles that the core has spent on tasks so far.",
+        kind="counter",
+    ),
+    *_STATES,
+)
 
 SCHEMAS: dict[str, MetricSchema] = {
     "0.8": MetricSchema(
@@ -102,5 +174,11 @@ SCHEMAS: dict[str, MetricSchema] = {
             *_AFTER_SENSORS,
         ),
         renamed={"rms_total": "rms"},
+    ),
+    "prometheus": MetricSchema(
+        about="base units: °C, W, V, A, Hz, bytes, ratios",
+        families=FAMILIES.keys(),
+        metrics=_BASE_UNITS,
+        renamed={},
     ),
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.core.vendor_spec import MetricSource
 from npu_agent.outputs.prometheus import accounting, cards, own
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers
@@ -13,10 +14,10 @@ from tests.outputs.prometheus.test_golden import GOLDEN
 TEXT = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 
 
-def rows(prefix: str) -> dict[str, list[str]]:
-    """The cells of the table's rows that begin with a metric of that prefix, by its name."""
+def rows(prefix: str, text: str = TEXT) -> dict[str, list[str]]:
+    """The cells of the tables' rows that begin with a metric of that prefix, by its name."""
     found = {}
-    for line in TEXT.splitlines():
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         match = re.fullmatch(rf"`({prefix}\w+)`", cells[0])
         if match and len(cells) >= 4:
@@ -24,20 +25,46 @@ def rows(prefix: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_metric_of_cards_is_listed_in_the_order_of_the_page() -> None:
-    listed = list(rows("furiosa_npu_"))
-    for schema in SCHEMAS.values():
-        names = [definition.name for definition in cards.definitions((schema,))]
-        assert listed == names
+def rows_of(schema: str) -> dict[str, list[str]]:
+    """The same of the cards' metrics, from the section about that schema."""
+    vendors, _, base_units = TEXT.partition("### By Prometheus' conventions")
+    return rows("furiosa_npu_", base_units if schema == "prometheus" else vendors)
 
 
-def test_what_is_unproven_is_marked_on_the_page_and_in_its_help() -> None:
-    marked = {name for name, cells in rows("furiosa_npu_").items() if "#unproven" in cells[-1]}
-    for schema in SCHEMAS.values():
-        unproven = {metric.name for metric in schema.metrics if "rngd" in metric.unproven}
-        assert unproven == marked
-        said = {each.name for each in cards.definitions((schema,)) if "Unproven" in each.help}
-        assert said == marked
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_metric_of_cards_is_listed_in_the_order_of_the_page(schema: str) -> None:
+    names = [definition.name for definition in cards.definitions((SCHEMAS[schema],))]
+    assert list(rows_of(schema)) == names
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_is_unproven_is_marked_on_the_page_and_in_its_help(schema: str) -> None:
+    marked = {name for name, cells in rows_of(schema).items() if "#unproven" in cells[-1]}
+    metrics = SCHEMAS[schema].metrics
+    assert {metric.name for metric in metrics if "rngd" in metric.unproven} == marked
+    said = {each.name for each in cards.definitions((SCHEMAS[schema],)) if "Unproven" in each.help}
+    assert said == marked
+
+
+def test_what_has_no_unit_is_called_the_same_in_every_schema() -> None:
+    """The rules and dashboards ask for these by one name."""
+    for source in (MetricSource.INFO, MetricSource.HEALTH, MetricSource.ASSIGNED):
+        names = {
+            metric.name
+            for schema in SCHEMAS.values()
+            for metric in schema.metrics
+            if metric.source is source
+        }
+        assert len(names) == 1
+
+
+def test_the_names_of_opentelemetry_are_mapped_from_metrics_that_there_are() -> None:
+    _, _, section = TEXT.partition("### By OpenTelemetry's names")
+    section, _, _ = section.partition("### Labels")
+    mapped = set(re.findall(r"\b(?:furiosa_npu|npu_holder)_\w+", section))
+    assert mapped >= {"furiosa_npu_temperature_celsius", "npu_holder_energy_joules_total"}
+    theirs = {metric.name for metric in SCHEMAS["prometheus"].metrics}
+    assert mapped <= theirs | {each.name for each in accounting.DEFINITIONS}
 
 
 def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
