@@ -51,16 +51,24 @@ _COMMANDS = {
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     """What the arguments ask for; ends the process where they are wrong, or ask for help."""
-    parser = Parser(
+    args = argparse.Namespace(**DEFAULTS)
+    args = parser().parse_args(given, args)
+    args.command = args.command or "nodes"
+    return args
+
+
+def parser() -> Parser:
+    """Knows the commands, and their arguments and options."""
+    found = Parser(
         prog="kubectl npu",
         description="The NPUs of a cluster, as your kubeconfig and your rights show them.",
         epilog="Examples:\n  kubectl npu\n  kubectl npu pods -A\n  kubectl npu top -A\n"
         "  kubectl npu drain node-1 npu3 --reason=fan\n",
     )
-    parser.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
-    _add_login(parser)
-    _add_listing(parser)
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    found.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
+    _add_login(found)
+    _add_listing(found)
+    commands = found.add_subparsers(metavar="COMMAND", dest="command")
     for name, summary in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(command=name)
@@ -80,15 +88,10 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
                 command.add_argument("pod", metavar="POD")
             if name == "node":
                 command.add_argument("node", metavar="NODE")
-    args = parser.parse_args(given)
-    args.command = args.command or "nodes"
-    for option, default in _DEFAULTS.items():
-        if not hasattr(args, option):
-            setattr(args, option, default)
-    return args
+    return found
 
 
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "kubeconfig": None,
     "context": None,
     "impersonate": "",

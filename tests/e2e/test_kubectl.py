@@ -66,6 +66,16 @@ def test_one_card_is_taken_out_of_service_from_outside(node: Node) -> None:
     node.wait_allocatable(2)
 
 
+def test_kubectl_completes_it(node: Node) -> None:
+    def complete(*words: str) -> list[str]:
+        path = f"PATH={PLUGIN.parent}:{node.cluster._state.path}"
+        return node.cluster.enter("env", path, "kubectl", "__complete", *words).stdout.splitlines()
+
+    assert complete("npu", "unc") == ["uncordon\tBring it back", ":4"]
+    assert complete("furiosa-npu", "node", "") == [node.name, ":4"]
+    assert complete("npu", "drain", node.name, "") == ["npu0", "npu1", ":4"]
+
+
 @pytest.fixture
 def viewer(node: Node) -> Iterator[str]:
     """A user with the rights of the example, and no others."""
