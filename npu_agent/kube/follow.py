@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -61,49 +60,41 @@ class Timing:
 
 @contextlib.asynccontextmanager
 async def watched(
-    api: Api, kind: str, selected: Mapping[str, str], as_: type[Any], version: str, seconds: float
+    api: Api, request: Request[Any], version: str, seconds: float
 ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-    """Opens a watch for so many seconds: the events after a version.
+    """Opens a watch: the events after a version, until the API server ends it in so many seconds.
 
-    Args:
-        api: the API server.
-        kind: of the objects.
-        selected: which of them, as a query.
-        as_: what each object has to have.
-        version: of a list, or of the object of an event.
-        seconds: then the API server ends it.
+    The query of `request` says which objects; each of them, if it is no bookmark, is its answer.
     """
     query = {
-        **selected,
+        **request.query,
         "watch": "true",
         "allowWatchBookmarks": "true",
         "resourceVersion": version,
         "timeoutSeconds": str(round(seconds)),
     }
-    request = Request(verb="watch", kind=kind, answer=WatchEvent, query=query)
-    async with api.watch(request, silence=_SILENCE) as events:
-        yield _checked(request, events, as_)
+    async with api.watch(replace(request, query=query), silence=_SILENCE) as events:
+        yield (_checked(request, event) async for event in events)
 
 
-async def _checked(
-    request: Request[Any], events: AsyncIterator[WatchEvent], as_: type[Any]
-) -> AsyncIterator[WatchEvent]:
-    async for event in events:
-        try:
-            convert(event.object, Versioned)
-            if event.type != "BOOKMARK":
-                convert(event.object, as_)
-        except InvalidJsonError as error:
-            raise unusable(request, error) from error
-        if event.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
-            raise unusable(request, ValueError("an event of an unknown type"))
-        yield event
+def _checked(request: Request[Any], event: WatchEvent) -> WatchEvent:
+    try:
+        convert(event.object, Versioned)
+        if event.type != "BOOKMARK":
+            convert(event.object, request.answer)
+    except InvalidJsonError as error:
+        raise unusable(request, error) from error
+    if event.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+        raise unusable(request, ValueError("an event of an unknown type"))
+    return event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
     """What one does with what `follow` finds."""
 
+    list_: Callable[[], Awaitable[str]]
+    """Lists the objects; returns the version from which on they have to be watched."""
     see: Callable[[WatchEvent], None]
     """Takes an event that is no bookmark."""
     opened: Callable[[], None]
@@ -115,22 +106,8 @@ class Hooks:
     """Gives what ends a pause, when it is set."""
 
 
-async def follow(
-    *,
-    list_: Callable[[], Awaitable[str]],
-    watch: Callable[[str, float], AbstractAsyncContextManager[AsyncIterator[WatchEvent]]],
-    hooks: Hooks,
-    timing: Timing = Timing(),
-) -> None:
-    """Follows objects until cancelled.
-
-    Args:
-        list_: lists them; returns the version from which on they have to be watched.
-        watch: opens a watch from a version, for so many seconds. The object of each event has its
-            resourceVersion.
-        hooks: for what is found.
-        timing: all times.
-    """
+async def follow(api: Api, watch: Request[Any], hooks: Hooks, timing: Timing) -> None:
+    """Follows the objects of a watch (see `watched`) until cancelled."""
     retry, loop = Backoff(longest=timing.retry_longest), asyncio.get_running_loop()
     version = ""
     while True:
@@ -138,10 +115,10 @@ async def follow(
         doing, since, wait = "list", math.inf, None
         try:
             if not version:
-                version = await list_()
+                version = await hooks.list_()
             doing = "watch"
             seconds = random.uniform(timing.shortest, timing.longest)  # noqa: S311 (spreads load)
-            async with watch(version, seconds) as events:
+            async with watched(api, watch, version, seconds) as events:
                 since = loop.time()
                 hooks.opened()
                 async for event in events:

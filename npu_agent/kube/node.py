@@ -16,7 +16,7 @@ from npu_agent.kube.request import Request
 
 
 class _Labels(msgspec.Struct, frozen=True):
-    labels: dict[str, Any] = msgspec.field(default_factory=dict, name="f:labels")
+    labels: dict[str, Any] = msgspec.field(default={}, name="f:labels")
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -119,22 +119,14 @@ _FROM_CACHE = {"resourceVersion": "0"}
 
 async def read(api: Api, name: str) -> NodeMeta:
     """The Node's metadata, from the API server's cache."""
-    request = Request(
-        verb="get",
-        kind="Node",
-        name=name,
-        metadata_only=True,
-        answer=_Partial,
-        query=_FROM_CACHE,
-    )
+    request = Request("get", "Node", _Partial, name=name, metadata_only=True, query=_FROM_CACHE)
     return (await api.ask(request)).metadata
 
 
 async def read_whole(api: Api, name: str, *, fresh: bool = False) -> Node:
     """The Node with its status, from the cache unless `fresh`."""
     query = {} if fresh else _FROM_CACHE
-    request = Request(verb="get", kind="Node", name=name, answer=Node, query=query)
-    return await api.ask(request)
+    return await api.ask(Request("get", "Node", Node, name=name, query=query))
 
 
 async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
@@ -149,14 +141,8 @@ async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> N
     metadata: dict[str, Any] = {"name": node.name, "uid": node.uid}
     if labels:  # an empty object would be owned too, and would stay behind
         metadata["labels"] = dict(labels)
-    request = Request(
-        verb="apply",
-        kind="Node",
-        name=node.name,
-        metadata_only=True,
-        answer=_Partial,
-        body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
-    )
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+    request = Request("apply", "Node", _Partial, name=node.name, metadata_only=True, body=body)
     return (await api.ask(request)).metadata
 
 
@@ -168,18 +154,8 @@ async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
     body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     if conditions:
         body["status"] = {"conditions": msgspec.to_builtins(conditions)}
-    await api.ask(
-        Request(
-            verb="apply",
-            kind="Node",
-            name=name,
-            subresource="status",
-            manager=CONDITION_MANAGER,
-            metadata_only=True,
-            answer=_Partial,
-            body=body,
-        )
-    )
+    request = Request("apply", "Node", _Partial, name=name, metadata_only=True, body=body)
+    await api.ask(replace(request, subresource="status", manager=CONDITION_MANAGER))
 
 
 async def change_annotation(
@@ -197,7 +173,7 @@ async def change_annotation(
         ApiError: of any kind; CONFLICT where others write without end.
     """
     pause = Backoff(longest=1.0)
-    get = Request(verb="get", kind="Node", name=name, metadata_only=True, answer=_Partial)
+    get = Request("get", "Node", _Partial, name=name, metadata_only=True)
     while True:
         meta = (await api.ask(get)).metadata
         before = meta.annotations.get(key)

@@ -71,20 +71,22 @@ class NodeWatch:
             await self._wanted.until(bool)
             async with background(
                 follow.follow(
-                    list_=partial(self._list, name),
-                    watch=partial(follow.watched, self._api, "Node", _only(name), Node),
-                    hooks=follow.Hooks(
-                        see=self._see, opened=self._reporter.works, failed=self._failed
+                    self._api,
+                    Request("watch", "Node", Node, query=_only(name)),
+                    follow.Hooks(
+                        list_=partial(self._list, name),
+                        see=self._see,
+                        opened=self._reporter.works,
+                        failed=self._failed,
                     ),
-                    timing=self._timing,
+                    self._timing,
                 )
             ):
                 await self._wanted.until(lambda wanted: not wanted)
             self._reporter.works()
 
     async def _list(self, name: str) -> str:
-        request = Request(verb="list", kind="Node", answer=_List, query=_only(name))
-        answer = await self._api.ask(request)
+        answer = await self._api.ask(Request("list", "Node", _List, query=_only(name)))
         for node in answer.items or ():
             self.state.publish(_followed(node))
         return answer.metadata.resource_version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -54,9 +55,7 @@ async def get(api: Api, namespace: str, name: str) -> Pod | None:
         ApiError: of any kind but NOT_FOUND.
     """
     try:
-        return await api.ask(
-            Request(verb="get", kind="Pod", namespace=namespace, name=name, answer=Pod)
-        )
+        return await api.ask(Request("get", "Pod", Pod, namespace=namespace, name=name))
     except ApiError as error:
         if error.kind is Kind.NOT_FOUND:
             return None
@@ -71,26 +70,16 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
     Raises:
         ApiError: of any other kind.
     """
-    meta = pod.metadata
-    options: dict[str, Any] = {"preconditions": {"uid": meta.uid}}
+    options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
     if grace_period is not None:
         options["gracePeriodSeconds"] = grace_period
-    request = Request(
-        verb="create",
-        kind="Pod",
-        namespace=meta.namespace,
-        name=meta.name,
-        subresource="eviction",
-        answer=object,
-        body={
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"namespace": meta.namespace, "name": meta.name},
-            "deleteOptions": options,
-        },
-    )
+    namespace, name = pod.metadata.namespace, pod.metadata.name
+    meta = {"namespace": namespace, "name": name}
+    request = Request("create", "Pod", object, namespace=namespace, name=name)
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+    body["deleteOptions"] = options
     try:
-        await api.ask(request)
+        await api.ask(replace(request, subresource="eviction", body=body))
     except ApiError as error:
         if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT):  # another Pod has its name by now
             return True
@@ -107,7 +96,7 @@ async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
         ApiError: of any kind.
     """
     query = {"labelSelector": AGENT, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
-    found = await api.ask(Request(verb="list", kind="Pod", answer=_Pods, query=query))
+    found = await api.ask(Request("list", "Pod", _Pods, query=query))
     failed: ApiError | None = None
     for pod in found.items or ():
         try:
@@ -127,19 +116,10 @@ async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:
     Raises:
         ApiError: of any kind.
     """
-    http, https = (
-        Request(
-            verb="get",
-            kind="Pod",
-            namespace=namespace,
-            name=f"{scheme}{name}:",
-            subresource="proxy/status.json",
-            answer=dict[str, Any],
-        )
-        for scheme in ("", "https:")
-    )
+    page = Request("get", "Pod", dict[str, Any], namespace=namespace)
     failed: list[ApiError] = []
-    for request in (http, https):
+    for scheme in ("", "https:"):
+        request = replace(page, name=f"{scheme}{name}:", subresource="proxy/status.json")
         try:
             return await api.ask(request, deadline=_PAGE)
         except ApiError as error:

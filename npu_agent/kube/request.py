@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -34,7 +34,7 @@ _PLACES = {
 """By kind: the API group's path, and RBAC's word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
     """A request for one object, which is the answer."""
 
@@ -43,7 +43,8 @@ class Request(Generic[T]):
     merge patch."""
     kind: str
     answer: type[T]
-    """Read by `npu_agent.typedjson`."""
+    """Read by `npu_agent.typedjson`; of a watch, the object of each event."""
+    _: KW_ONLY
     name: str = ""
     namespace: str = ""
     subresource: str = ""

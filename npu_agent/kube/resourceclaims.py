@@ -116,25 +116,19 @@ async def get(
     api: Api, namespace: str, name: str, *, deadline: float | None = None
 ) -> dict[str, Any]:
     """A claim as the API server has it; raises ApiError."""
-    request = Request(
-        verb="get",
-        kind="ResourceClaim",
-        namespace=namespace,
-        name=name,
-        answer=dict[str, Any],
-    )
+    request = Request("get", "ResourceClaim", dict[str, Any], namespace=namespace, name=name)
     return await api.ask(request, deadline=deadline)
 
 
 async def device_class(api: Api, name: str) -> dict[str, Any]:
     """A DeviceClass; raises ApiError."""
-    return await api.ask(Request(verb="get", kind="DeviceClass", name=name, answer=dict[str, Any]))
+    return await api.ask(Request("get", "DeviceClass", dict[str, Any], name=name))
 
 
 async def device_classes(api: Api) -> list[dict[str, Any]]:
-    return (await api.ask(Request(verb="list", kind="DeviceClass", answer=_Classes))).items or []
+    return (await api.ask(Request("list", "DeviceClass", _Classes))).items or []
 
 
 async def served(api: Api) -> bool:
     """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
-    return await api.exists(Request(verb="get", kind="APIResourceList", answer=dict))
+    return await api.exists(Request("get", "APIResourceList", dict))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from npu_agent.kube.client import Api, WatchEvent
+from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
-from npu_agent.kube.follow import Versioned, watched
+from npu_agent.kube.follow import Versioned
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 
@@ -22,8 +20,7 @@ _LARGEST_LIST = 16 * 2**20
 before 1.36 read the slices of all nodes from etcd."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """What there was at one moment."""
 
     slices: Mapping[str, Slice]
@@ -67,57 +64,44 @@ class _List(Versioned, frozen=True):
 
 async def read(api: Api, node: str | None, driver: str) -> Listing:
     """The slices of a driver on a node, or on all; NOT_FOUND without resource.k8s.io/v1."""
-    request = Request(
-        verb="list",
-        kind="ResourceSlice",
-        answer=_List,
-        query=_of(node, driver),
-        largest=_LARGEST_LIST,
-    )
+    query = _of(node, driver)
+    request = Request("list", "ResourceSlice", _List, query=query, largest=_LARGEST_LIST)
     answer = await api.ask(request)
-    found = [_checked(request, each, _Slice) for each in answer.items or ()]
+    found = [_checked(request, each) for each in answer.items or ()]
     slices = {each["metadata"]["name"]: each for each in found}
     return Listing(slices, answer.metadata.resource_version)
 
 
-def watch(
-    api: Api, node: str, driver: str, version: str, seconds: float
-) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-    """Opens a watch: see `watched`; each event has a slice as its object, or is a bookmark."""
-    return watched(api, "ResourceSlice", _of(node, driver), _Slice, version, seconds)
+def watch(node: str, driver: str) -> Request[Any]:
+    """For `follow`: each event has a slice as its object, or is a bookmark."""
+    return Request("watch", "ResourceSlice", _Slice, query=_of(node, driver))
 
 
 async def apply(api: Api, slice_: Slice) -> Slice:
     """Creates or changes a slice by server-side apply; returns it. No change writes nothing."""
     name = slice_["metadata"]["name"]
-    request = Request(
-        verb="apply", kind="ResourceSlice", name=name, answer=dict[str, Any], body=slice_
-    )
-    return _checked(request, await api.ask(request), _Slice)
+    request = Request("apply", "ResourceSlice", dict[str, Any], name=name, body=slice_)
+    return _checked(request, await api.ask(request))
 
 
 async def dry_run(api: Api, slice_: Slice) -> dict[str, Any]:
     """What the API server would make of a new slice of this name; nothing is written."""
-    request = Request(
-        verb="create",
-        kind="ResourceSlice",
-        answer=dict[str, Any],
-        query={"dryRun": "All"},
-        body=slice_,
+    query = {"dryRun": "All"}
+    return await api.ask(
+        Request("create", "ResourceSlice", dict[str, Any], query=query, body=slice_)
     )
-    return await api.ask(request)
 
 
 async def delete(api: Api, name: str) -> bool:
     """Deletes a slice; returns whether there was one."""
     # The API server answers with what it has deleted.
-    return await api.exists(Request(verb="delete", kind="ResourceSlice", name=name, answer=dict))
+    return await api.exists(Request("delete", "ResourceSlice", dict, name=name))
 
 
-def _checked(request: Request[Any], found: dict[str, Any], as_: type[Any]) -> dict[str, Any]:
+def _checked(request: Request[Any], found: dict[str, Any]) -> dict[str, Any]:
     """`found`, or an ApiError if it lacks what is read of it."""
     try:
-        convert(found, as_)
+        convert(found, _Slice)
     except InvalidJsonError as error:
         raise unusable(request, error) from error
     return found

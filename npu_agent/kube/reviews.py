@@ -70,5 +70,5 @@ async def _ask(
 ) -> _Status:
     group = "authentication" if kind == "TokenReview" else "authorization"
     body = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "spec": spec}
-    request = Request(verb="create", kind=kind, answer=_Review, body=body)
+    request = Request("create", kind, _Review, body=body)
     return (await api.ask(request, deadline=deadline)).status

@@ -37,7 +37,7 @@ from npu_agent.core.vendor import NotServedError
 from npu_agent.doctor import host, kubelet
 from npu_agent.doctor.check import Unknown
 from npu_agent.feed import Feed
-from npu_agent.kube import Node, client, errors, resourceclaims, resourceslices, reviews
+from npu_agent.kube import Node, client, errors, follow, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
@@ -425,7 +425,7 @@ def _slices(data: bytes) -> None:
         _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
 
     async def events(api: Any) -> None:
-        async with resourceslices.watch(api, "n", "d", "1", 1) as found:
+        async with follow.watched(api, resourceslices.watch("n", "d"), "1", 1) as found:
             async for event in found:
                 if event.type != "BOOKMARK":
                     _planned({event.object["metadata"]["name"]: event.object})

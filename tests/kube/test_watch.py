@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from npu_agent.kube import Api, ApiError, Kind, Timing, node, resourceclaims, resourceslices
+from npu_agent.kube import (
+    Api,
+    ApiError,
+    Kind,
+    Timing,
+    follow,
+    node,
+    resourceclaims,
+    resourceslices,
+)
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.request import Request
 from tests.kube.helpers import (
@@ -174,7 +183,7 @@ async def test_no_credentials_for_a_watch(tmp_path: Path) -> None:
 async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) -> None:
     bookmark = {"metadata": {"resourceVersion": "99"}}
     server.replies = [streams(line("MODIFIED", SLICE), line("BOOKMARK", bookmark))]
-    async with resourceslices.watch(api, "n1", "d", "42", 355.4) as events:
+    async with follow.watched(api, resourceslices.watch("n1", "d"), "42", 355.4) as events:
         found = [event async for event in events]
     assert found == [WatchEvent("MODIFIED", SLICE), WatchEvent("BOOKMARK", bookmark)]
     (asked,) = server.asked
@@ -199,6 +208,6 @@ async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) ->
 async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     with pytest.raises(ApiError) as caught:
-        async with resourceslices.watch(api, "n1", "d", "1", 60) as events:
+        async with follow.watched(api, resourceslices.watch("n1", "d"), "1", 60) as events:
             await anext(events)
     assert caught.value.kind is Kind.GARBAGE

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from npu_agent.backoff import Backoff
@@ -121,15 +120,16 @@ class SlicePublisher:
 
     async def _follow(self) -> None:
         await follow.follow(
-            list_=self._list,
-            watch=partial(resourceslices.watch, self._api, self._node_name, self._driver),
-            hooks=follow.Hooks(
+            self._api,
+            resourceslices.watch(self._node_name, self._driver),
+            follow.Hooks(
+                list_=self._list,
                 see=self._see,
                 opened=self._opened,
                 failed=self._failed,
                 hurry=lambda: self._kubelets.changed,
             ),
-            timing=self._timing.watch,
+            self._timing.watch,
         )
 
     def _failed(self, doing: str, error: ApiError, trouble: bool) -> None:
