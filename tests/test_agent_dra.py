@@ -553,7 +553,7 @@ async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) ->
 
 async def test_a_kubelet_that_refuses_the_driver_is_trouble(room: Room) -> None:
     await room.manager.stop()
-    old = StandInPluginManager(room.root, known=("v0.DRAPlugin",), interval=0.01)
+    old = StandInPluginManager(room.root, service="v0.DRAPlugin", interval=0.01)
     await old.start()
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,11 +23,7 @@ from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
-from npu_agent.kubelet.wire import v1 as health_v1
-from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1, v1beta1
-
-KNOWN = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-"""What a kubelet 1.36 can call; one of 1.37 also knows ``v1.DRAResourceHealth``."""
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
 
 _GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
 """Seconds that the real one gives a driver for each step."""
@@ -46,9 +42,6 @@ class Instance:
     driver: str
     socket: Path
     endpoint: str
-    services: tuple[str, ...]
-    service: str
-    """Of those, the one that is called to prepare claims."""
 
 
 Devices = Mapping[tuple[str, str, str], tuple[str, str]]
@@ -65,14 +58,16 @@ class StandInPluginManager:
     `instances` are the registered ones, the newest last; `health` is what they reported.
     """
 
-    def __init__(self, root: Path, *, known: Sequence[str] = KNOWN, interval: float = 0.05) -> None:
-        """`known` are the services that this kubelet can call; it checks each `interval` s."""
+    def __init__(
+        self, root: Path, *, service: str = "v1.DRAPlugin", interval: float = 0.05
+    ) -> None:
+        """`service` is the one that this kubelet can call; it checks each `interval` s."""
         self.instances: Feed[tuple[Instance, ...]] = Feed(())
         self.health: Feed[Devices] = Feed(MappingProxyType({}))
         self.failures: list[str] = []
         """Why registrations failed, in the kubelet's words, as its log would have them."""
         self._registry = root / "plugins_registry"
-        self._known = tuple(known)
+        self._service = service
         self._interval = interval
         self._running: asyncio.Task[None] | None = None
 
@@ -103,9 +98,8 @@ class StandInPluginManager:
         Raises:
             PrepareError: as the Pod's event would say it.
         """
-        wire, endpoint = self._plugin(driver)
-        request = wire.NodePrepareResourcesRequest(claims=_claims(wire, claims))
-        async with UnixChannel(endpoint) as channel:
+        request = wire.NodePrepareResourcesRequest(claims=_claims(claims))
+        async with UnixChannel(self._endpoint(driver)) as channel:
             call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
             response = await self._answer("NodePrepareResources", call, claims)
         return {
@@ -127,17 +121,15 @@ class StandInPluginManager:
         Raises:
             PrepareError: as the kubelet would log it; the Pod stays Terminating.
         """
-        wire, endpoint = self._plugin(driver)
-        request = wire.NodeUnprepareResourcesRequest(claims=_claims(wire, claims))
-        async with UnixChannel(endpoint) as channel:
+        request = wire.NodeUnprepareResourcesRequest(claims=_claims(claims))
+        async with UnixChannel(self._endpoint(driver)) as channel:
             call = wire.DraPluginStub(channel).node_unprepare_resources(request, timeout=_CALL)
             await self._answer("NodeUnprepareResources", call, claims)
 
-    def _plugin(self, driver: str) -> tuple[Any, Path]:
+    def _endpoint(self, driver: str) -> Path:
         for instance in reversed(self.instances.value):
             if instance.driver == driver:
-                wire = v1 if instance.service == "v1.DRAPlugin" else v1beta1
-                return wire, Path(instance.endpoint)
+                return Path(instance.endpoint)
         raise PrepareError(f"prepare dynamic resources: DRA driver {driver} is not registered")
 
     async def _answer(self, method: str, call: Any, claims: Sequence[ClaimRef]) -> Any:
@@ -185,21 +177,14 @@ class StandInPluginManager:
         """Has a driver registered until cancelled; returns if it cannot be."""
         stub = pluginregistration.RegistrationStub(registration)
         info = await apart(stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO))
-        service = next((name for name in info.supported_versions if name in self._known), "")
-        if info.type != "DRAPlugin" or not service.endswith(".DRAPlugin"):
+        if info.type != "DRAPlugin" or self._service not in info.supported_versions:
             refusal = f"none of services supported by the plugin {info.supported_versions}"
             self.failures.append(refusal)
             error = f"RegisterPlugin error -- {refusal}"
             status = pluginregistration.RegistrationStatus(plugin_registered=False, error=error)
             await apart(stub.notify_registration_status(status, timeout=_NOTIFY))
             return
-        instance = Instance(
-            driver=info.name,
-            socket=socket,
-            endpoint=info.endpoint or str(socket),
-            services=tuple(info.supported_versions),
-            service=service,
-        )
+        instance = Instance(driver=info.name, socket=socket, endpoint=info.endpoint or str(socket))
         self.instances.publish((*self.instances.value, instance))
         watching = asyncio.create_task(self._watch(instance))
         try:
@@ -229,7 +214,9 @@ class StandInPluginManager:
         return {key: one for key, one in self.health.value.items() if key[0] != driver}
 
     async def _receive(self, instance: Instance, channel: Channel) -> None:
-        async for message in self._messages(instance, channel):
+        # A kubelet 1.36 asks every driver for it, whatever the driver says it serves.
+        stub = v1alpha1.DraResourceHealthStub(channel)
+        async for message in stub.node_watch_resources(v1alpha1.NodeWatchResourcesRequest()):
             driver = instance.driver
             reports = {
                 (driver, one.device.pool_name, one.device.device_name): (
@@ -240,16 +227,6 @@ class StandInPluginManager:
             }
             self.health.publish({**self._others(driver), **reports})
 
-    def _messages(self, instance: Instance, channel: Channel) -> AsyncIterator[Any]:
-        newest = "v1.DRAResourceHealth"
-        if newest in instance.services and newest in self._known:
-            request = health_v1.NodeWatchResourcesRequest()
-            return health_v1.DraResourceHealthStub(channel).node_watch_resources(request)
-        # A kubelet 1.36 asks every driver for it, whatever the driver says it serves.
-        return v1alpha1.DraResourceHealthStub(channel).node_watch_resources(
-            v1alpha1.NodeWatchResourcesRequest()
-        )
-
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
@@ -257,7 +234,7 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _claims(wire: Any, claims: Sequence[ClaimRef]) -> list[Any]:
+def _claims(claims: Sequence[ClaimRef]) -> list[wire.Claim]:
     return [wire.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in claims]
 
 
