@@ -124,22 +124,6 @@ def test_nothing_is_the_defaults(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "schema"),
-    [("0.8", "0.8"), ("2025", "2025"), ('"0.8"', "0.8"), ("'2025'", "2025")],
-)
-def test_numbers_where_text_is_wanted(text: str, schema: str) -> None:
-    assert config_of(f"metrics: {{schema: {text}}}").metrics.schema == schema
-
-
-@pytest.mark.parametrize(
-    "name", ["0000:01:00.0", "1:30", "010", "0x10", "1e3", "no", "on", "y", "="]
-)
-def test_text_stays_as_it_is_written(name: str) -> None:
-    config = config_of(f"disabledDevices: [{{devName: {name}}}]")
-    assert config.disabled_devices == (DisabledDevice(dev_name=name),)
-
-
-@pytest.mark.parametrize(
     "name",
     ["a/b", "beta.furiosa.ai/npu", "furiosa.ai/rngd-2core.12gb", "x" * 244 + "/" + "y" * 63],
 )

@@ -17,7 +17,6 @@ from npu_agent.config import (
     Key,
     NodeApi,
     ResourceSpec,
-    TlsConfig,
     add_options,
     default_config,
     from_args,
@@ -47,21 +46,6 @@ def error_of(*args: str) -> str:
     with pytest.raises(ConfigError) as caught:
         effective_of(*args)
     return str(caught.value)
-
-
-def test_an_option_of_a_group_within_a_group() -> None:
-    effective = effective_of(
-        "--metrics-tls-cert-file", "/c", "--metrics-tls-key-file", "/k", "--metrics-interval", "2"
-    )
-    assert effective.config.metrics == replace(
-        default_config(REGISTRY).metrics,
-        interval=2.0,
-        tls=TlsConfig(cert_file="/c", key_file="/k"),
-    )
-    assert effective.origins["metrics.tls.keyFile"] == "--metrics-tls-key-file"
-    assert "--metrics-tls-cert-file: metrics.tls.keyFile is missing" in error_of(
-        "--metrics-tls-cert-file", "/c"
-    )
 
 
 def test_values_and_origins() -> None:
@@ -123,6 +107,13 @@ ERRORS = [
         "--labels-sets: no set of labels: name one, or set labels.output to none",
     ),
     (["--disabled-devices", "a,,b"], '--disabled-devices: must be DEVICE, not ""'),
+    (
+        ["--metrics-tls-cert-file", "/c"],
+        (
+            "--metrics-tls-cert-file: metrics.tls.keyFile is missing: a certificate and its key "
+            "go together"
+        ),
+    ),
     (["--resources", "rngd:4"], "--resources: must be NAME=FAMILY[:CORES], not rngd:4"),
     (
         ["--resources", "a/b=rngd:3"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from npu_agent.config.errors import ConfigError, Place
+from npu_agent.config.errors import ConfigError
 from npu_agent.config.values import Null, written_yaml
 
 
@@ -15,13 +15,6 @@ def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         assert yaml.__with_libyaml__, "the lock files bring a PyYAML with libyaml"
     else:
         monkeypatch.delattr(yaml, "CSafeLoader")
-
-
-def test_every_value_has_its_place() -> None:
-    found = written_yaml(b"a: x\nb:\n  - 'y'\n  - {}\n", "f")
-    assert found.value == {"a": "x", "b": ["y", {}]}
-    lines = {"": 1, "a": 1, "b": 2, "b[0]": 3, "b[1]": 4}
-    assert found.places == {key: Place("f", line) for key, line in lines.items()}
 
 
 @pytest.mark.parametrize(

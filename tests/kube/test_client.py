@@ -108,14 +108,6 @@ async def test_a_call_that_hangs_delays_no_other(server: Server, api: Api) -> No
         await hanging
 
 
-async def test_after_close_it_connects_again(server: Server, api: Api) -> None:
-    await node.read(api, "n1")
-    await api.close()
-    await api.close()
-    await node.read(api, "n1")
-    assert len(server.asked) == 2
-
-
 async def test_what_takes_long_is_loaded_on_a_thread(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,20 +122,6 @@ async def test_what_takes_long_is_loaded_on_a_thread(
     await node.read(api, "n1")
     assert set(by) == {"aiohttp"}
     assert by["aiohttp"].daemon
-
-
-async def test_without_a_thread_it_fails_as_any_call_does(
-    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ApiError, match="no more threads"):
-            await node.read(api, "n1")
-    assert server.asked == []
-    assert (await node.read(api, "n1")).name == "n1"
 
 
 @pytest.mark.parametrize("code", [429, 503])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.errors import Kind, answered, failed, retry_after
 from npu_agent.kube.request import Request
-from npu_agent.text import one_line
 
 HERE = Credentials(server="https://a", source="the service account (/token)", ca="/ca.crt")
 GET = Request(verb="get", kind="Node", name="n1", answer=object)
@@ -111,13 +110,6 @@ def test_any_answer_is_an_error_with_one_line(status: int, body: bytes) -> None:
 )
 def test_retry_after(value: str | None, expected: float | None) -> None:
     assert retry_after(value) == expected
-
-
-@given(st.text() | st.text(max_size=5).map(lambda words: words * 300))
-def test_one_line_is_one_line(words: str) -> None:
-    line = one_line(words)
-    assert line.isprintable()
-    assert len(line) <= 300
 
 
 @pytest.mark.parametrize(

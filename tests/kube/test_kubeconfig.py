@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,21 +108,6 @@ def login_program(directory: Path, script: str) -> dict[str, Any]:
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return {"exec": {"apiVersion": VERSION, "command": str(program)}}
-
-
-def answers(status: object) -> str:
-    """A script that answers with an ExecCredential."""
-    answer = {"apiVersion": VERSION, "kind": "ExecCredential", "status": status}
-    return f"cat <<'END'\n{json.dumps(answer)}\nEND"
-
-
-def test_a_login_program_that_gives_a_token(load: Load, tmp_path: Path) -> None:
-    script = f"echo $1 $WHO > $0.asked\n{answers({'token': 't'})}"
-    user = login_program(tmp_path, script)
-    user["exec"] |= {"args": ["argument"], "env": [{"name": "WHO", "value": "me"}]}
-    found = load(kubeconfig(tmp_path, "http://h", user=user))
-    assert found.authorization == "Bearer t"
-    assert (tmp_path / "login.asked").read_text() == "argument me\n"
 
 
 @pytest.mark.parametrize(

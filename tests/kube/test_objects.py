@@ -208,12 +208,6 @@ async def test_a_list_that_is_none(server: Server, api: Api, items: object, word
     assert words in await garbage(resourceslices.read(api, "n1", "d"))
 
 
-async def test_a_cluster_without_dra(server: Server, api: Api) -> None:
-    server.replies = [says("404 page not found", 404)]
-    with pytest.raises(ApiError, match=r"Kubernetes 1\.34"):
-        await resourceslices.read(api, "n1", "d")
-
-
 async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> None:
     """200 RNGD that are offered in parts are 2.4 MiB; an answer without an end is not kept."""
     items = [{**SLICE, "metadata": {"name": f"{n}", "padding": "x" * 2**20}} for n in range(3)]
@@ -223,14 +217,6 @@ async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> 
     server.replies = [says(b" " * (16 * 2**20 + 1))]
     with pytest.raises(ApiError, match="more than 16777216 bytes"):
         await resourceslices.read(api, "n1", "d")
-
-
-async def test_a_slice_is_applied_on_the_server(server: Server, api: Api) -> None:
-    server.replies = [says(SLICE)]
-    assert await resourceslices.apply(api, SLICE) == SLICE
-    (asked,) = server.asked
-    assert (asked.method, asked.path) == ("PATCH", f"{DRA}/resourceslices/s")
-    assert json.loads(asked.body) == SLICE
 
 
 async def test_a_slice_is_deleted_or_was_gone_already(server: Server, api: Api) -> None:

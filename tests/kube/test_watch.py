@@ -27,7 +27,6 @@ from tests.kube.helpers import (
     DEADLINE,
     NODE,
     SLICE,
-    TIMING,
     Reply,
     Server,
     drops,
@@ -170,11 +169,6 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
         asked_again.set()
         assert [event async for event in events] == []  # its own end, and no error
     assert server.tokens == ["Bearer secret", "Bearer secret", "Bearer another"]
-
-
-async def test_no_credentials_for_a_watch(tmp_path: Path) -> None:
-    api = Api(kubeconfig=tmp_path / "nowhere", timing=TIMING)
-    assert (await failure(api)).kind is Kind.CREDENTIALS
 
 
 # Of ResourceSlices.
