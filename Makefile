@@ -14,7 +14,7 @@ NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 # In CI what fails is run once more, alone, and named (tests/again.py).
 PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
-PACKAGES := binutils chromium fish prometheus systemd zsh
+PACKAGES := binutils chromium fish prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
 .PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s e2e e2e-long e2e-releases chaos bench cluster clean

@@ -8,6 +8,7 @@ agent is no fault, and a card that comes and goes is one throughout.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from calendar import timegm
 from collections.abc import Callable, Iterable
@@ -123,8 +124,10 @@ class ConditionWriter:
         self._timing = timing
         self._seen = _Seen("", 0)
         self._target = Feed(_Target(""))
-        self._since = 0.0
+        self._since = -math.inf
         """Since when the status that should be there is what it is, by `time.monotonic`."""
+        self._fault = 0.0
+        """When the first of the faults began between which all was not well for long."""
         self._writing = Reporter(
             log, "the Node's condition cannot be written", "the Node's condition can be written"
         )
@@ -164,9 +167,11 @@ class ConditionWriter:
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
                 await self._note(cards)
             before = self._target.value.condition
-            now = condition(state, wanted.expected, self._seen.cards)
+            now, at = condition(state, wanted.expected, self._seen.cards), time.monotonic()
             if now and (before is None or before.status != now.status):
-                self._since = time.monotonic()
+                if not now.status and at - self._since > self._timing.recovered:
+                    self._fault = at
+                self._since = at
             self._target.publish(_Target(wanted.type, now))
 
     async def _note(self, cards: int) -> None:
@@ -227,8 +232,11 @@ class ConditionWriter:
         if there is None and wanted.status:
             return 0.0
         if there is None or (there.status == "True") != wanted.status:
-            settle = timing.passing if wanted.passing else timing.settle
-            return self._since + (timing.recovered if wanted.status else settle) - now
+            if wanted.status:
+                return self._since + timing.recovered - now
+            if wanted.passing:
+                return self._since + timing.passing - now
+            return self._fault + timing.settle - now
         changed = (there.reason, there.message) != (wanted.reason, wanted.message)
         beat = spread(timing.heartbeat)
         return live.written_at + (timing.gap if changed else beat) - now

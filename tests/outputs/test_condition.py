@@ -17,6 +17,7 @@ from npu_agent.kube import ApiError, Kind
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Timing, Wanted
 from npu_agent.simulator.apiserver import NODES, StandInApiServer
+from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DirectApi
 from tests.outputs.web.helpers import Scene, fenced
@@ -178,6 +179,26 @@ async def test_a_card_that_comes_and_goes_is_a_fault_throughout(room: Room) -> N
             await asyncio.sleep(0.05)
         assert room.found["lastTransitionTime"] == failed["lastTransitionTime"]
         assert room.found["status"] == "False"
+
+
+async def test_a_fault_that_never_lasts_is_one_all_the_same(room: Room) -> None:
+    """A card that is away for less than a fault has to last, again and again."""
+
+    async def blinks() -> None:
+        while True:
+            for cards in ((card(),), (card(), card(1))):
+                room.sees(*cards)
+                await asyncio.sleep(0.05)
+
+    async with room.agent(replace(QUICK, settle=0.3, recovered=0.6)):
+        await room.says("True", "NPUsReady")
+        async with background(blinks()):
+            failed = await room.says("False", "TooFewCards")
+            seen = room.changes.value
+            await until(lambda: room.changes.value > seen + 20)
+            assert room.found == failed
+        room.sees(card(), card(1))
+        await room.says("True", "NPUsReady")
 
 
 async def test_the_cards_seen_since_the_boot_are_expected(room: Room) -> None:
