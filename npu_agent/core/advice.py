@@ -9,9 +9,9 @@ from npu_agent.core.hardware import Cause
 from npu_agent.core.trends import TrendKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from npu_agent.core.hardware import Health
+    from npu_agent.core.hardware import CardState, Health
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +134,14 @@ UNREADABLE = "it may be a card: see `dmesg` on the node, and reload the driver"
 def advice(cause: Cause | None) -> Advice:
     """What to do about an unhealthy card; without a known cause as about a dead one."""
     return ADVICE[cause or Cause.DEAD]
+
+
+def by_cause(cards: Iterable[CardState]) -> list[list[CardState]]:
+    """Unhealthy cards, those of one cause together; in the order of the first of each."""
+    found: dict[Cause | str, list[CardState]] = {}
+    for card in cards:
+        found.setdefault(card.health.cause or card.health.reason, []).append(card)
+    return [*found.values()]
 
 
 def plain_reason(health: Health) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from npu_agent.core.advice import TRENDS, plain_reason
+from npu_agent.core.advice import TRENDS, by_cause, plain_reason
 from npu_agent.core.hardware import CardState
 from npu_agent.core.problems import blocking
 from npu_agent.core.state import AgentState, is_fenced
@@ -119,12 +119,9 @@ def maintenance(conditions: Mapping[str, str], *, unschedulable: bool) -> str:
 
 def _fenced(state: AgentState) -> Iterator[str]:
     """What is wrong with the cards that are out of service, each cause once, with their Pods."""
-    by_cause: dict[str, list[CardState]] = {}
-    for card in state.snapshot.cards:
-        if is_fenced(card) and not _excused(card, state):
-            by_cause.setdefault(plain_reason(card.health), []).append(card)
-    for why, cards in by_cause.items():
-        pods = state.pods_of(cards)
+    fenced = (card for card in state.snapshot.cards if is_fenced(card))
+    for cards in by_cause(card for card in fenced if not _excused(card, state)):
+        pods, why = state.pods_of(cards), plain_reason(cards[0].health)
         held = f", held by {listed(pods, _NAMED)}" if pods else ""
         yield f"{listed((card.card.name for card in cards), _NAMED)}: {why}{held}"
 

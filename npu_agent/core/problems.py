@@ -11,13 +11,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from npu_agent.core.advice import (
     KUBELET,
     TRENDS,
     UNREADABLE,
     advice,
+    by_cause,
     plain_reason,
 )
 from npu_agent.core.api_mode import ApiMode, WantedApi
@@ -116,11 +117,9 @@ def blocking(state: AgentState) -> tuple[Note, ...]:
 def _of_cards(state: AgentState) -> Iterator[Note]:
     """What is wrong with cards: in the order of the harm within a severity."""
     cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
-    by_cause: dict[Cause | None, list[CardState]] = {}
-    for card in cards:
-        if is_fenced(card) and card.id not in flapping and not _rests(card, state):
-            by_cause.setdefault(card.health.cause, []).append(card)
-    unhealthy = (_unhealthy(found, state) for found in by_cause.values())
+    fenced = (card for card in cards if is_fenced(card) and card.id not in flapping)
+    causes = by_cause(card for card in fenced if not _rests(card, state))
+    unhealthy = (_unhealthy(found, state) for found in causes)
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
     # One that flaps may be gone at this very moment.
@@ -328,13 +327,18 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     away = any(note.remedy is _KUBELET for note in served)
     found = [*served, *_of_the_rest(state, away)]
     waiting = [note for note in found if note.waits] if state.api_error else []
+    what = ", ".join(note.waits for note in waiting)
+    text = f"the API server does not answer: {state.api_error}; what waits for it: {what}"
+    unready = text if any(note.unready for note in waiting) else ""
+    return _as_one(found, waiting, text=text, unready=unready, since=None)
+
+
+def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
+    """The same entries, with one in place of those that are alike: the first, changed."""
     for note in found:
-        if note in waiting[:1]:
-            what = ", ".join(one.waits for one in waiting)
-            text = f"the API server does not answer: {state.api_error}; what waits for it: {what}"
-            unready = next((text for one in waiting if one.unready), "")
-            yield replace(note, text=text, unready=unready, since=None)
-        elif note not in waiting:
+        if note in alike[:1]:
+            yield replace(note, **changes)
+        elif note not in alike:
             yield note
 
 
@@ -360,16 +364,8 @@ def _served(state: AgentState) -> Iterator[Note]:
             found.append(note)
     found += (note for driver in state.dra for note in _of_driver(driver))
     away = [note for note in found if note.remedy is _KUBELET]
-    for note in found:
-        if note in away[:1]:
-            also = [one.unready for one in away[1:]]
-            yield replace(
-                note,
-                text="; ".join([note.text, *also]),
-                unready="; ".join([note.unready, *also]),
-            )
-        elif note not in away:
-            yield note
+    text = "; ".join(note.unready if at else note.text for at, note in enumerate(away))
+    return _as_one(found, away, text=text, unready="; ".join(note.unready for note in away))
 
 
 def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:

@@ -100,13 +100,10 @@ def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) 
 def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
     """Which cards were cordoned and uncordoned."""
     for id_, name, reason in cordon_changes(before, after):
-        card = f"{name} ({id_})"
-        if reason is None:
-            message = f"{card} is uncordoned: new Pods get it again"
-            yield Event(reason="NPUUncordoned", message=message, warning=False)
-        else:
-            message = f"{card} is cordoned, no new Pod gets it: {reason}"
-            yield Event(reason="NPUCordoned", message=message, warning=False)
+        what, words = "NPUUncordoned", "is uncordoned: new Pods get it again"
+        if reason is not None:
+            what, words = "NPUCordoned", f"is cordoned, no new Pod gets it: {reason}"
+        yield Event(reason=what, message=f"{name} ({id_}) {words}", warning=False)
 
 
 def trend_events(before: Trends, after: Trends) -> Iterator[Event]:

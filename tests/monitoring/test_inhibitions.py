@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -36,8 +35,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("alertmanager")
     config = directory / "config.yaml"
     config.write_text(f"route: {{receiver: none}}\nreceivers: [{{name: none}}]\n{TEXT}")
-    arguments = (f"--config.file={config}", f"--storage.path={directory}/data")
-    arguments += ("--web.listen-address=127.0.0.1:0", "--cluster.listen-address=")
+    arguments = [f"--config.file={config}", f"--storage.path={directory}/data"]
+    arguments += ["--web.listen-address=127.0.0.1:0", "--cluster.listen-address="]
     with subprocess.Popen([SERVER, *arguments], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr
         lines = []
