@@ -47,6 +47,10 @@ def _name_headings(tokens: list[Token]) -> None:
         if token.type == "heading_open":
             text = inline.content.replace("`", "")
             token.attrs["id"] = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            if re.fullmatch(r"Npu\w+", text) and inline.children:
+                # An alert's own name, too: Grafana's links cannot turn it into lower case.
+                anchor = Token("html_inline", "", 0, content=f'<span id="{text}"></span>')
+                inline.children.insert(0, anchor)
 
 
 def _turn_links(tokens: list[Token], anchors: set[str]) -> None:

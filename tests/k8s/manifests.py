@@ -36,6 +36,7 @@ COPIES = {
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
     "dashboard.json": "dashboard/npu-agent.json",
+    "dashboard-usage.json": "dashboard/npu-agent-usage.json",
 }
 """Files of k8s/chart/files/ by the file of k8s/components/ that each is a copy of."""
 

@@ -281,7 +281,12 @@ def test_a_dashboard_where_grafana_finds_it() -> None:
     meta = one_dashboard({"enabled": True, **values})["metadata"]
     assert meta["labels"].items() >= {"dashboards": "yes", "grafana_dashboard": "1"}.items()
     assert meta["annotations"] == {"grafana_folder": "NPU & more"}
-    assert "annotations" not in one_dashboard({"enabled": True})["metadata"]
+    made = one_dashboard({"enabled": True})
+    assert "annotations" not in made["metadata"]
+    assert [json.loads(text)["uid"] for text in made["data"].values()] == [
+        "npu-agent",
+        "npu-agent-usage",
+    ]
 
 
 def one_dashboard(values: Object) -> Object:

@@ -43,7 +43,7 @@ NODES: tuple[tuple[str, str, Schema], ...] = (
     ("node-3", "rngd=1", "prometheus"),
 )
 FAULTS = {
-    "node-1": {"npu0": "dead", "npu1": "idle"},
+    "node-1": {"npu0": "idle", "npu1": "idle"},
     "node-2": {"npu0": "busy", "npu1": "idle"},
     "node-3": {"npu0": "idle"},
 }
@@ -76,9 +76,9 @@ class Prometheus:
 async def fleet() -> AsyncIterator[Prometheus]:
     """A Prometheus whose three nodes serve a schema each.
 
-    ``node-1`` (schema 0.8) has two Warboys: npu0 is dead, npu1 is free. ``node-2`` (schema 2025)
-    has two RNGDs: npu0 works for one Pod, npu1 idles for another. ``node-3`` (schema prometheus)
-    has an RNGD that is free.
+    ``node-1`` (schema 0.8) has two Warboys: npu0 was healthy and is dead, npu1 is free. ``node-2``
+    (schema 2025) has two RNGDs: npu0 works for one Pod, npu1 idles for another. ``node-3`` (schema
+    prometheus) has an RNGD that is free.
     """
     async with AsyncExitStack() as stack:
         # Not pytest's own directory: its path may be too long for a socket.
@@ -93,7 +93,11 @@ async def fleet() -> AsyncIterator[Prometheus]:
             targets[name] = await stack.enter_async_context(
                 _node(name, directory / name, cards, schema)
             )
-        yield await stack.enter_async_context(_prometheus(directory, targets))
+        prometheus = await stack.enter_async_context(_prometheus(directory, targets))
+        healthy = 'furiosa_npu_health{hostname="node-1",device="npu0",state="healthy"} == 1'
+        await until(lambda: prometheus.query(healthy), "Prometheus has seen npu0 of node-1 healthy")
+        simulator.apply_fault(directory / "node-1" / "host", "npu0", "dead")
+        yield prometheus
 
 
 @asynccontextmanager

@@ -63,14 +63,16 @@ def rules(kind: str) -> dict[str, dict[str, Any]]:
     return {rule[kind]: rule for group in groups() for rule in group["rules"] if kind in rule}
 
 
-def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((COMPONENTS / "dashboard" / "npu-agent.json").read_text())
-    return found
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text()) for path in (COMPONENTS / "dashboard").glob("*.json")
+}
+"""By the name of the file, which is the ``uid``."""
 
 
-def panels() -> list[dict[str, Any]]:
-    """The dashboard's panels that show something: all but the rows."""
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its panels that show something: all but the rows, also what is in a folded row."""
+    every = [inner for panel in dashboard["panels"] for inner in (panel, *panel.get("panels", ()))]
+    return [panel for panel in every if panel["type"] != "row"]
 
 
 def exported() -> set[str]:

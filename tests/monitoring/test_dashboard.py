@@ -1,10 +1,11 @@
-"""The dashboard: what it asks for is there, in a Prometheus that scraped real agents."""
+"""The dashboards: what they ask for is there, in a Prometheus that scraped real agents."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import yaml
 
 from tests.monitoring.fleet import Prometheus, fleet
 from tests.monitoring.helpers import (
-    dashboard,
+    COMPONENTS,
+    DASHBOARDS,
+    PROJECT,
     exported,
     metrics_of,
     needs_promtool,
     panels,
     promtool,
+    rules,
 )
 from tests.until import until
 
@@ -27,7 +31,7 @@ VARIABLES = {
     "card": ".*",
     "namespace": ".*",
     "__rate_interval": "10s",
-    "__range": "1m",
+    "__range": "5m",
     "__interval": "1s",
 }
 """As Grafana fills them in when all is selected, and for a short time range."""
@@ -41,11 +45,22 @@ def _filled(expression: str, **selected: str) -> str:
     return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
 
 
-def _targets() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every query of the dashboard, with where it stands."""
-    for panel in panels():
-        for target in panel["targets"]:
-            yield f"{panel['title']} {target['refId']}", target
+ON_CALL, USAGE = DASHBOARDS["npu-agent"], DASHBOARDS["npu-agent-usage"]
+PANELS = {panel["title"]: panel for each in DASHBOARDS.values() for panel in panels(each)}
+
+
+def _targets(titles: Iterable[str] = PANELS) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every query of these panels, with where it stands."""
+    for title in titles:
+        for target in PANELS[title]["targets"]:
+            yield f"{title} {target['refId']}", target
+
+
+def _annotations() -> dict[str, dict[str, Any]]:
+    """Those that ask Prometheus, by name."""
+    return {
+        each["name"]: each for each in ON_CALL["annotations"]["list"] if not each.get("builtIn")
+    }
 
 
 def _beyond_the_fleet(target: dict[str, Any]) -> bool:
@@ -84,6 +99,7 @@ async def test_every_query_and_variable_finds_something_and_the_rules_work() -> 
         await _figures_are_right(prometheus)
         await _cards_are_held_by_whom_they_are(prometheus)
         await _units_are_the_same_in_every_schema(prometheus)
+        await _annotations_are_where_they_should(prometheus)
         await _rules_work(prometheus)
         await _promtool_finds_no_fault(prometheus, "node-3")
 
@@ -115,7 +131,7 @@ async def _variables_have_values(prometheus: Prometheus) -> None:
         "card": ["npu0", "npu1"],
         "namespace": ["default"],
     }
-    for variable in dashboard()["templating"]["list"]:
+    for variable in (one for each in DASHBOARDS.values() for one in each["templating"]["list"]):
         if variable["type"] == "query":
             found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
             assert found
@@ -127,11 +143,11 @@ async def _variables_have_values(prometheus: Prometheus) -> None:
 async def _figures_are_right(prometheus: Prometheus) -> None:
     """What `fleet` says of its nodes."""
     expected = {
-        "": {"Nodes": 3, "Cards": 5, "Unhealthy": 1, "In use": 2, "Free": 2},
-        "node-1": {"Nodes": 1, "Cards": 2, "Unhealthy": 1, "In use": 0, "Free": 1},
-        "node-2": {"Nodes": 1, "Cards": 2, "Unhealthy": 0, "In use": 2, "Free": 0},
+        "": {"Nodes": 3, "Cards": 5, "Unhealthy cards": 1, "In use": 2, "Free": 2},
+        "node-1": {"Nodes": 1, "Cards": 2, "Unhealthy cards": 1, "In use": 0, "Free": 1},
+        "node-2": {"Nodes": 1, "Cards": 2, "Unhealthy cards": 0, "In use": 2, "Free": 0},
     }
-    stats = {panel["title"]: panel["targets"][0]["expr"] for panel in panels()}
+    stats = {title: panel["targets"][0]["expr"] for title, panel in PANELS.items()}
     for node, figures in expected.items():
         for title, figure in figures.items():
             found = await prometheus.query(_filled(stats[title], node=node or ".*"))
@@ -167,6 +183,16 @@ async def _units_are_the_same_in_every_schema(prometheus: Prometheus) -> None:
             assert least < float(sample["value"][1]) < most
 
 
+async def _annotations_are_where_they_should(prometheus: Prometheus) -> None:
+    """One card is unhealthy; no config was changed or refused."""
+    found = {
+        name: await prometheus.query(_filled(each["expr"])) for name, each in _annotations().items()
+    }
+    (unhealthy,) = found.pop("Unhealthy")
+    assert unhealthy["metric"].items() >= {"hostname": "node-1", "device": "npu0"}.items()
+    assert found == {"Config": [], "Config refused": []}
+
+
 async def _rules_work(prometheus: Prometheus) -> None:
     for group in (await prometheus.get("rules"))["groups"]:
         for rule in group["rules"]:
@@ -184,7 +210,7 @@ async def _rules_work(prometheus: Prometheus) -> None:
 FIGURES: dict[str, dict[tuple[str, ...], float]] = {
     "Claims prepared and unprepared A": {("prepared",): 4, ("refused",): 2, ("failed",): 0},
     "Claims prepared and unprepared B": {("unprepared",): 2},
-    "Time to prepare a claim A": {("node-1",): 0.0099},
+    "NodePrepareResources latency A": {("node-1",): 0.0099},
     "Cores held, by width of the device A": {(): 2},
     "Cores held, by width of the device B": {(): 2},
     "Cores held, by width of the device C": {(): 4},
@@ -236,34 +262,157 @@ def test_panels_about_dra_and_the_condition_show_what_the_agents_count(tmp_path:
     promtool("test", "rules", "test.yaml", cwd=tmp_path)
 
 
+CARD = 'hostname="node-1",arch="rngd",device="npu{}",instance="a"'
+FIRST_SCREEN = {
+    "Pods hit A": {"": 2},
+    "Nodes without an agent A": {"": 1},
+    "Alerts firing A": {"": 1},
+    "What is broken, who is hit, since when A": {
+        CARD.format(0) + ',state="unhealthy",reason="dead",namespace="ml",pod="a"': 1,
+        CARD.format(0) + ',state="unhealthy",reason="dead",namespace="ml",pod="b"': 1,
+        CARD.format(1) + ',state="unknown",reason="silent"': 1,
+    },
+    "What is broken, who is hit, since when B": {
+        CARD.format(0) + ',state="unhealthy",reason="dead",namespace="ml",pod="a"': 120_000,
+        CARD.format(0) + ',state="unhealthy",reason="dead",namespace="ml",pod="b"': 120_000,
+    },
+}
+"""What it shows of `BROKEN` after five minutes."""
+BROKEN = {
+    f'furiosa_npu_health{{{CARD.format(0)},state="healthy"}}': "1x2 0x7",
+    f'furiosa_npu_health{{{CARD.format(0)},state="unhealthy"}}': "0x2 stale",
+    f'furiosa_npu_health{{{CARD.format(0)},state="unhealthy",reason="dead"}}': "_x3 1x6",
+    f'furiosa_npu_health{{{CARD.format(1)},state="healthy"}}': "0x9",
+    f'furiosa_npu_health{{{CARD.format(1)},state="unknown",reason="silent"}}': "1x9",
+    f'furiosa_npu_health{{{CARD.format(2)},state="healthy"}}': "1x9",
+    f'furiosa_npu_assigned{{{CARD.format(0)},core="0-3",namespace="ml",pod="a"}}': "1x9",
+    f'furiosa_npu_assigned{{{CARD.format(0)},core="4-7",namespace="ml",pod="b"}}': "1x9",
+    f'furiosa_npu_assigned{{{CARD.format(2)},core="0-7",namespace="ml",pod="c"}}': "1x9",
+    f"furiosa_npu_info{{{CARD.format(0)}}}": "1x9",
+    'furiosa_npu_info{hostname="node-2",arch="rngd",device="npu0",instance="b"}': "1x2 stale",
+    'ALERTS{alertname="NpuCardUnhealthy",alertstate="firing",hostname="node-1"}': "1x9",
+    'ALERTS{alertname="NpuCardFlapping",alertstate="pending",hostname="node-1"}': "1x9",
+}
+"""A card that died in the third minute with two holders, one without a holder of which nothing is
+known, a healthy one, and a node that has gone; samples of each minute by series."""
+
+
+@needs_promtool
+def test_the_first_screen_says_what_is_broken_who_is_hit_and_since_when(tmp_path: Path) -> None:
+    expressions = {where: target["expr"] for where, target in _targets() if where in FIRST_SCREEN}
+    asked = [
+        {
+            "expr": _filled(expressions[where], __interval="1m"),
+            "eval_time": "5m",
+            "exp_samples": [
+                {"labels": f"{{{labels}}}", "value": value} for labels, value in rows.items()
+            ],
+        }
+        for where, rows in FIRST_SCREEN.items()
+    ]
+    series = [{"series": name, "values": values} for name, values in BROKEN.items()]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"evaluation_interval": "1m", "rule_files": [], "tests": [test]})
+    )
+    promtool("test", "rules", "test.yaml", cwd=tmp_path)
+
+
 def _kept(expression: str) -> list[str]:
     """The labels that an aggregation keeps, of which there may be none."""
     found = re.search(r"\b(?:sum|max) by \(([^)]*)\)", expression)
     return found[1].split(", ") if found else []
 
 
-def test_it_asks_for_series_that_there_are() -> None:
-    asked = set().union(*(metrics_of(target["expr"]) for _, target in _targets()))
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_it_asks_for_series_that_there_are(dashboard: dict[str, Any]) -> None:
+    titles = [panel["title"] for panel in panels(dashboard)]
+    asked = set().union(*(metrics_of(target["expr"]) for _, target in _targets(titles)))
     assert asked <= exported()
-    assert not any(name.startswith("npu:") for name in asked), "the rules may not be installed"
+    recorded = {name for name in asked if name.startswith("npu:")}
+    assert recorded == (asked if dashboard is USAGE else set()), "the rules may not be installed"
 
 
-def test_it_can_be_imported_as_it_is() -> None:
-    model = dashboard()
+def test_annotations_ask_for_series_that_there_are() -> None:
+    assert set().union(*(metrics_of(one["expr"]) for one in _annotations().values())) <= exported()
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_it_can_be_imported_as_it_is(uid: str) -> None:
+    model = DASHBOARDS[uid]
     assert "__inputs" not in model
-    assert model["uid"] == "npu-agent"
-    source, *_ = model["templating"]["list"]
+    assert model["uid"] == uid
+    source, *others = model["templating"]["list"]
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
     own = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
-    assert all(variable["datasource"] == own for variable in model["templating"]["list"][1:])
-    assert all(panel["datasource"] == own for panel in panels())
-    assert all(target["datasource"] == own for _, target in _targets())
-    used = set(re.findall(r"\$(\w+)", " ".join(target["expr"] for _, target in _targets())))
-    named = {variable["name"] for variable in model["templating"]["list"]} - {source["name"]}
+    assert all(one["datasource"] == own for one in others if one["type"] == "query")
+    targets = [target for panel in panels(model) for target in panel["targets"]]
+    assert all(each["datasource"] == own for each in (*panels(model), *targets))
+    used = set(re.findall(r"\$(\w+)", " ".join(target["expr"] for target in targets)))
+    named = {variable["name"] for variable in others} - {"runbook"}
     assert used - {"__rate_interval", "__range", "__interval"} == named
 
 
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_panels_have_titles_and_numbers_of_their_own() -> None:
+    assert len(PANELS) == sum(len(panels(each)) for each in DASHBOARDS.values())
+    for each in DASHBOARDS.values():
+        ids = [panel["id"] for panel in (*each["panels"], *panels(each))]
+        assert len(set(ids)) == len([*panels(each), *_rows(each)])
+
+
+def _rows(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] == "row"]
+
+
+def test_what_is_broken_fills_the_first_screen_and_all_else_is_folded() -> None:
+    first, *others = _rows(ON_CALL)
+    assert not first["collapsed"]
+    assert all(row["collapsed"] and row["panels"] for row in others)
+    shown = [panel for panel in ON_CALL["panels"] if panel["type"] != "row"]
+    assert {"What is broken, who is hit, since when", "Alerts"} <= {one["title"] for one in shown}
+    # A screen of 1080 lines has room for 25 units of 38 pixels below Grafana's own bars.
+    assert max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in shown) <= 25
+
+
+def _links(panel: dict[str, Any]) -> Iterator[str]:
+    for override in panel["fieldConfig"]["overrides"]:
+        for one in override["properties"]:
+            if one["id"] == "links":
+                yield from (link["url"] for link in one["value"])
+
+
+def test_links_lead_to_dashboards_and_by_columns_that_there_are() -> None:
+    nowhere: dict[str, Any] = {}
+    urls = [(link["url"], nowhere) for each in DASHBOARDS.values() for link in each["links"]]
+    urls += [(url, panel) for panel in PANELS.values() for url in _links(panel)]
+    assert {re.split(r"[?#]|://", url)[0] for url, _ in urls} == {
+        "/d/npu-agent",
+        "/d/npu-agent-usage",
+        "http",
+        "${runbook}",
+    }
+    for url, panel in urls:
+        if found := re.match(r"/d/([\w-]+)", url):
+            variables = {one["name"] for one in DASHBOARDS[found[1]]["templating"]["list"]}
+            assert set(re.findall(r"var-(\w+)=", url)) <= variables
+        for column in re.findall(r"__data\.fields\.(\w+)", url):
+            assert column in panel["transformations"][-1]["options"]["renameByName"].values()
+
+
+def test_an_alert_leads_to_its_place_in_the_runbook() -> None:
+    """Grafana has its name, as Prometheus spells it."""
+    page = (PROJECT / "npu_agent/outputs/web/runbook.html").read_text()
+    assert "${runbook}#${__data.fields.Alert}" in _links(PANELS["Alerts"])
+    assert all(f'<span id="{alert}"></span>' in page for alert in rules("alert"))
+
+
+def test_a_configmap_of_them_can_be_applied() -> None:
+    """kubectl keeps what it applies in an annotation; all of an object have 256 KiB."""
+    data = {path.name: path.read_text() for path in (COMPONENTS / "dashboard").glob("*.json")}
+    assert len(json.dumps({"data": data})) < 240_000
+
+
+@pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 def test_what_a_legend_or_column_shows_is_kept_by_the_query(panel: dict[str, Any]) -> None:
     """A label that is aggregated away would be an empty place."""
     expressions = [target["expr"] for target in panel["targets"]]
