@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from calendar import timegm
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, node
 from npu_agent.kube.node import Condition
 from npu_agent.logs import Reporter, logger
-from npu_agent.ticks import STAMP, set_within, stamp
+from npu_agent.ticks import set_within, stamp
 
 log = logger(__name__)
 
@@ -85,8 +84,8 @@ class _Live:
     """Empty: none is ours."""
     condition: Condition | None = None
     """None: there is none of this type."""
-    written_at: float = 0.0
-    """By `time.monotonic`."""
+    at: float = 0.0
+    """When it was read or written, by `time.monotonic`."""
 
 
 class ConditionWriter:
@@ -212,11 +211,7 @@ class ConditionWriter:
                 await node.apply_conditions(self._api, name)
                 log.info("the Node's condition is removed", node=name)
             return _Live("")
-        there = await self._read(name, wanted)
-        heard = there and there.last_heartbeat_time
-        age = time.time() - _seconds(heard) if heard else self._timing.heartbeat
-        age = min(max(age, 0.0), self._timing.heartbeat)
-        return _Live(wanted, there, time.monotonic() - age)
+        return _Live(wanted, await self._read(name, wanted), time.monotonic())
 
     async def _read(self, name: str, type_: str) -> Condition | None:
         found = await node.read_whole(self._api, name, fresh=True)
@@ -239,7 +234,7 @@ class ConditionWriter:
             return self._fault + timing.settle - now
         changed = (there.reason, there.message) != (wanted.reason, wanted.message)
         beat = spread(timing.heartbeat)
-        return live.written_at + (timing.gap if changed else beat) - now
+        return live.at + (timing.gap if changed else beat) - now
 
     async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:
         there, now, status = live.condition, stamp(), str(wanted.status)
@@ -277,11 +272,3 @@ class ConditionWriter:
         self._writing.failed(error)
         state = self.state.value or ConditionState(type=type_)
         self.state.publish(replace(state, error=str(error)))
-
-
-def _seconds(written: str) -> float:
-    """The time of a stamp by the wall clock; long ago, if it is in another form."""
-    try:
-        return timegm(time.strptime(written, STAMP))
-    except ValueError:
-        return 0.0
