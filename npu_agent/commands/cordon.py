@@ -21,10 +21,12 @@ Known = Mapping[str, Any]
 """A card as /status.json has it: ``id, name, uuid, pci_bus_id`` and more."""
 
 
-_RIGHTS = (
-    "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, then "
-    "`kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`"
-)
+_REMEDIES = {
+    Kind.FORBIDDEN: "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
+    "then `kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`",
+    Kind.CREDENTIALS: "set KUBECONFIG to the file that your kubectl uses",
+}
+"""For a person, where the client's own remedies are for the agent."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -49,8 +51,8 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
     try:
         yield api
     except ApiError as error:
-        words = f"{error.what}: {_RIGHTS}" if error.kind is Kind.FORBIDDEN else str(error)
-        raise CommandError(words) from error
+        remedy = _REMEDIES.get(error.kind)
+        raise CommandError(f"{error.what}: {remedy}" if remedy else str(error)) from error
     finally:
         await api.close()
 

@@ -155,6 +155,15 @@ async def test_missing_rights_and_agents_are_said(cluster: Cluster) -> None:
         await cluster.run("drain", "npu1")
 
 
+async def test_without_a_kubeconfig_the_remedy_is_a_persons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(CommandError, match="set KUBECONFIG to") as caught:
+        await _change(catalogue.parse(["cordon", "npu0", "--node", NODE]))
+    assert "labels.output" not in str(caught.value)
+
+
 async def test_a_drain_evicts_the_pods_of_the_card_and_no_other(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
