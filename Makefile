@@ -10,14 +10,14 @@ DIST   := dist
 unexport PYTHONDONTWRITEBYTECODE
 CHECKED := npu_agent protos tests bench docs packaging
 # Tests with targets of their own: they build programs and start containers.
-NEED_ROOT := --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
+NEED_ROOT := --ignore=tests/conformance --ignore=tests/e2e --ignore=tests/k8s --ignore=tests/packaging
 # In CI what fails is run once more, alone, and named (tests/again.py).
 PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
 PACKAGES := binutils chromium fish prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s e2e e2e-long e2e-releases chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ fuzz: $(VENV)/ready ## broken input for all that reads what others write, 10 s e
 
 k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA (the first run builds them, about 10 minutes)
 	$(PYTEST) tests/k8s $(ARGS)
+
+conformance: $(VENV)/ready ## judge our DRA driver, and an example of others (the first run builds it and Kubernetes, about 10 minutes)
+	$(PYTEST) -n2 tests/conformance $(ARGS)
 
 # Clusters beside each other, three at a time: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)

@@ -160,6 +160,13 @@ NODE_HEALTHCHECK_OPERATOR = GoBuild(
     checksum="h1:U3aEgam/TjU5dYwilD54LMCTWX1c/qMuVI3BqNqDcyM=",
     packages=("cmd",),
 )
+DRA_EXAMPLE_DRIVER = GoBuild(
+    name="dra-example-driver-0.4.0",
+    module="sigs.k8s.io/dra-example-driver",
+    version="v0.4.0",
+    checksum="h1:JaJJvAHPULxJNLD6LKTJY8NrS45eyqHSJWd8Q5dmS5k=",
+    packages=("cmd/dra-example-kubeletplugin",),
+)
 _PROGRAMS = {
     ETCD: "etcd",
     NODE_READINESS_CONTROLLER: "node-readiness-controller",
