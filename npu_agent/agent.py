@@ -442,7 +442,6 @@ class Agent:
             yield "certificates", self.certificates.run
 
     async def _follow_log(self) -> None:
-        """Applies what the config says of the log."""
         applied = self._log_settings.value
         async for wanted in self._log_settings.watch():
             if wanted != applied:
@@ -450,7 +449,6 @@ class Agent:
                 logs.setup(wanted.level, wanted.format)
 
     def state(self) -> AgentState:
-        """How everything stands now."""
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
         wanted, served = self._wanted.value, self._served()
         monotonic = time.monotonic()

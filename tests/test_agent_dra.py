@@ -19,12 +19,10 @@ from npu_agent import files, simulator
 from npu_agent.agent import Agent, Timing
 from npu_agent.config import (
     AllocationConfig,
-    DisabledDevice,
     LabelsConfig,
     MetricsConfig,
     ResourceSpec,
 )
-from npu_agent.config.schema import DraConfig
 from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.condition import condition
 from npu_agent.core.ledger import PreparedClaim
@@ -169,18 +167,6 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
     assert (record["prepared"], record["allocations"]) == ({}, [])
 
 
-async def test_each_card_is_offered_by_one_api(room: Room) -> None:
-    room.node.cards("warboy=1,rngd=1")
-    by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
-    async with room.node.agent(resources=(by_dra,), **NOTHING_ELSE) as agent:
-        await room.free(RNGD)
-        plugin = await room.node.listed(1)
-        assert plugin.devices == ((UUIDS[0], "Healthy"),)
-        await until(lambda: reasons(agent) == [])
-        assert set(room.node.kubelet.plugins.value) == {NPU}
-        assert [one.session.resource for one in agent.state().resources] == [NPU]
-
-
 async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:
     room.node.timing = timing(linger=1.0, grace=0.1)
     room.node.cards("warboy=2")
@@ -260,13 +246,6 @@ async def test_the_driver_is_ended_before_the_rest(room: Room) -> None:
         await room.registered()
 
 
-async def test_auto_is_the_device_plugin_where_the_node_is_unknown(room: Room) -> None:
-    room.node.cards("warboy=2")
-    async with room.node.agent(node_name=None, allocation=AUTO, **NOTHING_ELSE) as agent:
-        await room.node.listed(2)
-        assert agent.state().dra == ()
-
-
 async def test_auto_is_dra_where_that_can_be(room: Room) -> None:
     room.node.cards("warboy=2")
     async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
@@ -339,33 +318,6 @@ events: false
             "disabledDevices: [{devName: npu0, nodeName: this-node}, {devName: npu1, nodeName: x}]"
         )
         await room.free(NAMES[1])
-
-
-async def test_names_by_index_and_disabled_cards(room: Room) -> None:
-    room.node.cards("warboy=2")
-    disabled = (DisabledDevice(dev_name="npu0", node_name=NODE),)
-    async with room.node.agent(
-        allocation=DRA,
-        dra=DraConfig(device_names="index"),
-        disabled_devices=disabled,
-        **NOTHING_ELSE,
-    ):
-        await room.free("npu1")
-        await room.registered()
-        await room.prepared(room.claim("c", "npu1"))
-        # one that was allocated before it was disabled
-        await room.prepared(room.claim("d", "npu0"))
-
-
-async def test_health_reaches_the_kubelet(room: Room) -> None:
-    room.node.cards("warboy=2")
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await room.registered()
-        state = room.manager.state
-        await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Healthy")
-        room.node.fault("npu0", "dead")
-        await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Unhealthy")
-        assert state(DRIVER, NODE, NAMES[1])[0] == "Healthy"
 
 
 async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(

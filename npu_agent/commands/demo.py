@@ -355,7 +355,6 @@ class Tour:
                 await asyncio.sleep(0.05)
 
     async def address(self) -> str:
-        """Where the agent serves its pages."""
         address = await self._agent.server.listening.until(bool)
         return ":".join(map(str, address or ()))
 

@@ -24,7 +24,6 @@ from npu_agent.vendors import SPECS
 
 
 def main(args: argparse.Namespace) -> int:
-    """Does `args.action`."""
     return asyncio.run(_act(args))
 
 

@@ -16,7 +16,6 @@ _DEADLINE = 5.0
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints them."""
     commit = commit_of(_PACKAGE)
     if view.is_data(args):
         python = platform.python_version()

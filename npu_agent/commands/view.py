@@ -29,7 +29,6 @@ WIDE = 400
 
 
 def is_data(args: argparse.Namespace) -> bool:
-    """Whether the output is for programs."""
     return args.output in ("json", "yaml")
 
 

@@ -108,7 +108,6 @@ def news(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
 
 
 def trend_changes(before: Trends, after: Trends) -> Iterator[TrendChange]:
-    """Which trends began, and which ended."""
     for at, trend in before.found.items():
         if at not in after.found:
             yield TrendChange(at[0], trend, began=False)
@@ -143,7 +142,6 @@ def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
-    """What began or ended to last on cards."""
     for one in trend_changes(before, after):
         card = one.trend.card
         yield TimelineEntry(

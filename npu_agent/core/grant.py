@@ -55,7 +55,7 @@ def grant(devices: Iterable[Device]) -> Grant:
     return Grant(
         environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),
         nodes=tuple(dict.fromkeys(pair for device in ordered for pair in _paths(device))),
-        cdi_names=tuple(cdi_name(device) for device in ordered),
+        cdi_names=tuple(f"{one.card.access.cdi_kind}={one.id}" for one in ordered),
     )
 
 
@@ -67,10 +67,6 @@ def _paths(device: Device) -> Iterable[tuple[str, str]]:
     for node in device.nodes:
         path = f"/dev/{node}"
         yield path, NULL if device.card.simulated else path
-
-
-def cdi_name(device: Device) -> str:
-    return f"{device.card.access.cdi_kind}={device.id}"
 
 
 def requested(

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from types import MappingProxyType
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.offer import Device, cut
@@ -111,8 +110,21 @@ class PoolDevice:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a card."""
         return self.device.cores != self.device.card.all_cores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What devices are tainted for, in addition to their health."""
+
+    evict: bool = False
+    """Whether a sick card's Pods are to be evicted."""
+    held: Callable[[Device], str | None] = lambda _: None
+    """Why a device must not be allocated although nothing in the cluster says so; None: it may."""
+    cordoned: Collection[str] = ()
+    """The IDs of the cards that a person has taken out of service."""
+    degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
+    """By ID, what one should know of cards that work."""
 
 
 def pool(
@@ -122,10 +134,7 @@ def pool(
     families: Collection[str],
     by_index: bool = False,
     partitions: bool = False,
-    evict: bool = False,
-    held: Callable[[Device], str | None] = lambda _: None,
-    cordoned: Collection[str] = (),
-    degraded: Mapping[str, Collection[TrendKind]] = MappingProxyType({}),
+    marks: Marks = Marks(),
 ) -> tuple[PoolDevice, ...]:
     """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
@@ -139,11 +148,7 @@ def pool(
         partitions: whether each card is offered in every width that it has nodes for, all of them
             at the same time, and not only whole. The scheduler then cuts it: a device is free as
             long as no core of it is another one's.
-        evict: whether a sick card's Pods are to be evicted.
-        held: why a device must not be allocated although nothing in the cluster says so; None: it
-            may be.
-        cordoned: the IDs of the cards that a person has taken out of service.
-        degraded: by ID, what one should know of cards that work.
+        marks: what devices are tainted for.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
     cards.sort(key=lambda state: state.card.family != dra.first)
@@ -153,10 +158,7 @@ def pool(
             name=_named(name, state, device.cores),
             device=device,
             description=dra.describe(state.card, device.cores),
-            taints=(
-                *_taints(dra.driver, device, evict, held(device), state.id in cordoned),
-                *_notes(dra.driver, degraded.get(state.id, ())),
-            ),
+            taints=_taints(dra.driver, device, marks),
             counters=counters,
         )
         for state, name in zip(cards, called, strict=True)
@@ -238,21 +240,17 @@ def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
     return f"{name[: longest - 9].rstrip('-')}-{digest}"
 
 
-def _taints(
-    driver: str, device: Device, evict: bool, held: str | None, cordoned: bool
-) -> tuple[Taint, ...]:
-    taints = []
+def _taints(driver: str, device: Device, marks: Marks) -> tuple[Taint, ...]:
+    found: list[tuple[str, Effect]] = []
     if not device.healthy:
-        effect = Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE
-        taints.append(Taint(key=f"{driver}/unhealthy", effect=effect))
-    keys = [key for key, applies in (("held", held), ("cordoned", cordoned)) if applies]
-    taints += (Taint(key=f"{driver}/{key}", effect=Effect.NO_SCHEDULE) for key in keys)
-    return tuple(taints)
-
-
-def _notes(driver: str, kinds: Collection[TrendKind]) -> Iterator[Taint]:
-    for key in sorted(kind.value for kind in kinds):
-        yield Taint(key=f"{driver}/{key}", effect=Effect.NONE)
+        found.append(("unhealthy", Effect.NO_EXECUTE if marks.evict else Effect.NO_SCHEDULE))
+    if marks.held(device):
+        found.append(("held", Effect.NO_SCHEDULE))
+    if device.card_id in marks.cordoned:
+        found.append(("cordoned", Effect.NO_SCHEDULE))
+    notes = sorted(kind.value for kind in marks.degraded.get(device.card_id, ()))
+    found += ((key, Effect.NONE) for key in notes)
+    return tuple(Taint(key=f"{driver}/{key}", effect=effect) for key, effect in found)
 
 
 def without_notes(device: PoolDevice) -> PoolDevice:

@@ -124,7 +124,6 @@ class DraState:
 
     @property
     def name(self) -> str:
-        """The driver's name."""
         return self.session.resource
 
 
@@ -333,7 +332,6 @@ class AgentState:
         return tuple(dict.fromkeys(held))
 
     def is_disabled(self, card: CardState) -> bool:
-        """Whether the config keeps the card out of service."""
         return not names(card).isdisjoint(name.lower() for name in self.disabled)
 
     def is_stale(self, card: CardState) -> bool:
@@ -356,7 +354,6 @@ class AgentState:
 
 
 def is_fenced(card: CardState) -> bool:
-    """Whether the card is out of service for its health."""
     return card.health.state is HealthState.UNHEALTHY
 
 

@@ -36,6 +36,9 @@ class TimelineEntry:
     """The first time."""
     count: int = 1
 
+    def is_same(self, other: TimelineEntry) -> bool:
+        return (self.text, self.card, self.tone) == (other.text, other.card, other.tone)
+
 
 @dataclass(frozen=True, slots=True)
 class GoneCard:
@@ -60,7 +63,7 @@ class Timeline:
         for one in happened:
             new = replace(one, text=one.text[:_LONGEST], at=now, first=now)
             known = found.get(one.subject, ())
-            if same := next((old for old in known if _same(old, new)), None):
+            if same := next((old for old in known if old.is_same(new)), None):
                 new = replace(new, first=same.first, count=same.count + 1)
             found[one.subject] = (*(old for old in known if old is not same), new)[-MOST:]
         return _around(now, found, self.gone)
@@ -92,7 +95,3 @@ def _around(
         },
         tuple(one for one in gone if now - one.since < SPAN),
     )
-
-
-def _same(old: TimelineEntry, new: TimelineEntry) -> bool:
-    return (old.text, old.card, old.tone) == (new.text, new.card, new.tone)

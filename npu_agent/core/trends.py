@@ -129,7 +129,6 @@ def at_one_moment(snapshot: Snapshot, max_temperature: float | None = None) -> T
 
 
 def _risen(before: CardState, after: CardState) -> list[str]:
-    """The error counters that rose."""
     if before.reading is after.reading or before.reading is None or after.reading is None:
         return []
     known = dict(before.reading.errors)

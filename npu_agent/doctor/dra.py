@@ -121,7 +121,6 @@ async def _slices(context: Context, driver: str) -> Check:
 
 
 async def _features(context: Context, driver: str) -> Check:
-    """A dry run, which writes nothing."""
     tainted = {
         "name": "npu-doctor",
         "taints": [{"key": f"{driver}/unhealthy", "effect": Effect.NO_SCHEDULE.value}],

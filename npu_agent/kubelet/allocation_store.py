@@ -253,7 +253,6 @@ class AllocationStore:
         self.grant(resource, devices)
 
     def _orphans_have(self, devices: Iterable[Device]) -> bool:
-        """Whether an orphaned Pod still has one of these devices."""
         orphans = Ledger(orphans=self._ledger.orphans).conflicts(self._cards())
         return any(orphans.against(None, device) for device in devices)
 

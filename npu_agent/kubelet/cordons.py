@@ -91,7 +91,6 @@ class CordonStore:
         self._reading = Reporter(log, "the cordons of this Node are not all in force")
 
     async def run(self) -> None:
-        """Follows the annotation until cancelled."""
         pause = Backoff(first=1.0, longest=60.0)
         async with background(self._log()):
             while True:
@@ -114,7 +113,6 @@ class CordonStore:
         )
 
     async def check(self, devices: Iterable[Device]) -> None:
-        """Raises RefusalError if the card of one is cordoned."""
         await self.settled()
         for device in devices:
             if refusal := self.refusal(device):

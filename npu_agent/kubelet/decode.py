@@ -53,7 +53,6 @@ def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
 
 
 def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
-    """Resource and ID of each device."""
     for devices in map(_message, messages):
         resource = _text(devices, 1)
         for id_ in devices.get(2, ()):

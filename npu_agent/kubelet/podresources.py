@@ -149,12 +149,10 @@ class PodResources:
                 )
                 running = await self.pods.running(self.orphan_candidates(answered))
                 self.holdings.publish(replace(answered, running=running))
-            await set_within(self._now, until_tick(self._pause()))
+            idle = self._ledger.value.idle and not self.holdings.value.error
+            pause = self._interval.value * (_IDLE if idle else 1)
+            await set_within(self._now, until_tick(pause))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
-
-    def _pause(self) -> float:
-        idle = self._ledger.value.idle and not self.holdings.value.error
-        return self._interval.value * (_IDLE if idle else 1)
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
         """The UIDs of Pods of which it matters whether they run."""

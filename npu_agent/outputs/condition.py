@@ -133,7 +133,6 @@ class ConditionWriter:
         self._keeping = Reporter(log, "how many cards were healthy cannot be noted")
 
     async def run(self) -> None:
-        """Follows the agent's state until cancelled."""
         if not self._node_name:
             await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
             return

@@ -98,7 +98,6 @@ def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) 
 
 
 def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
-    """Which cards were cordoned and uncordoned."""
     for id_, name, reason in cordon_changes(before, after):
         what, words = "NPUUncordoned", "is uncordoned: new Pods get it again"
         if reason is not None:
@@ -107,7 +106,6 @@ def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
 
 
 def trend_events(before: Trends, after: Trends) -> Iterator[Event]:
-    """What began or ended to last on cards."""
     for one in trend_changes(before, after):
         began, ended = _TREND_EVENTS[one.kind]
         message = f"{_named(one.trend.card)} {one.text}"

@@ -312,11 +312,13 @@ class Claims:
         await self._ready()
         if self._store.unrecorded.value:
             await self.recover()
-        claim = await self._checked(ref)
-        joined = await self._joined(claim)
+        claim, joined = await self._checked(ref), None
         while True:
             changed = self._store.states.changed  # before it is tried: no change is missed
             try:
+                self._usable(claim)  # before what the kubelet may be slow to answer
+                if joined is None:
+                    joined = await self._joined(claim)
                 return await self._whole(self._grant(claim, call, joined=joined))
             except RefusalError as error:
                 if error.kind is not Refusal.HELD:
@@ -412,13 +414,7 @@ class Claims:
                     Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
                 )
             before = self._store.prepared.value.get(claim.uid)
-            found = [(result, self._device(claim, result)) for result in claim.results]
-            if before is None:  # else its Pods may have that already
-                if self._store.unrecorded.value:
-                    raise RefusalError(Refusal.UNFIT, UNRECORDED)
-                for result, device in found:
-                    self._check_use(result, device)
-            _check_overlap(claim, found)
+            found = self._usable(claim)
             prepared = _prepared(claim, found, self._dra.driver, joined=joined)
             await self._store.replacing(prepared)
             self._store.prepare(prepared, [device for one, device in found if not one.admin])
@@ -443,6 +439,17 @@ class Claims:
                 )
                 for one in claim.results
             )
+
+    def _usable(self, claim: Claim) -> list[tuple[Result, Device]]:
+        """The devices of a claim; raises RefusalError if its Pods must not have one of them."""
+        found = [(result, self._device(claim, result)) for result in claim.results]
+        if claim.uid not in self._store.prepared.value:  # else its Pods may have that already
+            if self._store.unrecorded.value:
+                raise RefusalError(Refusal.UNFIT, UNRECORDED)
+            for result, device in found:
+                self._check_use(result, device)
+        _check_overlap(claim, found)
+        return found
 
     def _devices(self) -> dict[str, Device]:
         return {one.name: one.device for one in self._pool.devices.value or ()}

@@ -24,7 +24,7 @@ from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim, PublishedCard
-from npu_agent.core.pool import Effect, PoolDevice, Taint, pool
+from npu_agent.core.pool import Effect, Marks, PoolDevice, Taint, pool
 from npu_agent.core.state import SessionPhase
 from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor_spec import VendorSpec
@@ -222,7 +222,6 @@ class Driver:
         return _Duty.NONE
 
     def _published(self) -> set[str]:
-        """The IDs of the cards that our slices may have."""
         published = self._store.published.value
         return {id_ for id_, one in published.items() if one.driver == self._dra.driver}
 
@@ -367,10 +366,12 @@ class Driver:
             families=self._families,
             by_index=wanted.by_index,
             partitions=cut,
-            evict=wanted.evict,
-            held=self._store.held_by_containers(seen),
-            cordoned=cordoned,
-            degraded=self._degraded.value,
+            marks=Marks(
+                evict=wanted.evict,
+                held=self._store.held_by_containers(seen),
+                cordoned=cordoned,
+                degraded=self._degraded.value,
+            ),
         )
         leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
         return tuple(
@@ -455,7 +456,6 @@ class Driver:
             await self._endpoint.plugin.calls.until(lambda calls: not calls)
 
     async def _listen(self) -> Endpoint:
-        """Serves the kubelet on new sockets."""
         endpoint = Endpoint(
             driver=self._dra.driver,
             kubelet_root=self._host.kubelet_root,
@@ -468,7 +468,6 @@ class Driver:
         return endpoint
 
     async def _close(self) -> None:
-        """Ends what `_listen` began."""
         if endpoint := self._endpoint:
             self._endpoint = None
             endpoint.health.devices.close()  # its streams return, and the kubelet sees their end

@@ -10,12 +10,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.pool import PoolDevice, Value, Version
 
-T = TypeVar("T")
 Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
 
@@ -45,7 +44,10 @@ def slices(
     """
     sets = _counter_sets(devices)
     contents: list[dict[str, Any]] = [
-        *({"sharedCounters": part} for part in _chunks(sets, _SETS_PER_SLICE)),
+        *(
+            {"sharedCounters": sets[at : at + _SETS_PER_SLICE]}
+            for at in range(0, len(sets), _SETS_PER_SLICE)
+        ),
         *({"devices": [_device(each) for each in part]} for part in _parts(devices)),
     ]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(contents)}
@@ -89,10 +91,6 @@ def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
 def _counters(cores: CoreRange, sums: Mapping[str, str]) -> dict[str, dict[str, str]]:
     single = {f"core-{core}": "1" for core in cores}
     return {key: {"value": value} for key, value in {**single, **sums}.items()}
-
-
-def _chunks(of: Sequence[T], most: int) -> list[Sequence[T]]:
-    return [of[at : at + most] for at in range(0, len(of), most)]
 
 
 def name(at: int, driver: str, node: str) -> str:

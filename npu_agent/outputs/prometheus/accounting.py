@@ -50,7 +50,6 @@ class Accountant:
             self.count()
 
     def count(self) -> Mapping[Subject, Account]:
-        """The accounts as they are now."""
         snapshot = self._snapshots.value if self._owned() else Snapshot()
         self._accounts.follow(snapshot, self._holdings.value, self._clock(), self._longest.value)
         return self._accounts.accounts

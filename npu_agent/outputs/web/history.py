@@ -88,7 +88,6 @@ class History:
         return self._tracks.get(card_id, ())
 
     def add(self, snapshot: Snapshot) -> None:
-        """Adds what is new, and forgets the cards that are gone."""
         self._tracks = {state.id: self._tracks.get(state.id, deque()) for state in snapshot.cards}
         for state in snapshot.cards:
             track, reading = self._tracks[state.id], state.reading

@@ -92,7 +92,6 @@ def _cards(state: AgentState, history: view.Tracks) -> str:
 
 
 def _sum(state: AgentState) -> str:
-    """Small print beside the title."""
     cards, limit = state.snapshot.cards, state.max_temperature
     if not cards:
         return ""
@@ -102,7 +101,6 @@ def _sum(state: AgentState) -> str:
 
 
 def _head(state: AgentState, found: Sequence[Note]) -> str:
-    """What is wrong, or that nothing is."""
     cards = state.snapshot.cards
     counted = m.number(len(cards), "card")
     if found:
@@ -128,7 +126,6 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
 
 
 def _readiness(state: AgentState) -> str:
-    """Whether the agent is ready, and why not."""
     reasons = unready(state)
     if not reasons:
         offers = state.resources or state.dra
@@ -313,7 +310,6 @@ def _dra(state: AgentState) -> str:
 
 
 def _slices(slices: SlicesState) -> str:
-    """Whether they are in place, and what they are."""
     if slices.published:
         state = m.pill("good", "published")
     else:

@@ -108,7 +108,6 @@ def iso(at: float) -> str:
 
 
 def _pick(value: object, *names: str) -> dict[str, Any]:
-    """These attributes under their own names."""
     return {name: getattr(value, name) for name in names}
 
 

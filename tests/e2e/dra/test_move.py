@@ -251,19 +251,3 @@ def test_the_kubelet_restarts_while_its_node_is_between_the_two(node: Node) -> N
         assert (seen(node, "claims"), seen(node, "plugin")) == before
         node.delete_pods("plugin")
         everything_is(node, DRA, 4 * SOON)
-
-
-def test_cards_that_are_all_sick_do_not_open_the_way_for_claims(node: Node) -> None:
-    every = [f"npu{card}" for card in range(CARDS)]
-    moves(node, PLUGIN)
-    everything_is(node, PLUGIN)
-    try:
-        node.fault("dead", *every)
-        node.wait_allocatable(0)
-        node.apply(npu_pod("waits"))
-        node.wait_unschedulable("waits", "")
-        assert devices(node) == {}
-    finally:
-        node.fault("ok", *every)
-    running(node, "waits", timeout=2 * SOON)
-    assert by_claims([node.pod("waits")]) == [False]

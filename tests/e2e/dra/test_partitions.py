@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -159,19 +159,6 @@ def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> N
     node.delete_pods("part-0-of-4")
     running(node, "late", timeout=2 * SOON)
     assert len(cores_in(node, "late")) == 1
-
-
-def test_a_card_dies_with_all_of_its_parts(node: Node, kill: Callable[[int], None]) -> None:
-    generation = slices(node)[0]["spec"]["pool"]["generation"]
-    kill(CARD)
-    node.wait_equal("taints", lambda: len(tainted(node)), 15)
-    assert set(tainted(node).values()) == {"unhealthy"}
-    # In one write: the pool was complete all the while.
-    assert slices(node)[0]["spec"]["pool"]["generation"] == generation
-    node.apply(pods(1))
-    waits(node, "part-0-of-1")
-    node.fault("ok", f"npu{CARD}")
-    running(node, "part-0-of-1")
 
 
 def test_parts_are_kept_while_cards_are_cut_and_whole_by_turns(node: Node) -> None:

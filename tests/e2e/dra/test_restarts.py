@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -289,33 +288,3 @@ def test_the_node_reboots(node: Node) -> None:
     published(node)
     run(node, claim_pod("next"))
     assert not verified(node, "next", 1).cards & before["always"].cards
-
-
-def test_pods_start_all_the_while_during_a_rollout(node: Node) -> None:
-    run(node, claim_pod("steady"))
-    before = verified(node, "steady", 1)
-    over = threading.Event()
-    took: list[float] = []
-
-    def churn() -> None:
-        while not over.is_set() or len(took) < 6:
-            name = f"short-{len(took)}"
-            started = time.monotonic()
-            run(node, small(name))
-            took.append(time.monotonic() - started)
-            assert seen(node, name).cards.isdisjoint(before.cards)
-            node.kubectl("delete", "pod", name, "--wait=false")
-
-    with ThreadPoolExecutor(1) as executor:
-        churning = executor.submit(churn)
-        try:
-            for _ in range(2):
-                node.restart()
-        finally:
-            over.set()
-        churning.result()
-    longest = ", ".join(f"{each:.1f}" for each in sorted(took)[-3:])
-    print(f"{len(took)} Pods started during two rollouts, the slowest in {longest} s")
-    assert verified(node, "steady", 1) == before
-    assert node.restarts()["steady"] == 0
-    unprepared(node, claim_of(node, "steady")["metadata"]["name"])

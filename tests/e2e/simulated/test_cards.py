@@ -20,8 +20,8 @@ from tests.e2e.api import overlay
 from tests.e2e.doctor import wait_well
 from tests.e2e.journey.reader import Reader
 from tests.e2e.journey.steps import CHART, Journey
-from tests.e2e.manifests import small, template, thing
-from tests.e2e.node import NAMESPACE, PROJECT, SOON
+from tests.e2e.manifests import thing
+from tests.e2e.node import NAMESPACE, PROJECT
 
 PLATFORMS = "docs/platforms.md"
 IMAGE = f"docker.io/library/npu-agent:{__version__}"
@@ -55,11 +55,6 @@ def nodes_of(*cards: str) -> set[str]:
     return {f"/dev/{card}{rest}" for card in cards for rest in WARBOY}
 
 
-def fault(node: Journey, name: str) -> str:
-    """Does something to npu0, as a person does."""
-    return node.in_agent("npu-agent", "simulate", "/host", "fault", "npu0", name)
-
-
 def test_the_quick_start(loaded: Journey, tmp_path: Path) -> None:
     node = loaded
     reader = Reader(node, tmp_path)
@@ -79,49 +74,6 @@ def test_the_quick_start(loaded: Journey, tmp_path: Path) -> None:
 
     assert "NPU_DEVNAME=npu" in reader.types(claims)
     reader.check()
-
-
-def test_a_card_dies_under_its_pods(loaded: Journey) -> None:
-    node = loaded
-    node.helm("install", *RELEASED, CHART[0], "--set", "simulate=warboy=1", "--wait")
-    node.wait_allocatable(1)
-    node.run("one", 1)
-    node.wait_known("one")
-    fault(node, "dead")
-    node.wait_allocatable(0)
-    (card,) = node.cards()
-    assert card["health"]["state"] == "unhealthy"
-    assert card["holders"][0]["pod"] == "one"
-    node.create("next", 1)
-    node.wait_unschedulable("next")
-    # What is broken stays so when the agent's container starts again.
-    before = node.agent_run()
-    node.kill_agent()
-    node.wait_restarted(before)
-    assert node.cards()[0]["health"]["state"] == "unhealthy"
-    fault(node, "ok")
-    node.delete_pods("one")
-    node.wait_phase("next", "Running", 2 * SOON)
-
-
-def test_a_claimed_card_dies(loaded: Journey) -> None:
-    node = loaded
-    values = ("--set", "simulate=warboy=1", "--set", "dra.enabled=true")
-    node.helm("install", *RELEASED, CHART[0], *values, "--wait")
-    node.apply([template("one-npu"), small("first")])
-    node.wait_phase("first", "Running")
-    assert node.nodes_in("first") == nodes_of("npu0")
-
-    def taints() -> list[str]:
-        (only,) = node.objects("resourceslice")
-        (device,) = only["spec"]["devices"]
-        assert device["attributes"]["simulated"] == {"bool": True}
-        return [taint["effect"] for taint in device.get("taints", ())]
-
-    assert taints() == []
-    fault(node, "dead")
-    node.wait_equal("taints", taints, ["NoSchedule"])
-    node.kubectl("delete", "resourceclaimtemplate", "one-npu")
 
 
 def test_by_the_component_with_other_cards(loaded: Journey, tmp_path: Path) -> None:

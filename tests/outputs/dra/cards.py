@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_agent.core.hardware import CardState, HealthState
-from npu_agent.core.pool import PoolDevice, pool
+from npu_agent.core.pool import Marks, PoolDevice, pool
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import snapshot, state
@@ -15,7 +15,9 @@ _BEGINNINGS = {"warboy": "E23A7C54", "rngd": "2E5EADE0"}
 
 def pool_of(*cards: CardState, **options: Any) -> tuple[PoolDevice, ...]:
     """What DRA offers of these cards."""
-    return pool(snapshot(*cards), **{"dra": NAMES, "families": FAMILIES, **options})
+    marked = options.keys() & {"evict", "held", "cordoned", "degraded"}
+    marks = Marks(**{key: options.pop(key) for key in marked})
+    return pool(snapshot(*cards), **{"dra": NAMES, "families": FAMILIES, "marks": marks, **options})
 
 
 def card(family: str, index: int, **more: Any) -> CardState:

@@ -439,7 +439,7 @@ async def test_parameters_for_us_are_refused(
 def patient(tmp_path: Path) -> Room:
     """Claims that wait for as long as it takes."""
     room = Room(tmp_path)
-    room.timing = Timing(holder_ends=600.0, containers=0.01)
+    room.timing = Timing(holder_ends=600.0, containers=600.0)
     room.start()
     return room
 
