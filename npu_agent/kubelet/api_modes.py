@@ -47,8 +47,8 @@ class Timing:
 class Listing:
     """A card as the device plugin has listed it."""
 
-    keys: frozenset[str]
-    names: frozenset[DeviceName]
+    keys: frozenset[str] = frozenset()
+    names: frozenset[DeviceName] = frozenset()
 
 
 async def _unknown() -> None:
@@ -103,12 +103,9 @@ class ApiModes:
                 ids.add(DeviceName(resource, device.id))
         known = dict(self.listed.value)
         for id_, (keys, ids) in found.items():
-            before = known.get(id_)
-            if before is None or not (keys <= before.keys and ids <= before.names):
-                known[id_] = Listing(
-                    keys | (before.keys if before else frozenset()),
-                    frozenset(ids) | (before.names if before else frozenset()),
-                )
+            before = known.setdefault(id_, Listing())
+            if not (keys <= before.keys and ids <= before.names):
+                known[id_] = Listing(before.keys | keys, before.names | ids)
         self.listed.publish(known)
 
     def refusal(self, device: Device) -> RefusalError | None:

@@ -225,7 +225,7 @@ class Ownership:
         """Writes who we are: once for each lock file, and once more when the agent ends."""
         now = stamp()
         self._ours_since = self._ours_since or now
-        who = _Signature(
+        who = Owner(
             version=__version__,
             host=socket.gethostname(),  # in a Pod this is the Pod's name
             pid=os.getpid(),
@@ -286,33 +286,26 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-class _Signature(msgspec.Struct):
-    version: str
-    host: str
-    pid: int
-    since: str
-    ends: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """The agent that signed the lock file; for people by ``str``."""
 
     host: str | None = None
     """The Pod's name in a Pod; None: it has not signed, or not as we do."""
-    words: str = "an agent that has not signed its lock"
+    version: str = ""
+    pid: int = 0
+    since: str = ""
     ends: bool = False
     """Whether it ends, and waits until the next one is registered."""
 
     def __str__(self) -> str:
-        return self.words
+        if self.host is None:
+            return "an agent that has not signed its lock"
+        words = f"npu-agent {self.version} on {self.host}, pid {self.pid}, since {self.since}"
+        return one_line(words)
 
 
 def read_owner(descriptor: int) -> Owner:
     try:
-        who = typedjson.decode(os.pread(descriptor, 4096, 0), _Signature)
+        return typedjson.decode(os.pread(descriptor, 4096, 0), Owner)
     except (OSError, ValueError):
         return Owner()
-    version, host, since = (one_line(words, 64) for words in (who.version, who.host, who.since))
-    words = f"npu-agent {version} on {host}, pid {who.pid}, since {since}"
-    return Owner(host, words, who.ends)

@@ -90,7 +90,7 @@ async def report(
         host.snapshot: snapshot(),
         sockets.plugin_directory: DIRECTORY,
         sockets.sockets: (),
-        sockets.owner: Owner("pod", "npu-agent 0.1.0 on pod, pid 1"),
+        sockets.owner: Owner("pod", "0.1.0", 1),
         kubelet.registered: {},
         kubelet.held: (),
         **facts,
@@ -501,7 +501,7 @@ async def test_devices_that_pods_hold_are_counted() -> None:
 
 
 async def test_an_agent_of_another_pod_stands_by_only_in_a_pod() -> None:
-    facts = {sockets.owner: Owner("another", "npu-agent 0.1.0 on another, pid 1")}
+    facts = {sockets.owner: Owner("another", "0.1.0", 1)}
     for context, expected in ((POD, State.NOTE), (HOST, State.OK)):
         assert (await report(kubelet.lines, context, facts))["serving agent"].state is expected
 

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from unittest.mock import AsyncMock
 
 from grpclib.exceptions import GRPCError
 from prometheus_client.parser import text_string_to_metric_families
@@ -268,7 +269,7 @@ _CARDS = (state("warboy"), state("warboy", 1), state("rngd", 2))
 
 
 def _device_plugin() -> Any:
-    return DevicePlugin("beta.furiosa.ai/npu", Feed(devices(*_CARDS)))
+    return DevicePlugin("beta.furiosa.ai/npu", Feed(devices(*_CARDS)), grant=AsyncMock())
 
 
 def _dra_plugin() -> Any:

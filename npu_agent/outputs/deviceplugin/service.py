@@ -58,10 +58,6 @@ def options() -> wire.DevicePluginOptions:
     return wire.DevicePluginOptions(get_preferred_allocation_available=True)
 
 
-async def grant_all(_resource: str, _devices: Sequence[Device]) -> None:
-    """Where there is no ledger."""
-
-
 class DevicePlugin:
     """Serves the devices of one resource."""
 
@@ -70,7 +66,7 @@ class DevicePlugin:
         resource: str,
         devices: Feed[Devices],
         *,
-        grant: Callable[[str, Sequence[Device]], Awaitable[None]] = grant_all,
+        grant: Callable[[str, Sequence[Device]], Awaitable[None]],
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:

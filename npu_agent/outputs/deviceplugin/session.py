@@ -32,7 +32,7 @@ from npu_agent.kubelet.registration import Standing
 from npu_agent.kubelet.rpc import UnixServer, ask, sweep, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, grant_all, options
+from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -86,24 +86,16 @@ class Plugin:
     """Whether containers get their nodes by CDI names."""
 
 
-async def _nothing() -> None:
-    pass
-
-
-async def _unknown() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
     """What others do for a session."""
 
-    prepare: Callable[[], Awaitable[None]] = _nothing
+    prepare: Callable[[], Awaitable[None]]
     """Awaited when the node is ours, before anything is offered."""
-    grant: Callable[[str, Sequence[Device]], Awaitable[None]] = grant_all
-    kubelet_lost: Callable[[], None] = lambda: None
+    grant: Callable[[str, Sequence[Device]], Awaitable[None]]
+    kubelet_lost: Callable[[], None]
     """Called when the kubelet has dropped our devices."""
-    offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]] = _unknown
+    offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
     """The IDs of each resource that the kubelet can hand out; None if it does not say."""
 
 
@@ -120,7 +112,7 @@ class Session:
         plugin: Plugin,
         devices: Feed[Devices],
         ownership: Ownership,
-        hooks: Hooks = Hooks(),
+        hooks: Hooks,
         timing: Timing = Timing(),
     ) -> None:
         self.timing = timing

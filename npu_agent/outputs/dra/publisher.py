@@ -89,15 +89,9 @@ class SlicePublisher:
         self._restarted = False
         """Whether the API server may have restarted since the last listing."""
         self._errors: dict[str, ApiError] = {}
-        self._reporters = {
-            doing: Reporter(
-                log,
-                "the ResourceSlices cannot be kept",
-                "the ResourceSlices can be kept again",
-                doing=doing,
-            )
-            for doing in _CALLS
-        }
+        self._reporter = Reporter(
+            log, "the ResourceSlices cannot be kept", "the ResourceSlices can be kept again"
+        )
 
     def ask_now(self) -> None:
         """Lists the slices now: the kubelet has restarted and may have deleted them."""
@@ -348,11 +342,13 @@ class SlicePublisher:
     def _note(self, doing: str, error: ApiError | None) -> None:
         if error:
             self._errors[doing] = error
-            self._reporters[doing].failed(error)
         else:
             self._errors.pop(doing, None)
-            self._reporters[doing].works()
         first = next((self._errors[each] for each in _CALLS if each in self._errors), None)
+        if first:
+            self._reporter.failed(first)
+        else:
+            self._reporter.works()
         self._change(trouble=first and Trouble(what=first.what, remedy=first.remedy))
 
     def _change(self, **changes: Any) -> None:

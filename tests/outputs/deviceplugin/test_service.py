@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -55,7 +56,7 @@ async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
         counts = Counts()
-        plugin = DevicePlugin(RESOURCE, feed, counts=counts)
+        plugin = DevicePlugin(RESOURCE, feed, grant=AsyncMock(), counts=counts)
         server = UnixServer([plugin], directory / "npu.sock")
         await server.listen()
         client = Client(server.path)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -82,7 +83,9 @@ class Room:
             Plugin(resource=RESOURCE, directory=self.directory, socket_name="npu"),
             self.devices,
             Ownership(self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)),
-            Hooks(offered=self.ask, prepare=self.prepare, kubelet_lost=self.lost),
+            Hooks(
+                prepare=self.prepare, grant=AsyncMock(), kubelet_lost=self.lost, offered=self.ask
+            ),
             self.timing,
         )
 
