@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from npu_agent.text import closest
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from npu_agent.simulator.telemetry import CardTelemetry
 
 MAX_CARDS = 1024
+Broken: TypeAlias = "Mapping[str, Content | None]"
+"""What is at each path instead; None: nothing."""
 
 
 class Driver(Protocol):
@@ -27,23 +29,8 @@ class Driver(Protocol):
     def directories(self, family: str, /) -> Collection[str]:
         """Directories that are there without a card."""
 
-    def liveness(self, spec: CardSpec, /) -> str:
-        """The file that says ``1`` or ``0``: whether the card works."""
-
-    def temperatures(self, spec: CardSpec, /) -> str:
-        """What the paths of its temperature sensors begin with."""
-
-    def link_width(self, spec: CardSpec, /) -> str:
-        """The file that says how many lanes its PCIe link has."""
-
-    def first_core_node(self, spec: CardSpec, /) -> str:
-        """The device node of its first core."""
-
-    def garbage(self, spec: CardSpec, /) -> Mapping[str, Content]:
-        """Nonsense for files; those that the card does not have are ignored."""
-
-    def unreadable(self, spec: CardSpec, /) -> Iterable[str]:
-        """Files that can be made to fail; those that the card does not have are ignored."""
+    def broken(self, spec: CardSpec, state: CardTelemetry, /) -> Mapping[str, Broken]:
+        """By the name of a fault that lasts: what it makes of files that the card has."""
 
 
 @dataclass(frozen=True, kw_only=True)

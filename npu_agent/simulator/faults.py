@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from npu_agent.simulator.cards import CardSpec, Driver, suggest, swapped
-from npu_agent.simulator.picture import Content, Picture, Special
+from npu_agent.simulator.picture import Picture
 from npu_agent.simulator.telemetry import CardTelemetry, Workload, reset, with_workload
 
 
@@ -93,62 +93,45 @@ def _reset(card: SimulatedCard) -> SimulatedCard:
     return replace(card, telemetry=reset(card.telemetry))
 
 
-def _files(changed: Callable[[SimulatedCard], Mapping[str, Content]]) -> Show:
-    """Other content in files that are there; nothing appears on a card that is gone."""
+def _broken(name: str, summary: str) -> Fault:
+    """A fault that is other content in files, which the driver knows."""
 
     def show(card: SimulatedCard, seen: Picture) -> Picture:
-        return {**seen, **{path: said for path, said in changed(card).items() if path in seen}}
+        changed = card.driver.broken(card.spec, card.telemetry).get(name, {})
+        # Nothing appears on a card that is gone.
+        found = {path: changed.get(path, content) for path, content in seen.items()}
+        return {path: content for path, content in found.items() if content is not None}
 
-    return show
+    return _lasting(name, summary, show)
 
 
-_dead = _files(lambda card: {card.driver.liveness(card.spec): "0\n"})
-_narrow = _files(lambda card: {card.driver.link_width(card.spec): "8\n"})
-_hang = _files(lambda card: {card.driver.liveness(card.spec): Special.FIFO})
-_garbage = _files(lambda card: card.driver.garbage(card.spec))
-_unreadable = _files(
-    lambda card: dict.fromkeys(card.driver.unreadable(card.spec), Special.DIRECTORY)
-)
+_dead = _broken("dead", "the driver says that the card does not work")
 
 
 def _flap(card: SimulatedCard, seen: Picture) -> Picture:
-    return _dead(card, seen) if card.telemetry.ticks % 2 == 0 else seen
+    return _dead.show(card, seen) if card.telemetry.ticks % 2 == 0 else seen
 
 
 def _blink(card: SimulatedCard, seen: Picture) -> Picture:
     return {} if card.telemetry.ticks % 2 == 0 else seen
 
 
-def _heat(card: SimulatedCard) -> Mapping[str, Content]:
-    # Only what the sensors say: load and power stay, as with a fan that failed. 40 to 70 °C become
-    # 97 to 103 °C without delay, so that a tree made with --once shows it, too.
-    cool = card.telemetry
-    warm = replace(cool, temperature=tuple(97.0 + (t - 40.0) / 5 for t in cool.temperature))
-    seen, sensors = card.driver.picture(card.spec, warm), card.driver.temperatures(card.spec)
-    return {path: said for path, said in seen.items() if path.startswith(sensors)}
-
-
 def _more_errors(state: CardTelemetry) -> CardTelemetry:
     return replace(state, errors=state.errors + 1)
-
-
-def _no_node(card: SimulatedCard, seen: Picture) -> Picture:
-    missing = card.driver.first_core_node(card.spec)
-    return {path: content for path, content in seen.items() if path != missing}
 
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
     for fault in (
-        _lasting("dead", "the driver says that the card does not work", _dead),
-        _lasting("hot", "the sensors say more than 95 °C; the load stays as it is", _files(_heat)),
+        _dead,
+        _broken("hot", "the sensors say more than 95 °C; the load stays as it is"),
         _lasting("errors", "the error counters rise", tick=_more_errors),
-        _lasting("narrow", "its PCIe link has 8 lanes in place of 16", _narrow),
-        _lasting("hang", "reading whether it works never returns", _hang),
-        _lasting("garbage", "files answer with binary, cut-off or huge content", _garbage),
-        _lasting("unreadable", "reading its state fails with an error, even for root", _unreadable),
+        _broken("narrow", "its PCIe link has 8 lanes in place of 16"),
+        _broken("hang", "reading whether it works never returns"),
+        _broken("garbage", "files answer with binary, cut-off or huge content"),
+        _broken("unreadable", "reading its state fails with an error, even for root"),
         _lasting("flap", "it works and does not work in turns, each second", _flap),
-        _lasting("no-node", "the device node of its first core is missing", _no_node),
+        _broken("no-node", "the device node of its first core is missing"),
         _lasting("gone", "drained: its files and device nodes vanish", lambda *_: {}),
         _lasting("blink", "it comes and goes in turns, each second", _blink),
         Fault("twin", "its UUID is that of each card with this fault, until a swap", _twin),

@@ -13,10 +13,10 @@ Two things cannot be as on a real host:
   are `name (MHz): number` and `name: 0xhex` as in the files that are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from npu_agent.simulator.cards import CardSpec
+from npu_agent.simulator.cards import Broken, CardSpec
 from npu_agent.simulator.picture import Content, Link, Picture, Special
 from npu_agent.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
 
@@ -81,21 +81,31 @@ def hwmon(spec: CardSpec) -> str:
     return f"{_pci(spec)}/hwmon/hwmon{spec.index}"
 
 
-def temperatures(spec: CardSpec) -> str:
-    return f"{hwmon(spec)}/temp"
+def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
+    alive, directory, sensors = liveness(spec), management(spec), hwmon(spec)
+    # Only what the sensors say: load and power stay, as with a fan that failed. 40 to 70 °C become
+    # 97 to 103 °C without delay, so that a tree made with --once shows it, too.
+    warm = replace(state, temperature=tuple(97.0 + (t - 40.0) / 5 for t in state.temperature))
+    hot = {name: text for name, text in _sensors(spec, warm).items() if name.startswith("temp")}
+    unreadable = (
+        alive,
+        *(f"{directory}/{name}" for name in ("heartbeat", "atr_error")),
+        *(f"{sensors}/{name}" for name in ("power1_average", "temp1_input")),
+        *(f"{core(spec, '0')}/{name}" for name in ("perf_regs", "metrics")),
+    )
+    return {
+        "dead": {alive: "0\n"},
+        "hang": {alive: Special.FIFO},
+        "narrow": {f"{_pci(spec)}/current_link_width": "8\n"},
+        "no-node": {node(spec, "pe0"): None},
+        "hot": {f"{sensors}/{name}": text for name, text in hot.items()},
+        "unreadable": dict.fromkeys(unreadable, Special.DIRECTORY),
+        "garbage": _garbage(spec),
+    }
 
 
-def link_width(spec: CardSpec) -> str:
-    """The file that says how many lanes its PCIe link has."""
-    return f"{_pci(spec)}/current_link_width"
-
-
-def first_core_node(spec: CardSpec) -> str:
-    return node(spec, "pe0")
-
-
-def garbage(spec: CardSpec) -> dict[str, Content]:
-    """Files with binary, cut-off or huge content."""
+def _garbage(spec: CardSpec) -> dict[str, Content]:
+    """Binary, cut-off or huge content."""
     directory, sensors = management(spec), hwmon(spec)
     return {
         liveness(spec): b"\xff\xfe\x00\x80" * 16,  # not text
@@ -111,15 +121,6 @@ def garbage(spec: CardSpec) -> dict[str, Content]:
         f"{core(spec, '0')}/metrics": b"CycleCount: \xff\xff\n",
         f"{core(spec, '0')}/alloc_status": "x" * (1 << 16),
     }
-
-
-def unreadable(spec: CardSpec) -> tuple[str, ...]:
-    return (
-        liveness(spec),
-        *(f"{management(spec)}/{name}" for name in ("heartbeat", "atr_error")),
-        *(f"{hwmon(spec)}/{name}" for name in ("power1_average", "temp1_input")),
-        *(f"{core(spec, '0')}/{name}" for name in ("perf_regs", "metrics")),
-    )
 
 
 def node(spec: CardSpec, rest: str) -> str:
