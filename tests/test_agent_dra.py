@@ -37,6 +37,7 @@ from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import (
     GROUP,
     NODES,
+    SLICES,
     StandInApiServer,
     drops,
     served,
@@ -483,7 +484,7 @@ async def test_no_pool_is_published_before_all_cards_are_known(
         assert room.cluster.writes == []
         room.node.fault("npu0", "ok")
         await room.free(*NAMES)
-        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster.events)
+        assert all(event["object"]["spec"]["devices"] for _, event in room.cluster.events[SLICES])
 
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) -> None:

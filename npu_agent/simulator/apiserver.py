@@ -107,8 +107,7 @@ class StandInApiServer:
         dropped: fields of slices and their devices that are dropped, as by a feature gate.
         trouble: if set, answers everything.
         instead: by verb: what is answered in its place.
-        events: what happened to slices, with the version that they had then.
-        node_events: the same of the Node.
+        events: by collection: what happened to its objects, with the versions that they had then.
         version: counts changes; the resourceVersion of the newest.
     """
 
@@ -126,10 +125,9 @@ class StandInApiServer:
         self.version: Feed[int] = Feed(100)
         self._oldest = 0
         """The version from which on the events are known."""
-        self.events: list[tuple[int, Object]] = []
+        self.events: defaultdict[str, list[tuple[int, Object]]] = defaultdict(list)
         self._conditions: set[str] = set()
         """The types of those that the agent has applied."""
-        self.node_events: list[tuple[int, Object]] = []
         self._open: list[web.Request] = []
         self._muted: list[web.Request] = []
         self._ended: list[web.Request] = []
@@ -232,7 +230,6 @@ class StandInApiServer:
         """All versions so far are too old to be watched from."""
         self._oldest = self._next()
         self.events.clear()
-        self.node_events.clear()
 
     def cut(self) -> None:
         """Breaks every watch."""
@@ -253,7 +250,7 @@ class StandInApiServer:
         """Something else has happened, and the watches are given the latest version."""
         version = self.version.value + 1
         object_ = {"kind": "ResourceSlice", "metadata": {"resourceVersion": str(version)}}
-        self.events.append((version, {"type": "BOOKMARK", "object": object_}))
+        self.events[SLICES].append((version, {"type": "BOOKMARK", "object": object_}))
         self._next()
 
     def _next(self) -> int:
@@ -376,9 +373,7 @@ class StandInApiServer:
             del self.objects[collection][name]
         else:
             self.objects[collection][name] = found
-        events = {SLICES: self.events, NODES: self.node_events}.get(collection)
-        if events is not None:
-            events.append((version, {"type": event, "object": found}))
+        self.events[collection].append((version, {"type": event, "object": found}))
         self._next()
         return found
 
@@ -386,7 +381,6 @@ class StandInApiServer:
         """What happens to slices, or the Node, after a version, until the time is over."""
         if request.path == SLICES:
             self.watches.append(dict(request.query))
-        events = self.node_events if request.path == NODES else self.events
         seen = int(request.query["resourceVersion"])
         if seen < self._oldest:
             return await status(410, "too old resource version")(request)
@@ -398,7 +392,7 @@ class StandInApiServer:
                 async for _ in self.version.watch():
                     if request in self._ended:
                         break
-                    for version, event in list(events):
+                    for version, event in list(self.events[request.path]):
                         if version > seen and request not in self._muted:
                             seen = version
                             await response.write(json.dumps(event).encode() + b"\n")
@@ -449,10 +443,4 @@ def _merged(live: Any, patch: Any) -> Any:
 
 
 def _failure(code: int, message: str) -> Object:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "code": code,
-    }
+    return {"kind": "Status", "status": "Failure", "message": message, "code": code}

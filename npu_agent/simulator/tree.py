@@ -50,7 +50,7 @@ class _State:
     cards: _Cards
     plain_nodes: bool
     paths: frozenset[str]
-    version: Literal[2] = 2
+    version: Literal[1] = 1
 
 
 class SimulatorError(Exception):

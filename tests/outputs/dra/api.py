@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent.kube import Api, Timing
-from npu_agent.simulator.apiserver import StandInApiServer, served
+from npu_agent.simulator.apiserver import SLICES, StandInApiServer, served
 from tests.kube.helpers import kubeconfig
 
 NODE = "n1"
@@ -23,7 +23,7 @@ def pools(server: StandInApiServer) -> list[tuple[int, ...]]:
     """After each change: how many slices of the highest generation there were, and should be."""
     found = []
     slices = dict[str, tuple[int, int]]()
-    for _, event in server.events:
+    for _, event in server.events[SLICES]:
         name, pool = event["object"]["metadata"]["name"], event["object"]["spec"]["pool"]
         slices[name] = pool["generation"], pool["resourceSliceCount"]
         if event["type"] == "DELETED":

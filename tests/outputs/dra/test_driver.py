@@ -27,7 +27,7 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
-from npu_agent.simulator.apiserver import StandInApiServer
+from npu_agent.simulator.apiserver import SLICES, StandInApiServer
 from npu_agent.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors import SPECS
 from tests.outputs.dra.api import NODE, cluster
@@ -248,6 +248,6 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
         assert here.driver.offered.value is None
         monkeypatch.setattr(files, "replace", replace)
         await until(here.server.devices)
-        assert all(event["object"]["spec"]["devices"] for _, event in here.server.events)
+        assert all(event["object"]["spec"]["devices"] for _, event in here.server.events[SLICES])
         await here.phase(SessionPhase.REGISTERED)
         await manager.stop()
