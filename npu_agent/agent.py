@@ -226,7 +226,7 @@ class Agent:
             )
         )
         """None where a kubelet hands out the cards."""
-        self._ownership = ownership = Ownership(directory, self.store.disowned)
+        self._ownership = ownership = Ownership(directory, self._disowned)
         self._degraded = self.inventory.trends.map(degraded)
         self.drivers = tuple(
             Driver(
@@ -271,7 +271,7 @@ class Agent:
         self._ahead = time.time() - self._started_at
         """Seconds that the wall clock is ahead of `time.monotonic`."""
         self._lag = LoopLag()
-        self._accountant = Accountant(
+        self.accountant = Accountant(
             snapshots=self.inventory.snapshots,
             holdings=self.store.usages,
             longest=configs.map(lambda config: stale_after(config.metrics.interval)),
@@ -283,6 +283,7 @@ class Agent:
             settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
+            accounts=self.accountant.count,
         )
         self._history = History(self.inventory.snapshots)
         files = tls_files(config.metrics.tls)
@@ -434,7 +435,7 @@ class Agent:
             if self.labeller:
                 yield "labels", self.labeller.run
             yield "node condition", self.condition.run
-            yield "accounts", self._accountant.run
+            yield "accounts", self.accountant.run
         yield "history", self._history.run
         yield "timeline", self._recorder.run
         yield "loop lag", self._lag.run
@@ -447,6 +448,11 @@ class Agent:
             if wanted != applied:
                 applied = wanted
                 logs.setup(wanted.level, wanted.format)
+
+    def _disowned(self) -> None:
+        """Another agent may have the node from now on, and counts itself what is used."""
+        self.store.disowned()
+        self.accountant.count()
 
     def state(self) -> AgentState:
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value
@@ -463,7 +469,6 @@ class Agent:
             monotonic=monotonic,
             snapshot=self.inventory.snapshots.value,
             usages=self.store.usages.value,
-            accounts=self._accountant.count(),
             assignments=kubelet.assignments,
             assignments_error=kubelet.error,
             resources=tuple(

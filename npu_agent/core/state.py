@@ -15,7 +15,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from npu_agent.core.accounting import Account, Subject
 from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
@@ -201,7 +200,6 @@ class AgentState:
     snapshot: Snapshot
     usages: tuple[Usage, ...] = ()
     """Who holds which cores of present cards, as the ledger has it."""
-    accounts: Mapping[Subject, Account] = field(default_factory=dict)
     """What each holder of each card has used, as far as this agent has counted it."""
     assignments: tuple[Assignment, ...] = ()
     """As the kubelet reports them: of any resource of the node."""

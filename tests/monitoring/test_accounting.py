@@ -119,8 +119,8 @@ class Hour:
                 self.used[subject]["joules"] += before.watts / 8
 
     def _scrape(self, now: int, instance: str, accounts: Accounts) -> None:
-        state = own(accounts=accounts.accounts, now=self.base + now, monotonic=float(now))
-        found = accounting.read(state)
+        state = own(now=self.base + now, monotonic=float(now))
+        found = accounting.read(accounts.accounts, state)
         for definition in accounting.DEFINITIONS:
             page = definition.render(found, openmetrics=True).decode()
             pattern = rf"^{definition.name}{{(.*)}} (.*)$"

@@ -50,6 +50,7 @@ class Accountant:
             self.count()
 
     def count(self) -> Mapping[Subject, Account]:
+        """The accounts as they are now. When the node is owned no more, they end with this call."""
         snapshot = self._snapshots.value if self._owned() else Snapshot()
         self._accounts.follow(snapshot, self._holdings.value, self._clock(), self._longest.value)
         return self._accounts.accounts
@@ -71,10 +72,10 @@ DEFINITIONS = (
 )
 
 
-def read(state: AgentState) -> Mapping[str, Samples]:
-    """The samples of each family, by its name."""
+def read(accounts: Mapping[Subject, Account], state: AgentState) -> Mapping[str, Samples]:
+    """The samples of each family, by its name; `state` has the Node's name and the time."""
     found: dict[str, list[tuple[str, float | Since]]] = {each.name: [] for each in DEFINITIONS}
-    for subject, account in state.accounts.items():
+    for subject, account in accounts.items():
         labels, created = _labels(subject, state.hostname), round(state.wall(account.since), 3)
         counts = (account.reserved, account.busy, account.idle, account.joules)
         for name, count in zip(_HELP, counts, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from npu_agent.core.accounting import Account, Subject
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
@@ -46,6 +47,7 @@ class Page:
         settings: Feed[Settings],
         hostname: str,
         state: Callable[[], AgentState],
+        accounts: Callable[[], Mapping[Subject, Account]],
     ) -> None:
         self.failures: Counter[str] = Counter()
         """Of each family that could not be rendered and was left out."""
@@ -54,6 +56,7 @@ class Page:
         self._settings = settings
         self._hostname = hostname
         self._state = state
+        self._accounts = accounts
         self._failing: set[str] = set()
 
     def body(self, openmetrics: bool) -> bytes:
@@ -77,7 +80,7 @@ class Page:
 
     def _own(self) -> Mapping[str, Samples]:
         state = self._state()
-        return {**accounting.read(state), **own.read(state)}
+        return {**accounting.read(self._accounts(), state), **own.read(state)}
 
     def _families(
         self,

@@ -1,7 +1,7 @@
 """Cards, holders and pages made in code, and pages taken apart by prometheus_client's parsers."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
@@ -10,6 +10,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from npu_agent.core.accounting import Account, Subject
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
@@ -142,9 +143,14 @@ def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any
     return parsed(page_of_cards(found, *assignments, **settings), openmetrics=False)
 
 
-def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
+def own_page(
+    state: AgentState,
+    accounts: Mapping[Subject, Account] | None = None,
+    *,
+    openmetrics: bool = False,
+) -> bytes:
     """The agent's own part of the page, but for ``process_*``."""
-    found = {**accounting.read(state), **read(state)}
+    found = {**accounting.read(accounts or {}, state), **read(state)}
     definitions = (*accounting.DEFINITIONS, *DEFINITIONS)
     return b"".join(each.render(found, openmetrics=openmetrics) for each in definitions)
 

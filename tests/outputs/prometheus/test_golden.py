@@ -163,7 +163,6 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             now=1_700_000_000.0 + NOW,
             monotonic=NOW,
             snapshot=found,
-            accounts=_accounts(found, held_now),
             dra=(_driver(claims),) if dra else (),
             cordons={found.cards[-1].id: "swap fan"} if found.cards else {},
             trends=at_one_moment(found),
@@ -177,6 +176,7 @@ def page(found: Snapshot, holders: Holders, schema: str, *, openmetrics: bool, d
             tls=TlsState(expires_at=2_000_000_000.0),
             refused={("metrics", "open"): 2, ("probes", "open"): 0},
         ),
+        _accounts(found, held_now),
         openmetrics=openmetrics,
     ).decode()
     return re.sub('python="[^"]*"', 'python="3"', text) + ("# EOF\n" if openmetrics else "")
