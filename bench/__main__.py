@@ -14,11 +14,15 @@ from collections.abc import AsyncIterator
 
 from bench import claims, hour, idle, packing, pages, plugin, soak, view
 from bench.figure import HEADER, Figure
+from bench.fleet import run
 from npu_agent import __version__
 
 
 async def main() -> None:
     """Prints the figures as they come, as a table in Markdown."""
+    if sys.argv[1:2] == ["fleet"]:
+        await run.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--idle", type=float, default=20.0, metavar="SECONDS", help="default: 20")
     parser.add_argument(

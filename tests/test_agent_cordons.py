@@ -63,7 +63,7 @@ async def test_an_agent_that_starts_asks_before_it_hands_out(room: Room) -> None
     room.node.cards("warboy=2")
     cordon(room, npu1="swap fan")
     answer = asyncio.Event()
-    room.cluster.instead["list nodes"] = late(room, answer)
+    room.cluster.instead["watch nodes"] = late(room, answer)
     async with room.node.agent(node_name=NODE, **ALONE):
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
         granted = asyncio.create_task(room.node.kubelet.allocate_ids(NPU, [UUIDS[1]]))
@@ -155,10 +155,11 @@ async def test_the_config_switches_it_off_and_on(room: Room) -> None:
 
 
 def late(room: Room, answer: asyncio.Event) -> Reply:
-    """Lists the Nodes when it may."""
+    """Answers when it may."""
 
     async def reply(request: web.Request) -> web.StreamResponse:
         await answer.wait()
-        return web.json_response(room.cluster.act("list", request.path, {})[1])
+        room.cluster.instead.clear()
+        return await room.cluster.answer(request)
 
     return reply

@@ -28,6 +28,21 @@ def test_agents_that_wait_for_the_same_are_spread_over_the_whole_pause() -> None
         assert 450 <= len(of_this) <= 750
 
 
+def test_even_tries_of_many_come_evenly_however_long_they_wait() -> None:
+    def tries(back: float) -> float:
+        """When one of them finds what they wait for, which is back at some time."""
+        backoff, now = Backoff(longest=100.0, even=True), 0.0
+        while now < back:
+            now += backoff.next()
+        return now - back
+
+    for back in (300.0, 333.0, 1000.0):
+        found = [tries(back) for _ in range(6000)]
+        assert max(found) <= 100.0
+        for tenth in range(10):
+            assert 450 <= sum(tenth * 10 <= one < tenth * 10 + 10 for one in found) <= 750
+
+
 def test_first_pauses_are_short_and_so_they_are_after_a_try_that_went_well() -> None:
     pause = Backoff()
     assert pause.next() <= 0.5

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from npu_agent.feed import Feed
 from npu_agent.kube import follow
 from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import ApiError
-from npu_agent.kube.follow import Timing, Versioned
+from npu_agent.kube.follow import Timing
 from npu_agent.kube.node import Node, Taint
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
@@ -31,10 +30,6 @@ class OwnNode:
     conditions: Mapping[str, str]
     """By type, the status: ``True``, ``False`` or ``Unknown``."""
     taints: tuple[Taint, ...]
-
-
-class _List(Versioned, frozen=True):
-    items: tuple[Node, ...] | None = None
 
 
 class NodeWatch:
@@ -74,7 +69,7 @@ class NodeWatch:
                     self._api,
                     Request("watch", "Node", Node, query=_only(name)),
                     follow.Hooks(
-                        list_=partial(self._list, name),
+                        list_=_from_now,
                         see=self._see,
                         opened=self._reporter.works,
                         failed=self._failed,
@@ -84,12 +79,6 @@ class NodeWatch:
             ):
                 await self._wanted.until(lambda wanted: not wanted)
             self._reporter.works()
-
-    async def _list(self, name: str) -> str:
-        answer = await self._api.ask(Request("list", "Node", _List, query=_only(name)))
-        for node in answer.items or ():
-            self.state.publish(_followed(node))
-        return answer.metadata.resource_version
 
     def _see(self, event: WatchEvent) -> None:
         if event.type != "DELETED":
@@ -108,6 +97,11 @@ def _followed(node: Node) -> OwnNode:
         conditions={one.type: one.status for one in node.status.conditions},
         taints=node.spec.taints,
     )
+
+
+async def _from_now() -> str:
+    """The version from which a watch begins with the Node as it is: no list is needed."""
+    return "0"
 
 
 def _only(name: str) -> dict[str, str]:

@@ -378,15 +378,22 @@ class StandInApiServer:
         return found
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        """What happens to slices, or the Node, after a version, until the time is over."""
+        """What happens to slices, or the Node, after a version, until the time is over.
+
+        A watch from version 0 begins with what there is.
+        """
         if request.path == SLICES:
             self.watches.append(dict(request.query))
         seen = int(request.query["resourceVersion"])
+        first = () if seen else tuple(self.objects[request.path].values())
+        seen = seen or self.version.value
         if seen < self._oldest:
             return await status(410, "too old resource version")(request)
         response = web.StreamResponse()
         await response.prepare(request)
         self._open.append(request)
+        for found in first:
+            await response.write(json.dumps({"type": "ADDED", "object": found}).encode() + b"\n")
         try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
                 async for _ in self.version.watch():

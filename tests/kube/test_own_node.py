@@ -49,7 +49,7 @@ async def world(tmp_path: Path, name: str | None = NODE) -> AsyncIterator[World]
             await asyncio.wait([task])
 
 
-async def test_the_node_is_listed_and_then_watched(tmp_path: Path) -> None:
+async def test_one_watch_has_the_node_and_its_changes(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         assert (await here.sees(None)).labels == {"kubernetes.io/hostname": NODE}
         await here.watching()
@@ -67,7 +67,7 @@ async def test_the_node_is_listed_and_then_watched(tmp_path: Path) -> None:
         assert found
         assert [taint.key for taint in found.taints] == ["a"]
         assert found.conditions == {"Ready": "True"}
-        assert here.server.calls == ["list nodes", "watch nodes"]
+        assert here.server.calls == ["watch nodes"]
 
 
 async def test_what_is_not_followed_wakes_no_reader(tmp_path: Path) -> None:
@@ -81,19 +81,20 @@ async def test_what_is_not_followed_wakes_no_reader(tmp_path: Path) -> None:
         assert here.watch.state.value.annotations == {"another": "1"}
 
 
-async def test_a_broken_watch_goes_on_and_an_old_one_lists_again(tmp_path: Path) -> None:
+async def test_a_broken_watch_goes_on_and_an_old_one_begins_again(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.watching()
         here.server.cut()
         here.server.annotate(KEY, "1")
         await here.sees("1")
-        assert here.server.calls == ["list nodes", "watch nodes", "watch nodes"]
+        assert here.server.calls == ["watch nodes"] * 2
         here.server.cut()
         here.server.forget_events()
         here.server.annotate(KEY, "2")
         here.server.forget_events()
         await here.sees("2")
-        assert here.server.calls.count("list nodes") == 2
+        # The last one from what there is: of that in between there is no event any more.
+        assert here.server.calls == ["watch nodes"] * 4
         assert here.watch.error is None
 
 
@@ -104,9 +105,7 @@ async def test_the_last_value_stays_while_the_server_is_away_or_the_node_gone(
         await here.watching()
         here.server.annotate(KEY, "1")
         await here.sees("1")
-        here.server.instead["list nodes"] = here.server.instead["watch nodes"] = status(
-            403, "cannot list"
-        )
+        here.server.instead["watch nodes"] = status(403, "cannot watch")
         here.server.cut()
         await until(lambda: here.watch.error)
         assert "has no right to" in (here.watch.error or "")
@@ -133,7 +132,7 @@ async def test_nothing_is_asked_unless_wanted(tmp_path: Path) -> None:
         here.wanted.publish(False)
         await until(lambda: not here.server._open)
         calls = list(here.server.calls)
-        here.server.instead["list nodes"] = hangs
+        here.server.instead["watch nodes"] = hangs
         here.wanted.publish(True)
         await until(lambda: len(here.server.calls) > len(calls))
     async with world(tmp_path, None) as here:

@@ -140,7 +140,7 @@ class SlicePublisher:
         if self._dropped or any(one.counters for one in self._devices.value or ()):
             self._dropped = frozenset()
             self._accepted.clear()
-            self._check()
+            self._checks.publish(self._checks.value + 1)
 
     async def _list(self) -> str:
         """Lists the slices; returns the version to watch from."""

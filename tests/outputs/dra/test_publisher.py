@@ -290,7 +290,7 @@ async def test_watches_follow_each_other_without_a_list(tmp_path: Path) -> None:
     [
         (status(503, "not now"), "watch"),
         (status(429, "not now"), "watch"),
-        (drops, "watch"),
+        (drops, "list"),  # an outage
         (status(403, "no"), "list"),
         (status(422, "no"), "list"),
         (says("<html>\n"), "list"),

@@ -1,0 +1,27 @@
+"""The bench of a whole cluster, with four nodes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from bench.fleet.run import fleet
+
+
+async def test_the_agents_of_four_nodes_and_a_restart_of_the_api_server() -> None:
+    wanted = Namespace(
+        nodes=4,
+        each=2,
+        start=0.0,
+        idle=2.0,
+        outages=[0.0],
+        spread=0.0,
+        partitions=False,
+        informers=False,
+    )
+    found = {one.what: one.measured async for one in fleet(wanted)}
+    assert found["watches at the API server, a node"] == "2"
+    assert found["agents, idle 2 s: writes"] == "0"
+    assert float(found["agents, idle 2 s: requests a node-hour, by the watches' times"]) <= 24
+    assert found["a card fails: requests"].startswith("3: ")
+    assert found["all agents restart within 0 s: requests a node"].startswith("7: ")
+    assert "patch" not in found["all agents restart within 0 s: requests a node"]

@@ -1,0 +1,40 @@
+"""When a part that follows objects tries again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from npu_agent.kube import Api, ApiError, Kind, follow
+from npu_agent.kube.node import Node
+from npu_agent.kube.request import Request
+from tests.until import until
+
+
+async def test_after_an_outage_the_first_answer_is_followed_by_short_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = [*[Kind.UNREACHABLE] * 15, *[Kind.TOO_MANY] * 3]
+    pauses: list[float] = []
+
+    async def noted(_: asyncio.Event, seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    async def list_() -> str:
+        if len(pauses) == len(kinds):
+            await asyncio.Event().wait()
+        raise ApiError("cannot list", kind=kinds[len(pauses)])
+
+    monkeypatch.setattr(follow, "set_within", noted)
+    hooks = follow.Hooks(
+        list_=list_, see=lambda _: None, opened=lambda: None, failed=lambda *_: None
+    )
+    watch = Request("watch", "Node", Node)
+    task = asyncio.create_task(follow.follow(Api(), watch, hooks, follow.Timing()))
+    await until(lambda: len(pauses) == len(kinds))
+    task.cancel()
+    assert set(pauses[10:15]) == {follow.Timing().retry_longest}
+    for pause, longest in zip(pauses[15:], (0.5, 1.0, 2.0), strict=True):
+        assert pause <= longest
