@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 RUN    := .venv-run
 PROTOS := .venv-protos
 BINARY := .venv-binary
+KREW   := .venv-krew
 DIST   := dist
 # Tests start the agent many times: without compiled files each start takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,7 +18,7 @@ RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
 PACKAGES := binutils chromium fish prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary krew wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +118,15 @@ $(BINARY)/ready: requirements/run.txt requirements/binary.txt
 
 binary: $(BINARY)/ready ## dist/npu-agent: the agent as one file, for hosts without Python
 	sh packaging/binary.sh $(BINARY)/bin/python
+
+$(KREW)/ready: requirements/kubectl.txt requirements/binary.txt
+	$(PYTHON) -m venv --clear $(KREW)
+	$(KREW)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r requirements/kubectl.txt -r requirements/binary.txt
+	@touch $@
+
+krew: $(KREW)/ready ## dist/furiosa-npu.yaml and its archive: `kubectl furiosa-npu` by krew (RELEASE: docs/packaging.md)
+	@RELEASE='$(RELEASE)' sh packaging/krew.sh $(KREW)/bin/python $(DIST)
 
 wheel: $(VENV)/ready ## dist/*.whl, its source archive and SBOM, for pipx and `uv tool install`
 	@sh packaging/wheel.sh $(BIN) $(DIST)

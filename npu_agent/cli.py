@@ -55,9 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
-    """By the name that the program was started under: as itself, or as a plugin of kubectl."""
+    """By the name that the program was started under: as itself, or for kubectl as a plugin."""
     if program() == "npu-agent":
         return catalogue.parse(given)
+    if Path(sys.argv[0]).name.startswith("kubectl_complete-"):
+        return argparse.Namespace(command="kubectl_complete", words=given)
     from npu_agent.commands import kubectl
 
     args = kubectl.parse(given)

@@ -17,6 +17,6 @@ REVISION=${REVISION:-$(git describe --always --dirty --abbrev=40 --exclude='*' 2
 export REVISION
 "$python" -m PyInstaller --noconfirm --log-level WARN --distpath "$dist" --workpath "$work" \
     packaging/npu-agent.spec
-"$python" packaging/sbom.py --locked requirements/run.txt --name npu-agent-binary \
+"$python" packaging/sbom.py --locked "${LOCKED:-requirements/run.txt}" --name npu-agent-binary \
     --version "$version" --created "$SOURCE_DATE_EPOCH" > "$dist/npu-agent.spdx.json"
 echo "$dist/npu-agent $version for $(uname -m), $(du -k "$dist/npu-agent" | cut -f1) KiB"

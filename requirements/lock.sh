@@ -9,6 +9,7 @@ compile() {
         --custom-compile-command "make lock" --output-file "requirements/$out" "$@"
 }
 compile run.txt   "$@" pyproject.toml
+compile kubectl.txt "$@" --extra kubectl pyproject.toml
 compile build.txt "$@" --group pyproject.toml:build
 compile dev.txt   "$@" --group pyproject.toml:dev pyproject.toml
 compile protos.txt "$@" --group pyproject.toml:protos

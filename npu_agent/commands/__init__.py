@@ -24,4 +24,4 @@ class CommandError(Exception):
 
 def program() -> str:
     """What a person typed: ``npu-agent``, or ``kubectl npu`` for a plugin of kubectl."""
-    return "kubectl npu" if Path(sys.argv[0]).name.startswith("kubectl-") else "npu-agent"
+    return "kubectl npu" if Path(sys.argv[0]).name.startswith("kubectl") else "npu-agent"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Iterable, Sequence
 
 from npu_agent.cluster.fetch import Scope, fetch
@@ -29,9 +28,9 @@ _DEADLINE = 5.0
 """Seconds: a person waits."""
 
 
-def main() -> int:
-    """Completes the words of the command line."""
-    *before, last = sys.argv[1:] or [""]
+def main(args: argparse.Namespace) -> int:
+    """Completes the last of `args.words`."""
+    *before, last = args.words or [""]
     line = _Line(before)
     files = line.open is not None and line.open.dest == "kubeconfig"
     for found, text in [] if files else _candidates(line, last):

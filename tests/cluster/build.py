@@ -125,6 +125,13 @@ REGISTRY = GoBuild(
     checksum="h1:/Bv2YIqqSR00HiO49FT93hovy6r9IlrzwUDsJjCN5qg=",
     packages=("cmd/registry",),
 )
+KREW = GoBuild(
+    name="krew-0.4.3",
+    module="sigs.k8s.io/krew",
+    version="v0.4.3",
+    checksum="h1:nvV4ifUM+wuy8ITy32FAib240lXSbMeHOxizqVy6+U0=",
+    packages=("cmd/krew",),
+)
 KUBE_SCORE = GoBuild(
     name="kube-score-1.20.0",
     module="github.com/zegl/kube-score",

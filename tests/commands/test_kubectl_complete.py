@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.commands import kubectl_complete
+from npu_agent import cli
 from tests.commands.test_kubectl import Cluster, cluster
 
 __all__ = ["cluster"]
@@ -21,8 +21,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Completes the last of these words: the candidates, and the directive."""
 
     async def act(*words: str) -> tuple[list[str], str]:
-        monkeypatch.setattr("sys.argv", ["kubectl_complete-npu", *words])
-        assert await asyncio.to_thread(kubectl_complete.main) == 0
+        monkeypatch.setattr("sys.argv", ["/bin/kubectl_complete-npu"])
+        assert await asyncio.to_thread(cli.main, words) == 0
         *found, directive = capsys.readouterr().out.splitlines()
         return [line.partition("\t")[0] for line in found], directive
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -92,8 +92,28 @@ def _build(context: Path, base: str, name: str, target: Path) -> None:
 @pytest.fixture(scope="session")
 def binary() -> Path:
     """A directory: the binary and its SBOM, and `rootfs` with it, the C library and no Python."""
+
+    def finish(directory: Path) -> None:
+        root = directory / "rootfs"
+        install(root, *_files_of("libc6", "zlib1g"), Path("/bin/busybox"))
+        (root / "usr" / "local" / "bin").mkdir(parents=True)
+        shutil.copy(directory / "npu-agent", root / "usr" / "local" / "bin")
+        for name in ("dev", "etc", "host", "proc", "sys", "tmp"):
+            (root / name).mkdir(exist_ok=True)
+
+    return _frozen("binary", "run.txt", finish)
+
+
+@pytest.fixture(scope="session")
+def krew() -> Path:
+    """A directory: krew's manifest of the plugin, and its archive."""
+    return _frozen("krew", "kubectl.txt", lambda _: None)
+
+
+def _frozen(name: str, lock: str, finish: Callable[[Path], None]) -> Path:
+    """What packaging/NAME.sh makes by PyInstaller, in an environment with what is locked."""
     ensure_packages()
-    locks = [PROJECT / "requirements" / name for name in ("run.txt", "binary.txt")]
+    locks = [PROJECT / "requirements" / each for each in (lock, "binary.txt")]
     files = [
         *images._context(PROJECT),
         *(path for path in PROJECT.glob("packaging/*") if path.is_file()),
@@ -108,19 +128,13 @@ def binary() -> Path:
     def make(directory: Path) -> None:
         venv = cached("packaging-venv", [_digests(locks), sys.version], environment)
         context = _committed(files, directory / "context")
-        script = str(context / "packaging" / "binary.sh")
+        script = str(context / "packaging" / f"{name}.sh")
         _run(["sh", script, str(venv / "bin" / "python"), str(directory)])
-        root = directory / "rootfs"
-        install(root, *_files_of("libc6", "zlib1g"), Path("/bin/busybox"))
-        (root / "usr" / "local" / "bin").mkdir(parents=True)
-        shutil.copy(directory / "npu-agent", root / "usr" / "local" / "bin")
-        for name in ("dev", "etc", "host", "proc", "sys", "tmp"):
-            (root / name).mkdir(exist_ok=True)
+        finish(directory)
         shutil.rmtree(context)
 
-    return cached(
-        "packaged-binary", [_digests(files), sys.version, _digests([Path(__file__)])], make
-    )
+    of = [_digests(files), sys.version, _digests([Path(__file__)])]
+    return cached(f"packaged-{name}", of, make)
 
 
 @pytest.fixture(scope="session")
