@@ -16,6 +16,7 @@ from npu_agent.cluster.objects import (
     DeviceTaintRule,
     Node,
     Object,
+    Page,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -28,11 +29,9 @@ from npu_agent.cluster.objects import (
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.pods import page_of
 from npu_agent.kube.request import Request
+from npu_agent.typedjson import InvalidJsonError, convert
 
 T = TypeVar("T", bound=Object)
-Page = Mapping[str, Any]
-"""/status.json of an agent: see `npu_agent.outputs.web.status`."""
-
 KINDS: dict[str, type[Object]] = {
     "nodes": Node,
     "pods": Pod,
@@ -132,7 +131,9 @@ async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
         if refused:
             return
         try:
-            found[node] = await page_of(api, pod.namespace, pod.name)
+            found[node] = convert(await page_of(api, pod.namespace, pod.name), Page)
+        except InvalidJsonError as error:
+            failed[node] = f"the agent's page cannot be used, is it of another version? {error}"
         except ApiError as error:
             if error.kind is Kind.FORBIDDEN:
                 refused.append(error.what)

@@ -475,6 +475,67 @@ class ResourceQuota(Object, frozen=True):
     status: QuotaStatus = QuotaStatus()
 
 
+class PageCore(msgspec.Struct, frozen=True):
+    """A core's load in per cent."""
+
+    core: int
+    utilization: float | None = None
+
+
+class PageReading(msgspec.Struct, frozen=True):
+    """What a card measures."""
+
+    cores: tuple[PageCore, ...] = ()
+
+
+class PageHolder(msgspec.Struct, frozen=True):
+    """A Pod that has the card, or these cores of it: ``0-3``."""
+
+    namespace: str
+    pod: str
+    cores: str | None = None
+    claim: str | None = None
+    resource: str = ""
+
+
+class PageHealth(msgspec.Struct, frozen=True):
+    """A card's health, and why it is not healthy."""
+
+    state: str = "unknown"
+    reason: str = ""
+
+
+class PageCard(msgspec.Struct, frozen=True):
+    """A card, as its agent sees it."""
+
+    name: str
+    core_count: int
+    family: str = ""
+    cordoned: str | None = None
+    health: PageHealth = PageHealth()
+    holders: tuple[PageHolder, ...] = ()
+    reading: PageReading | None = None
+
+
+class PageProblem(msgspec.Struct, frozen=True):
+    """What is wrong, and what to do."""
+
+    severity: str
+    text: str
+    remedy: str = ""
+    command: str = ""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """/status.json of an agent of any version: `npu_agent.outputs.web.status`."""
+
+    cards: tuple[PageCard, ...]
+    version: str = "?"
+    node: str = "?"
+    ready: bool = False
+    problems: tuple[PageProblem, ...] = ()
+
+
 class Cluster(msgspec.Struct, frozen=True):
     """All that was read; what may not be read is empty, and named in `refused`."""
 

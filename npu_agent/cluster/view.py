@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from npu_agent.cluster.fetch import Page, Pages
-from npu_agent.cluster.objects import Cluster, Device, Node, Pod, condition
+from npu_agent.cluster.fetch import Pages
+from npu_agent.cluster.objects import Cluster, Device, Node, Page, Pod, condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,14 +302,12 @@ def _by_plugin(pod: Pod, words: Words, page: Page | None) -> Iterator[Holding]:
     if not wanted:
         return
     if page is not None:
-        for card in page.get("cards", ()):
-            for one in card["holders"]:
-                mine = (one["namespace"], one["pod"]) == (pod.namespace, pod.name)
-                if mine and not one["claim"]:
-                    text = one["cores"]
-                    load = _load(page, card["name"], _cores(text))
-                    text = text or f"0-{card['core_count'] - 1}"
-                    yield _holding(pod, one["resource"], card["name"], text, load)
+        for card in page.cards:
+            for one in card.holders:
+                if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
+                    load = _load(page, card.name, _cores(one.cores))
+                    text = one.cores or f"0-{card.core_count - 1}"
+                    yield _holding(pod, one.resource, card.name, text, load)
         return
     said = [
         (of.name, device.resource_id)
@@ -357,12 +354,10 @@ def _cores(text: str | None) -> frozenset[int] | None:
 
 def _load(page: Page | None, name: str, cores: frozenset[int] | None) -> float | None:
     """The mean load of these cores of a card, or of all of them (None)."""
-    card: Mapping[str, Any] = next(
-        (one for one in (page or {}).get("cards", ()) if one["name"] == name), {}
-    )
     loads = [
-        core["utilization"]
-        for core in (card.get("reading") or {}).get("cores", ())
-        if core["utilization"] is not None and (cores is None or core["core"] in cores)
+        core.utilization
+        for card in (page.cards if page else ())
+        for core in (card.reading.cores if card.name == name and card.reading else ())
+        if core.utilization is not None and (cores is None or core.core in cores)
     ]
     return round(sum(loads) / len(loads), 1) if loads else None

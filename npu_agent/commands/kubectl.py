@@ -18,7 +18,7 @@ from typing import Any
 from npu_agent import __version__
 from npu_agent.cluster import view as rows
 from npu_agent.cluster.fetch import Pages, Scope, fetch, pages
-from npu_agent.cluster.objects import Cluster
+from npu_agent.cluster.objects import Cluster, Page, PageHolder
 from npu_agent.commands import CommandError, kubectl_why, view
 from npu_agent.commands.cordon import status_of
 from npu_agent.commands.parser import Parser
@@ -26,9 +26,10 @@ from npu_agent.commands.screen import run_until_signal, watch
 from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.client import from_kubeconfig
-from npu_agent.kube.credentials import Credentials
+from npu_agent.kube.credentials import Credentials, CredentialsError
 from npu_agent.kube.pods import AGENT
 from npu_agent.text import one_line
+from npu_agent.typedjson import InvalidJsonError, convert
 from npu_agent.vendors import DRIVERS, REGISTRY
 
 _RIGHTS = "ask for the rights of k8s/examples/npu-viewer.yaml"
@@ -132,7 +133,7 @@ class Login:
     """Reads the kubeconfig; at first without a deadline, as a login program may ask a person."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Raises ApiError: there are no credentials."""
+        """Raises ApiError: there are no credentials that can be used."""
         self._args = args
         first = self._load()
         self._first: Credentials | None = first
@@ -147,6 +148,9 @@ class Login:
         if self._args.impersonate:
             headers.insert(0, ("Impersonate-User", self._args.impersonate))
         found = from_kubeconfig(self._args.kubeconfig, self._args.context)
+        if found is None:
+            what = "there is no kubeconfig, which says where the cluster is"
+            raise CredentialsError(what, "set KUBECONFIG, or give --kubeconfig")
         return replace(found, impersonated=tuple(headers))
 
 
@@ -242,7 +246,7 @@ def _shown(args: argparse.Namespace, found: Sequence[Any], columns: Sequence[str
         return view.data([asdict(row) for row in found], args)
     if args.output == "name":
         kind = "node" if columns is _NODES else "pod"
-        return "\n".join(dict.fromkeys(f"{kind}/{getattr(row, kind)}" for row in found))
+        return "\n".join(dict.fromkeys(f"{kind}/{cell(row, kind)}" for row in found))
     if not found:
         return "no NPUs found" if columns is _NODES else "no Pod holds an NPU, or waits for one"
     if args.output == "wide":
@@ -282,32 +286,36 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """A Node's page: its cards, who holds them, and what is wrong."""
-    page = await status_of(api, args.node)
+    status = await status_of(api, args.node)
     if view.is_data(args):
-        return view.data(page, args)
+        return view.data(status, args)
+    try:
+        page = convert(status, Page)
+    except InvalidJsonError as error:
+        what = f"the page of the agent on Node {args.node} cannot be used"
+        raise CommandError(f"{what}, is it of another version? {error}") from error
     columns = ("card", "family", "cores", "health", "cordoned", "pods")
     cells = [
         [
             one_line(text, 100)
             for text in (
-                card["name"],
-                card["family"],
-                card["core_count"],
-                card["health"]["reason"] or card["health"]["state"],
-                card["cordoned"] or "-",
-                ", ".join(
-                    f"{one['namespace']}/{one['pod']}"
-                    + (f" ({one['cores']})" if one["cores"] else "")
-                    for one in card["holders"]
-                )
-                or "-",
+                card.name,
+                card.family,
+                card.core_count,
+                card.health.reason or card.health.state,
+                card.cordoned or "-",
+                ", ".join(map(_held, card.holders)) or "-",
             )
         ]
-        for card in page["cards"]
+        for card in page.cards
     ]
-    ready = "ready" if page["ready"] else "not ready"
-    said = [f"agent {page['version']} on Node {page['node']}, {ready}"]
-    for note in page["problems"]:
-        said.append(one_line(f"{note['severity']}: {note['text']}"))
-        said += [f"  {one_line(note[key])}" for key in ("remedy", "command") if note[key]]
+    ready = "ready" if page.ready else "not ready"
+    said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
+    for note in page.problems:
+        said.append(one_line(f"{note.severity}: {note.text}"))
+        said += [f"  {one_line(text)}" for text in (note.remedy, note.command) if text]
     return "\n".join([table(columns, cells, args), "", *said])
+
+
+def _held(by: PageHolder) -> str:
+    return f"{by.namespace}/{by.pod}" + (f" ({by.cores})" if by.cores else "")

@@ -287,30 +287,39 @@ async def _credentials(given: Path | None) -> Credentials:
     """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config."""
     if given is None and (found := await serviceaccount.load()):
         return found
-    return await _on_thread(from_kubeconfig, given)
+    if person := await _on_thread(from_kubeconfig, given):
+        return person
+    raise CredentialsError(
+        "no credentials for the API server: there is neither a service account "
+        f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
+        f"environment) nor a kubeconfig ({_paths(None)})",
+        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
+        "without by labels.output: none, events: false and cordon: false",
+    )
 
 
-def from_kubeconfig(given: Path | None, context: str | None = None) -> Credentials:
+def from_kubeconfig(given: Path | None, context: str | None = None) -> Credentials | None:
     """The credentials of a person: of a file, else of $KUBECONFIG, else of ~/.kube/config.
 
+    None: there are none.
+
     Raises:
-        CredentialsError: there are none, or they cannot be used.
+        CredentialsError: they cannot be used.
     """
-    expand = os.path.expanduser  # Path.expanduser raises for a user without a home
-    paths = str(given or os.environ.get("KUBECONFIG") or expand("~/.kube/config"))
+    expand, paths = os.path.expanduser, _paths(given)
     if any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each):  # noqa: PTH110
         from npu_agent.kube import kubeconfig
 
         return kubeconfig.load(paths, context)
     if given:
         raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
-    raise CredentialsError(
-        "no credentials for the API server: there is neither a service account "
-        f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
-        f"environment) nor a kubeconfig ({paths})",
-        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
-        "without by labels.output: none, events: false and cordon: false",
-    )
+    return None
+
+
+def _paths(given: Path | None) -> str:
+    """Separated by colons."""
+    default = os.path.expanduser("~/.kube/config")  # noqa: PTH111 (Path's raises without a home)
+    return str(given or os.environ.get("KUBECONFIG") or default)
 
 
 async def _on_thread(function: Callable[[P], T], argument: P) -> T:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from npu_agent import cli
-from npu_agent.commands import CommandError, kubectl, screen
+from npu_agent.cluster import fetch
+from npu_agent.commands import CommandError, drain, kubectl, screen
+from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
+from npu_agent.kube import node as kube_node
 from npu_agent.simulator.apiserver import served, status
 from tests.kube.helpers import kubeconfig
 
@@ -49,10 +53,16 @@ class Cluster:
     """How often it has too much to do."""
     token: bool = False
     """Whether the pages want a token."""
+    expired: bool = False
+    """Whether the user's credentials are."""
+    page: Any = None
+    """In place of `PAGE`."""
     asked: list[web.Request] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)
+        if self.expired:
+            return await status(401, "Unauthorized")(request)
         path = request.path
         if path in self.forbidden or ("proxy" in path and "proxy" in self.forbidden):
             return await status(403, "pods is forbidden: User cannot list")(request)
@@ -62,7 +72,7 @@ class Cluster:
         if "proxy" in path:
             if self.token:
                 return web.Response(status=401, text="send a bearer token")
-            return web.json_response(PAGE)
+            return web.json_response(self.page or PAGE)
         fields = request.query.get("fieldSelector", "")
         if "/namespaces/" in path:
             front, _, rest = path.partition("/namespaces/")
@@ -89,7 +99,7 @@ class Cluster:
 def meets(one: Object, fields: str) -> bool:
     """Whether an object meets a field selector."""
     for wanted in filter(None, fields.split(",")):
-        path, differs, value = re.fullmatch(r"([\w.]+)(!?)=(.*)", wanted).groups()  # type: ignore[union-attr]
+        path, differs, value = re.fullmatch(r"(?s)([\w.]+)(!?)=(.*)", wanted).groups()  # type: ignore[union-attr]
         found: Any = one
         for key in path.split("."):
             found = found.get(key, {})
@@ -372,3 +382,164 @@ async def test_why_without_the_pod_or_the_right_to_read(cluster: Cluster) -> Non
         await shown("why", "none", "-n", "team")
     cluster.forbidden = {f"{_DRA}/resourceslices"}
     assert "the answer may be wrong" in await shown("why", "waits", "-n", "team")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_yaml_is_a_document_or_several() -> None:
+    [n1, n2] = yaml.safe_load(await shown("-o", "yaml"))
+    assert (n1["node"], n1["free"], n2["node"]) == ("n1", 4, "n2")
+    assert (await shown("-o", "yaml", "-w")).startswith("---\n- node: n1")
+    assert yaml.safe_load(await shown("why", "waits", "-n", "team", "-o", "yaml"))["nodes"]
+
+
+async def test_watching_prints_what_differs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = 0
+
+    async def pause(*_: object) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:  # the first two are alike
+            del cluster.objects["/api/v1/nodes"][0]
+        if rounds == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(screen, "set_within", pause)
+    args = kubectl.parse(["-w", "--no-headers"])
+    args.login = await asyncio.to_thread(kubectl.Login, args)
+    with pytest.raises(asyncio.CancelledError):
+        await kubectl._show(args)
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["n1", "n2", "n2"]
+
+
+HOSTILE = "x\x1b]0;owned\x07\u202e\nroot"
+"""What would change a terminal's title, its direction, and begin a line of its own."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((), ("-o", "name"), ("-o", "json"), ("-o", "yaml"), ("pods", "-A"), ("top", "-A")),
+        *(("pods", "-A", "-o", "wide"), ("pods", "-A", "-o", "name"), ("node", "n2")),
+        *(("why", HOSTILE, "-n", "team"), ("why", "waits", "-n", "team")),
+    ],
+)
+async def test_hostile_words_of_objects_and_pages_reach_no_terminal(
+    cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    hostile = pod(HOSTILE, "n2", containers=asks("beta.furiosa.ai/npu", 1))
+    cluster.objects["/api/v1/pods"].append(hostile)
+    cluster.objects["/api/v1/nodes"][0]["metadata"]["name"] = HOSTILE
+    slices = cluster.objects[f"{_DRA}/resourceslices"]
+    slices[1]["spec"]["nodeName"] = slices[1]["spec"]["pool"]["name"] = HOSTILE
+    card = {**PAGE["cards"][0], "cordoned": HOSTILE, "name": HOSTILE}  # type: ignore[index]
+    card["holders"] = [{"namespace": "team", "pod": HOSTILE, "resource": HOSTILE}]
+    problem = {"severity": HOSTILE, "text": HOSTILE, "remedy": HOSTILE, "command": HOSTILE}
+    cluster.page = {**PAGE, "version": HOSTILE, "cards": [card], "problems": [problem]}
+    text = await shown(*words)
+    assert "owned" in text
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert not [line for line in text.splitlines() if line.startswith("root")]
+
+
+@pytest.mark.parametrize("card", [{}, {"name": "npu0"}, {"name": 0, "core_count": 8}, None])
+async def test_a_page_of_another_version_is_named_and_the_rest_is_shown(
+    cluster: Cluster, card: Any
+) -> None:
+    cluster.page = {"version": "9.9", "cards": [card]}
+    text = await shown("pods", "-A")
+    assert "p0" in text
+    assert "2 pages of agents were not read; of Node n1: the agent's page cannot be used" in text
+    with pytest.raises(CommandError, match=r"on Node n2 cannot be used.*cards\["):
+        await shown("node", "n2")
+
+
+async def test_a_page_with_less_and_with_more_than_is_known(cluster: Cluster) -> None:
+    cluster.page = {"cards": [{"name": "npu0", "core_count": 8, "aura": "good"}], "moods": []}
+    text = await shown("node", "n2")
+    assert "npu0" in text
+    assert "agent ? on Node ?, not ready" in text
+
+
+async def test_without_an_agent(cluster: Cluster) -> None:
+    pods = cluster.objects["/api/v1/pods"]
+    cluster.objects["/api/v1/pods"] = [one for one in pods if not one["metadata"]["labels"]]
+    lines = [line.split() for line in (await shown("--no-headers")).splitlines()]
+    assert [(row[0], row[2], row[-1]) for row in lines] == [("n1", "1", "-"), ("n2", "1", "-")]
+    assert "npu0" in await shown("pods", "-A")
+    with pytest.raises(CommandError, match="no agent runs on Node n2"):
+        await shown("node", "n2")
+
+
+async def test_a_kubeconfig_that_is_missing_or_expired_or_broken(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.expired = True
+    with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*a new login"):
+        await shown()
+    (tmp_path / "broken").write_text("clusters: [")
+    for path, words in (
+        ("none", "there is no kubeconfig, .*set KUBECONFIG, or give --kubeconfig"),
+        ("broken", "broken cannot be used"),
+    ):
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / path))
+        with pytest.raises(CommandError, match=words):
+            await asyncio.to_thread(kubectl.main, kubectl.parse([]))
+    with pytest.raises(CommandError, match="the kubeconfig /none is missing"):
+        await asyncio.to_thread(kubectl.main, kubectl.parse(["--kubeconfig", "/none"]))
+
+
+async def test_an_api_server_that_has_too_much_to_do_for_long(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.busy = 10**6
+    monkeypatch.setattr(fetch, "_PATIENCE", 0.2)
+    with pytest.raises(ApiError, match=r"too much to do for 0\.2 s: try again later"):
+        await shown()
+
+
+async def test_why_for_a_pod_that_asks_for_no_npu(cluster: Cluster) -> None:
+    cluster.objects["/api/v1/pods"] += [pod("plain"), pod("placed", "n1")]
+    for name in ("plain", "placed"):
+        assert "It asks for no NPU and no other device." in await shown("why", name, "-n", "team")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_card_is_cordoned_and_brought_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/commands/test_cordon.py has the rest of these commands."""
+    written: list[str | None] = [None]
+
+    async def change(_: Api, name: str, key: str, by: Callable[[str | None], str | None]) -> None:
+        assert (name, key) == ("n2", ANNOTATION)
+        written.append(by(written[-1]))
+
+    monkeypatch.setattr(kube_node, "change_annotation", change)
+    for words in (
+        ("cordon", "n2", "npu1", "--reason=fan"),
+        ("uncordon", "n2", "npu1"),
+        ("drain", "n2", "npu1", "--dry-run"),
+    ):
+        assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
+    assert written[1:] == ['{"UUID-1": "fan"}', None]
+    assert capsys.readouterr().out.splitlines() == [
+        "npu1 of Node n2 is cordoned",
+        "npu1 of Node n2 is uncordoned",
+        "would evict team/p1",
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_drain_that_is_done_names_the_way_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def done(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(drain, "set_cordon", done)
+    monkeypatch.setattr(drain, "_empty", done)
+    await asyncio.to_thread(kubectl.main, kubectl.parse(["drain", "n2", "npu0"]))
+    assert "then `kubectl npu uncordon n2 npu0`" in capsys.readouterr().out
