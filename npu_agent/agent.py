@@ -505,6 +505,7 @@ class Agent:
             cordons_wrong=self.cordons.state.value.wrong,
             api_error=self._api.silent,
             node_error=self.node_watch.error,
+            reads=self._api.reads,
             disabled=wanted.disabled,
             config=self.poller.states.value,
             stale_after=stale_after(config.metrics.interval),

@@ -127,6 +127,16 @@ class DraState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiState:
+    """As whom the agent reads from the API server."""
+
+    as_node: bool
+    """As its Node (constrained impersonation); False: by its account's own rights."""
+    refusal: str = ""
+    """Why not as its Node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigState:
     """How the config file stands."""
 
@@ -230,6 +240,8 @@ class AgentState:
     """Why the API server does not answer at all; None while it does."""
     node_error: str | None = None
     """Why changes of the Node are not seen, with the remedy; None while nothing is wrong."""
+    reads: ApiState | None = None
+    """As whom the API server is read; None: not yet, or by a kubeconfig."""
     disabled: frozenset[str] = frozenset()
     """Names of the cards that the config keeps out of service here, as `advertise` takes them."""
     config: ConfigState

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from npu_agent.core.offer import Resource
+from npu_agent.core.state import ApiState
 from npu_agent.doctor import offer
 from npu_agent.doctor.agent import report
 from npu_agent.doctor.check import Check, Lines, Unknown, note, ok, unknown, unused, wrong
@@ -15,7 +17,8 @@ from npu_agent.doctor.host import has_unread, snapshot
 from npu_agent.doctor.kubelet import healthy
 from npu_agent.doctor.sockets import owner
 from npu_agent.kube import FIELD_MANAGER, ApiError, Kind, Node, NodeMeta
-from npu_agent.kube.node import read_whole
+from npu_agent.kube.node import read, read_whole
+from npu_agent.kube.request import OF_NODES, READS
 from npu_agent.kube.reviews import allowed as is_allowed
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.events import NAMESPACE
@@ -52,6 +55,8 @@ async def lines(context: Context) -> Lines:
         yield "NODE_NAME", _node_name(context)
         yield "API server", _server(context)
         yield "Node", _node(context)
+        if (found := await context.probe_or(access, None)) and found.reads:
+            yield "reads as", _reads_as(found.reads)
         for one in await offer.by_device_plugin(context):
             yield f"allocatable {one.name}", _allocatable(context, one)
     else:
@@ -105,6 +110,8 @@ class Access(NamedTuple):
     """The server, and as whom it was asked."""
     allowed: Mapping[Right, bool] | None
     """None: the API server does not say."""
+    reads: ApiState | None
+    """As whom the agent's account reads; None: not known."""
 
 
 async def access(context: Context) -> Access:
@@ -115,22 +122,29 @@ async def access(context: Context) -> Access:
         rights += _DRA_RIGHTS if support is None or support.available else ()
     allowed: dict[Right, bool] = {}
     async with context.api_server() as api:
+        if context.in_pod and context.node_name:
+            with contextlib.suppress(ApiError):  # which has lines of its own
+                await read(api, context.node_name)
+        as_node = api.reads is not None and api.reads.as_node
         for verb, group, resource in rights:
+            asked = verb
+            if as_node and verb in READS and resource in OF_NODES:
+                asked = f"impersonate-on:associated-node:{verb}"
             where = {
                 "nodes": {"name": context.node_name or ""},
                 "nodes/status": {"name": context.node_name or ""},
                 "events": {"namespace": NAMESPACE},
             }.get(resource, {})
             try:
-                allowed[verb, group, resource] = await is_allowed(
-                    api, verb, resource, group=group, **where
+                allowed[asked, group, resource] = await is_allowed(
+                    api, asked, resource, group=group, **where
                 )
             except ApiError as error:
                 if error.kind is not Kind.FORBIDDEN:
                     raise
                 # A cluster without system:basic-user; the rest may be asked.
-                return Access(api.known_as, None)
-        return Access(api.known_as, allowed)
+                return Access(api.known_as, None, api.reads)
+        return Access(api.known_as, allowed, api.reads)
 
 
 async def _server(context: Context) -> Check:
@@ -212,6 +226,15 @@ async def _node(context: Context) -> Check:
             f"{name} is cordoned: no new Pod is scheduled to it", f"kubectl uncordon {name}"
         )
     return ok(f"{name}, kubelet {node.status.node_info.kubelet_version or 'of unknown version'}")
+
+
+def _reads_as(reads: ApiState) -> Check:
+    if reads.as_node:
+        return ok("its Node (constrained impersonation): the account reads nothing of other nodes")
+    return ok(
+        "its account, which RBAC cannot hold to its own Node: from Kubernetes 1.36 on the "
+        "component k8s/components/impersonation (Helm: rbac.mode) does"
+    )
 
 
 async def own_node(context: Context) -> Node:

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from npu_agent import __version__
+from npu_agent.core.state import ApiState
 from npu_agent.kube import errors, serviceaccount
 from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.request import METADATA, Request
+from npu_agent.logs import logger
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 from npu_agent.typedjson import InvalidJsonError, decode
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from aiohttp import ClientResponse, ClientSession
+
+log = logger(__name__)
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -87,6 +91,10 @@ class Api:
 
     Connects at the first call. The first call after one that failed reads the credentials again; no
     call under way is cut for that.
+
+    With the token of a Pod it reads as that Pod's Node, where the API server lets it (KEP-5284,
+    constrained impersonation): then the Node authorizer holds every read to that Node. It writes by
+    the account's own rights, which our policies hold to less than a kubelet may.
     """
 
     def __init__(
@@ -116,6 +124,11 @@ class Api:
         self._stale = False
         self.silent: str | None = None
         """Why the last call had no answer at all; None: it had one."""
+        self._choosing = asyncio.Lock()
+        self._doubted = False
+        """Whether `reads` may hold no longer: a read was refused since."""
+        self.reads: ApiState | None = None
+        """As whom it reads; None: nothing was read yet, or it is no Pod's token."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
         """The object that answers a request, within `deadline` seconds; raises ApiError only."""
@@ -223,16 +236,64 @@ class Api:
     ) -> AsyncIterator[tuple[ClientResponse, Credentials]]:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         session, login = await self._connect()
-        async with _sent(session, login, request) as response:
-            status, self.silent = response.status, None
-            if not 200 <= status < 300:
-                # Unless another call has read them again meanwhile.
-                refused = status == 401 and bool(request.answers)
-                self._stale |= refused and login is self._login
-                body = await _body(response, _LARGEST_ERROR)
-                found = login.credentials
-                raise errors.answered(request, status, response.headers, body, found)
+        node = login.credentials.node if request.reads_of_node else None
+        if node and not await self._may_read_as(node, session, login):
+            node = None
+        async with _sent(session, login, request, node) as response:
+            await self._check(request, response, login)
             yield response, login.credentials
+
+    async def _check(self, request: Request[Any], response: ClientResponse, login: _Login) -> None:
+        """Raises ApiError unless the answer is a 2xx."""
+        status, self.silent = response.status, None
+        if 200 <= status < 300:
+            return
+        # Unless another call has read them again meanwhile.
+        refused = status == 401 and bool(request.answers)
+        self._stale |= refused and login is self._login
+        # Rights were taken or given: the next read finds out which.
+        self._doubted |= status == 403 and request.reads_of_node
+        body = await _body(response, _LARGEST_ERROR)
+        raise errors.answered(request, status, response.headers, body, login.credentials)
+
+    async def _may_read_as(self, node: str, session: ClientSession, login: _Login) -> bool:
+        """Whether it reads as this Node, found out by one read of it; raises ApiError."""
+        async with self._choosing:
+            if self.reads is None or self._doubted:
+                probe = Request(
+                    verb="get",
+                    kind="Node",
+                    name=node,
+                    answer=dict[str, Any],
+                    metadata_only=True,
+                    query={"resourceVersion": "0"},
+                )
+                refusal = ""
+                try:
+                    async with _sent(session, login, probe, node) as response:
+                        await self._check(probe, response, login)
+                except ApiError as error:
+                    if error.kind is Kind.FORBIDDEN:
+                        refusal = error.what
+                    elif error.kind is not Kind.NOT_FOUND:  # which a Node may be answered too
+                        raise
+                self._doubted = False
+                self._note(ApiState(as_node=not refusal, refusal=refusal))
+            return self.reads is not None and self.reads.as_node
+
+    def _note(self, found: ApiState) -> None:
+        before, self.reads = self.reads, found
+        if before and found.as_node == before.as_node:
+            return
+        if found.as_node:
+            log.info("reads as its Node (constrained impersonation)")
+        else:
+            tell = log.warning if before else log.info
+            tell(
+                "reads with the account's own rights, as it may not read as its Node: that takes "
+                "Kubernetes 1.36 and the component impersonation",
+                reason=found.refusal,
+            )
 
     async def _exchange(self, request: Request[T]) -> T:
         async with self._opened(request) as (response, credentials):
@@ -330,8 +391,9 @@ async def _on_thread(function: Callable[[P], T], argument: P) -> T:
 
 
 def _sent(
-    session: ClientSession, login: _Login, request: Request[Any]
+    session: ClientSession, login: _Login, request: Request[Any], node: str | None
 ) -> AbstractAsyncContextManager[ClientResponse]:
+    """`node`: as whom it is asked; None: as the account."""
     credentials = login.credentials
     form = f";as={METADATA};g=meta.k8s.io;v=v1" if request.metadata_only else ""
     headers = {"Accept": f"application/json{form}", "Content-Type": "application/json"}
@@ -343,6 +405,8 @@ def _sent(
         headers["Content-Type"] = "application/merge-patch+json"
     if credentials.authorization:
         headers["Authorization"] = credentials.authorization
+    if node:
+        headers["Impersonate-User"] = f"system:node:{node}"
     return session.request(
         _METHODS.get(request.verb, "GET"),
         f"{credentials.server}{request.path}",

@@ -42,6 +42,8 @@ class Credentials:
     """Where a person's commands look, if they name none."""
     impersonated: tuple[tuple[str, str], ...] = ()
     """Headers by which another user is asked for."""
+    node: str | None = None
+    """The Node of the Pod that they are bound to; None: of none."""
 
     @property
     def proxy_address(self) -> str | None:

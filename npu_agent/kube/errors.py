@@ -40,6 +40,8 @@ class Kind(enum.Enum):
     """An answer that is no object of the kind asked for."""
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    UNRELATED = "unrelated"
+    """Read as a Node: no Pod of that Node uses it, or it is gone."""
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
     TOO_MANY = "too_many"
@@ -57,6 +59,9 @@ _NO_RIGHT = (
     "restores it"
 )
 _NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
+_NO_RELATION = "no relationship found between node"
+"""In the Node authorizer's refusals (k8s.io/kubernetes, plugin/pkg/auth/authorizer/node)."""
+_UNRELATED = "it was deleted, or no Pod of this node uses it: a Node may read no other"
 _NOT_FOUND = {
     "Node": (
         "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
@@ -152,7 +157,9 @@ def answered(
     kind, remedy = _BY_STATUS.get(status) or _BY_CLASS.get(status // 100) or _OTHERS
     if kind is Kind.NOT_FOUND:
         remedy = _NOT_FOUND.get(request.kind, remedy)
-    if kind is Kind.FORBIDDEN and said and "cannot" not in said:
+    if kind is Kind.FORBIDDEN and _NO_RELATION in said:
+        kind, remedy = Kind.UNRELATED, _UNRELATED
+    elif kind is Kind.FORBIDDEN and said and "cannot" not in said:
         remedy = "that is not RBAC's refusal: see the admission policy or webhook it names"
     source = credentials.source if credentials else "this account"
     verb = "patch" if request.verb == "apply" else request.verb

@@ -32,6 +32,9 @@ _PLACES = {
     "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
 }
 """By kind: the API group's path, and RBAC's word."""
+OF_NODES = ("nodes", "resourceclaims", "resourceslices")
+"""What the Node authorizer knows to be a node's or another's; RBAC's words."""
+READS = ("get", "list", "watch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,11 @@ class Request(Generic[T]):
         """RBAC's word for what is asked: ``nodes``, ``nodes/status``."""
         kind = self.subresource.partition("/")[0]
         return "/".join(filter(None, (_PLACES[self.kind][1], kind)))
+
+    @property
+    def reads_of_node(self) -> bool:
+        """Whether it reads what the Node authorizer knows to be a node's or another's."""
+        return self.verb in READS and _PLACES[self.kind][1] in OF_NODES
 
     @property
     def answers(self) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from npu_agent import files
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.text import one_line
+from npu_agent.typedjson import decode
 
 DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LONGEST = 2**16
@@ -47,7 +52,33 @@ async def load() -> Credentials | None:
         authorization=checked(f"Bearer {text.strip()}", f"the service account's token {token}"),
         rotates=True,
         ca=str(DIRECTORY / "ca.crt"),
+        node=node_of(text),
     )
+
+
+class _Name(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9.-]+\Z")]
+
+
+class _Bound(msgspec.Struct):
+    node: _Name
+
+
+class _Claims(msgspec.Struct):
+    bound: _Bound = msgspec.field(name="kubernetes.io")
+
+
+def node_of(token: str) -> str | None:
+    """The Node of the Pod that a token is bound to, unverified; None: it does not say.
+
+    Format: a JWT with private claims (k8s.io/kubernetes, pkg/serviceaccount/claims.go). They name
+    the node from Kubernetes 1.30 on.
+    """
+    try:
+        payload = base64.urlsafe_b64decode(token.split(".")[1] + "==")
+        return decode(payload, _Claims).bound.node.name
+    except (IndexError, ValueError):
+        return None
 
 
 def _server(token: Path) -> str | None:

@@ -104,6 +104,7 @@ class StandInApiServer:
         calls: in order: `VERB` or `VERB NAME`; the verb is that of RBAC, but `apply` for
             server-side apply and `try` for a dry run; `list nodes` and `watch nodes` are of Nodes.
         watches: the query of each watch.
+        readers: who may read Nodes, slices and claims: ``account``, and ``node`` by impersonation.
         dropped: fields of slices and their devices that are dropped, as by a feature gate.
         trouble: if set, answers everything.
         instead: by verb: what is answered in its place.
@@ -119,6 +120,7 @@ class StandInApiServer:
         self.groups = {GROUP}
         self.calls: list[str] = []
         self.watches: list[dict[str, str]] = []
+        self.readers = {"account"}
         self.dropped: set[str] = set()
         self.trouble: Reply | None = None
         self.instead: dict[str, Reply] = {}
@@ -269,7 +271,7 @@ class StandInApiServer:
             verb += " nodes"
         plain = verb in ("list", "watch", "create", "try", "list nodes", "watch nodes")
         self.calls.append(verb if plain else f"{verb} {name}")
-        if reply := self.trouble or self.instead.get(verb):
+        if reply := self.trouble or self.instead.get(verb) or self._refusal(verb, request):
             return await reply(request)
         if verb.startswith("watch"):
             return await self._watch(request)
@@ -278,6 +280,28 @@ class StandInApiServer:
         if "PartialObjectMetadata" in request.headers.get("Accept", "") and code < 400:
             found = {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
         return web.json_response(found, status=code)
+
+    def _refusal(self, verb: str, request: web.Request) -> Reply | None:
+        """What RBAC, impersonation and the Node authorizer have against a request."""
+        user = request.headers.get("Impersonate-User")
+        verb, path = verb.partition(" ")[0], request.path
+        collection, _, name = path.rpartition("/")
+        if user is None:
+            of_nodes = path.startswith((NODES, SLICES)) or "/resourceclaims/" in path
+            denied = verb in ("get", "list", "watch") and of_nodes and "account" not in self.readers
+            return status(403, f"cannot {verb} resource") if denied else None
+        if user != f"system:node:{self.node}" or "node" not in self.readers:
+            return status(403, f'cannot impersonate-on:associated-node:{verb} resource "nodes"')
+        if verb not in ("get", "list", "watch"):
+            return status(403, f"cannot impersonate-on:associated-node:{verb} resource")
+        own = {NODES: f"metadata.name={self.node}", SLICES: f"spec.nodeName={self.node}"}
+        selected = request.query.get("fieldSelector", "").split(",")
+        if path in own and own[path] not in selected:
+            return status(403, "can only list and watch what is its own")
+        unknown = collection.endswith("/resourceclaims") and name not in self.objects[collection]
+        if unknown or (collection == NODES and name != self.node):
+            return status(403, f"no relationship found between node '{self.node}' and this object")
+        return None
 
     def act(self, verb: str, path: str, sent: Mapping[str, Any]) -> tuple[int, Object]:
         """The HTTP status and the object that answer a call; `path` is of it or its collection."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from tests.doctor.helpers import Node, good_node
+from npu_agent.kube import serviceaccount
+from npu_agent.kube.client import from_kubeconfig
+from npu_agent.kube.credentials import Credentials
+from tests.doctor.helpers import NODE_NAME, Node, good_node
 
 
 @pytest_asyncio.fixture
@@ -17,3 +22,14 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
     async with good_node(monkeypatch) as made:
         yield made
+
+
+@pytest.fixture
+def bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """The good node, where the token is that of a Pod."""
+
+    async def load() -> Credentials:
+        return replace(await asyncio.to_thread(from_kubeconfig, None), node=NODE_NAME)
+
+    monkeypatch.setattr(serviceaccount, "load", load)
+    return node

@@ -86,7 +86,8 @@ class ApiServer:
         if request.path.startswith("/apis/resource.k8s.io/v1"):
             return await self._dra(request)
         name = request.path.rpartition("/")[2]
-        if ("get", "nodes") not in self.rights:
+        as_node = "impersonate-on:associated-node:" * ("Impersonate-User" in request.headers)
+        if (f"{as_node}get", "nodes") not in self.rights:
             return _failure(403, f'nodes "{name}" is forbidden: User "x" cannot get resource')
         if name == self.node["metadata"]["name"]:
             return web.json_response(self.node)

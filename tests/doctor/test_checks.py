@@ -360,6 +360,34 @@ async def test_where_only_dra_asks_for_the_cluster(node: Node, asking: dict[str,
     assert (await node.examined())["DRA"].follows == "API server"
 
 
+AS_NODE = "impersonate-on:associated-node:"
+
+
+async def test_as_whom_the_agent_reads(bound: Node) -> None:
+    async def line() -> tuple[State, str]:
+        found = (await bound.examined())["reads as"]
+        return found.state, found.detail.partition(":")[0]
+
+    assert await line() == (State.OK, "its account, which RBAC cannot hold to its own Node")
+    bound.api.rights.add((f"{AS_NODE}get", "nodes"))
+    assert await line() == (State.OK, "its Node (constrained impersonation)")
+
+
+async def test_by_a_kubeconfig_nothing_is_read_as_a_node(node: Node) -> None:
+    node.api.rights |= {(f"{AS_NODE}{verb}", "nodes") for verb in ("get", "list", "watch")}
+    assert "reads as" not in await node.examined()
+
+
+async def test_the_rights_of_one_that_reads_as_its_node(bound: Node) -> None:
+    reads = {("get", "nodes"), ("list", "nodes"), ("watch", "nodes")}
+    bound.api.rights ^= reads | {(f"{AS_NODE}{verb}", noun) for verb, noun in reads}
+    assert (await bound.examined())["rights"].state is State.OK
+    bound.api.rights.discard((f"{AS_NODE}watch", "nodes"))
+    bound.api.rights.add(("watch", "nodes"))  # it is not what it reads by
+    rights = (await bound.examined())["rights"]
+    assert rights.detail == f"missing: nodes ({AS_NODE}watch)"
+
+
 # --- what hangs, and what is our own fault
 
 

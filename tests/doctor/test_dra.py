@@ -296,6 +296,22 @@ async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -
     assert "add k8s/components/dra (Helm: dra.enabled)" in found[0].remedy
 
 
+@pytest.mark.usefixtures("bound")
+async def test_claims_and_slices_are_read_as_the_node_too(claims: Node) -> None:
+    """As with the component dra behind impersonation, which has to be the last."""
+    claims.api.rights.add(("impersonate-on:associated-node:get", "nodes"))
+    claims.api.rights.add(("impersonate-on:associated-node:list", "nodes"))
+    claims.api.rights.add(("impersonate-on:associated-node:watch", "nodes"))
+    claims.api.denied = {
+        ("impersonate-on:associated-node:get", "resourceclaims"),
+        ("impersonate-on:associated-node:list", "resourceslices"),
+    }
+    assert (await claims.examined())["rights"].detail == (
+        "missing: resourceclaims (impersonate-on:associated-node:get), "
+        "resourceslices (impersonate-on:associated-node:list)"
+    )
+
+
 async def test_rights_for_dra_are_not_asked_for_where_it_cannot_be(claims: Node) -> None:
     claims.api.denied = {("get", "resourceclaims")}
     assert (await claims.examined())["rights"].detail == "missing: resourceclaims (get)"

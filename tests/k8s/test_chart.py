@@ -25,6 +25,7 @@ VALUES: dict[str, Object] = {
     "nodes-label": {"nodes": "label"},
     "cdi": {"cdi": True},
     "dra": {"dra": {"enabled": True}},
+    "impersonation": {"rbac": {"mode": "impersonation"}},
     "nfd-output": {"nfdOutput": True},
     "node-condition": {"nodeCondition": True},
     "recursive-read-only": {"recursiveReadOnly": True},
@@ -229,6 +230,20 @@ def test_dra_needs_a_version_of_kubernetes(value: str, version: str, older: str)
     done = run("helm", *words, older)
     name = value.rpartition(",")[2]
     assert f"{name} needs Kubernetes {version} or newer, and this is v{older}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [("1.35.4", "policies"), ("1.36.0-rc.1", "impersonation"), ("v1.36.3+k3s1", "impersonation")],
+)
+def test_the_mode_auto_follows_the_version_of_the_cluster(version: str, mode: str) -> None:
+    def roles(mode: str) -> list[Object]:
+        given = ("--set", f"dra.enabled=true,rbac.mode={mode}", "--kube-version", version)
+        made = objects(output("helm", "template", "x", CHART, *given))
+        return [one for one in made if one["kind"] == "ClusterRole"]
+
+    assert roles("auto") == roles(mode)
+    assert roles("policies") != roles("impersonation")
 
 
 def test_the_classes_of_dra_are_those_of_the_component(overlay: Overlay) -> None:

@@ -36,6 +36,15 @@ Two that share it (nodeSelector, affinity) take nameOverride, which is in the se
 {{- end -}}
 {{- end }}
 
+{{/* How the agent's reads are held to its Node: rbac.mode, or what the cluster's version allows. */}}
+{{- define "npu-agent.rbacMode" -}}
+{{- if ne .Values.rbac.mode "auto" -}}
+{{- .Values.rbac.mode -}}
+{{- else -}}
+{{- semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version | ternary "impersonation" "policies" -}}
+{{- end -}}
+{{- end }}
+
 {{/* By which the Pods are found. Never more than this: a DaemonSet's selector cannot change. */}}
 {{- define "npu-agent.selector" -}}
 app.kubernetes.io/name: {{ include "npu-agent.name" . }}

@@ -522,11 +522,16 @@ class Claims:
             log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
 
     async def _gone(self, claim: PreparedClaim) -> bool:
-        """Whether the API server says that this claim is gone, or has lost its devices."""
+        """Whether the API server says that this claim is gone, or has lost its devices.
+
+        A Node that asks for a claim that is gone is refused, as for one of which it runs no Pod. To
+        end it is safe for both: the kubelet too names no container with it, in two calls. Any other
+        refusal says nothing of the claim.
+        """
         try:
             found = await self._read(claim.namespace, claim.name)
         except ApiError as error:
-            return error.kind is Kind.NOT_FOUND
+            return error.kind in (Kind.NOT_FOUND, Kind.UNRELATED)
         except ValueError:
             return False
         allocated = {one.device for one in found.results}

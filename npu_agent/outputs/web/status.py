@@ -47,7 +47,9 @@ def as_json(state: AgentState) -> dict[str, Any]:
     ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``;
     ``condition``, the Node's: null or ``type, status`` (null: not written yet), ``reason, message,
-    error``.
+    error``;
+    ``reads``: as whom the API server is read, ``as_node, refusal``; null: it was not, or by a
+    kubeconfig.
     """
     reasons, labels = unready(state), state.labels
     return {
@@ -99,6 +101,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
             "applied_at": labels.applied_at and iso(state.wall(labels.applied_at)),
         },
         "condition": state.condition and asdict(state.condition),
+        "reads": state.reads and asdict(state.reads),
     }
 
 

@@ -645,11 +645,13 @@ async def test_before_it_is_known_who_holds_what_nothing_is_prepared(tmp_path: P
     assert "does not know yet which cards this node has" in await room.prepared()
 
 
-@pytest.mark.parametrize("why", ["gone", "deallocated", "another"])
+@pytest.mark.parametrize("why", ["gone", "gone for a Node", "deallocated", "another"])
 async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) -> None:
     match why:
         case "gone":
             del held.api["team", "c"]
+        case "gone for a Node":  # which is refused, as for a claim of another node
+            held.api["team", "c"] = ApiError("no relationship", kind=Kind.UNRELATED, status=403)
         case "deallocated":
             held.claim("c", allocation=None, reservedFor=[])
         case "another":  # pod-resources names it, before it is prepared, without a device
@@ -677,12 +679,21 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room
     assert held.store.prepared.value.keys() == {"uid-c"}
 
 
-@pytest.mark.parametrize("why", ["used", "silent", "api error", "there"])
-async def test_a_claim_that_may_be_used_is_kept(held: Room, why: str) -> None:
-    if why != "there":
-        del held.api["team", "c"]
-    if why == "api error":
-        held.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [
+        ("used", Kind.NOT_FOUND),
+        ("used", Kind.UNRELATED),
+        ("silent", Kind.NOT_FOUND),
+        ("silent", Kind.UNRELATED),
+        ("api error", Kind.UNREACHABLE),
+        ("no right", Kind.FORBIDDEN),
+        ("there", None),
+    ],
+)
+async def test_a_claim_that_may_be_used_is_kept(held: Room, why: str, error: Kind | None) -> None:
+    if error:
+        held.api["team", "c"] = ApiError(why, kind=error)
     held.says(
         uses=[("c", ZERO)] if why == "used" else (), error="gone" if why == "silent" else None
     )

@@ -1,0 +1,186 @@
+"""Reads as the Node that a Pod's token is bound to (KEP-5284), and by the account's own rights."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from npu_agent.kube import (
+    Api,
+    ApiError,
+    Kind,
+    node,
+    resourceclaims,
+    resourceslices,
+    reviews,
+    serviceaccount,
+)
+from npu_agent.kube.credentials import Credentials
+from npu_agent.simulator.apiserver import NODES, StandInApiServer, says, served, status
+from tests.kube.helpers import TIMING
+
+DRIVER = "npu.furiosa.ai"
+PROBE = "get n1"
+
+
+def jwt(claims: object) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"header.{body}.signature"
+
+
+@asynccontextmanager
+async def connected(server: StandInApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
+    """A client with the token of a Pod on this Node."""
+    async with served(server.answer) as url:
+        api = Api(credentials=Credentials(server=url, source="a Pod", node=bound), timing=TIMING)
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (jwt({"kubernetes.io": {"node": {"name": "n1.example", "uid": "u"}}}), "n1.example"),
+        (jwt({"kubernetes.io": {"pod": {"name": "p"}}}), None),
+        (jwt({"kubernetes.io": {"node": {"name": "n1\r\nX: y"}}}), None),
+        (jwt([]), None),
+        ("opaque", None),
+        ("a.!.c", None),
+    ],
+)
+async def test_the_node_that_a_token_is_bound_to(
+    monkeypatch: pytest.MonkeyPatch, token: str, expected: str | None
+) -> None:
+    serviceaccount.DIRECTORY.mkdir()
+    (serviceaccount.DIRECTORY / "token").write_text(token)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    found = await serviceaccount.load()
+    assert found
+    assert found.node == expected
+
+
+async def refused(api: Api, namespace: str = "default", name: str = "gone") -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await resourceclaims.get(api, namespace, name)
+    return caught.value
+
+
+async def test_reads_are_the_nodes_and_writes_the_accounts() -> None:
+    server = StandInApiServer("n1")
+    server.readers = {"node"}
+    server.allocate(DRIVER, "c", ["npu0"], pod="p")
+    async with connected(server) as api:
+        meta = await node.read(api, "n1")
+        assert (await resourceclaims.get(api, "default", "c"))["kind"] == "ResourceClaim"
+        assert not (await resourceslices.read(api, "n1", DRIVER)).slices
+        labelled = await node.apply_labels(api, meta, {"furiosa.ai/x": "y"})
+        assert labelled.labels["furiosa.ai/x"] == "y"
+        assert api.reads
+        assert api.reads.as_node
+    assert server.calls == [PROBE, PROBE, "get c", "list", "apply n1"], "one probe"
+
+
+async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
+    asked: list[str | None] = []
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers.get("Impersonate-User"))
+        return await says({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}})(request)
+
+    async with served(reply) as url:
+        api = Api(credentials=Credentials(server=url, source="a Pod", node="n1"), timing=TIMING)
+        assert await reviews.allowed(api, "get", "nodes")
+        await api.close()
+    assert asked == [None]
+    assert api.reads is None
+
+
+async def test_others_are_refused_and_a_claim_that_is_gone_is_unrelated() -> None:
+    server = StandInApiServer("n1")
+    server.readers = {"node"}
+    async with connected(server) as api:
+        error = await refused(api)
+        assert (error.kind, error.status) == (Kind.UNRELATED, 403)
+        assert error.remedy.startswith("it was deleted, or no Pod of this node uses it")
+        for read in (node.read(api, "n2"), resourceslices.read(api, "n2", DRIVER)):
+            with pytest.raises(ApiError, match="403"):
+                await read
+        assert api.reads
+        assert api.reads.as_node
+
+
+@pytest.mark.parametrize("bound", ["n1", None])
+async def test_without_the_right_the_account_reads(
+    bound: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = StandInApiServer("n1")
+    async with connected(server, bound) as api:
+        for _ in range(2):
+            assert (await node.read(api, "n1")).name == "n1"
+        assert (await refused(api)).kind is Kind.NOT_FOUND
+    assert server.calls == [PROBE] * (3 if bound else 2) + ["get gone"]
+    lines = [record.message for record in caplog.records if "own rights" in record.message]
+    assert len(lines) == (1 if bound else 0), "one line says so"
+    if bound:
+        assert api.reads
+        assert "cannot impersonate-on:associated-node:get" in api.reads.refusal
+    else:
+        assert api.reads is None, "a token of no Pod, or of Kubernetes before 1.30"
+
+
+async def test_rights_that_are_taken_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    server = StandInApiServer("n1")
+
+    async def reads(api: Api, *readers: str) -> bool | None:
+        """Whether as the Node; None: it is refused."""
+        server.readers = set(readers)
+        try:
+            await node.read(api, "n1")
+        except ApiError:
+            return None
+        assert api.reads
+        return api.reads.as_node
+
+    async with connected(server) as api:
+        assert await reads(api, "node")
+        assert [await reads(api) for _ in range(3)] == [None] * 3
+        assert await reads(api, "node")
+        # Another mode is applied while it runs: the read that finds it out is lost.
+        assert [await reads(api, "account") for _ in range(2)] == [None, False]
+        assert [await reads(api, "account", "node") for _ in range(2)] == [False, False]
+    warnings = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == 2, "one each time"
+
+
+async def test_an_api_server_that_fails_decides_nothing() -> None:
+    server = StandInApiServer("n1")
+    server.trouble = status(503, "not yet")
+    async with connected(server) as api:
+        with pytest.raises(ApiError, match="503"):
+            await node.read(api, "n1")
+        server.trouble = None
+        assert (await node.read(api, "n1")).name == "n1"
+        assert api.reads
+        assert not api.reads.as_node
+
+
+async def test_a_node_that_is_not_there_may_be_read_as_such() -> None:
+    server = StandInApiServer("n1")
+    server.readers = {"node"}
+    del server.objects[NODES]["n1"]
+    async with connected(server) as api:
+        with pytest.raises(ApiError) as caught:
+            await node.read(api, "n1")
+        assert caught.value.kind is Kind.NOT_FOUND
+        assert api.reads
+        assert api.reads.as_node
