@@ -25,6 +25,7 @@ FOLDERS = {
 ABOUT_THE_API = (
     "test_dra_examples",
     "test_dra_slices",
+    "test_impersonation",
     "test_labels",
     "test_node_condition",
     "test_policies",

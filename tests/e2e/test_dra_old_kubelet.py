@@ -21,7 +21,7 @@ def component(node: Node) -> Iterator[None]:
     yield
     base = str(PROJECT / "k8s" / "components" / "dra")
     node.deploy()
-    for file in ("policy.yaml", "deviceclass.yaml"):
+    for file in ("policy.yaml", "deviceclass.yaml", "rbac.yaml"):
         node.kubectl("delete", "--filename", f"{base}/{file}")
 
 

@@ -67,7 +67,7 @@ def component(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     node.wait_for("the policies to be in force", in_force)
     yield
     for made in rendered:
-        if is_policy(made) or made["kind"] == "DeviceClass":
+        if is_policy(made) or made["kind"] == "DeviceClass" or "dra" in made["metadata"]["name"]:
             node.kubectl("delete", made["kind"], made["metadata"]["name"])
     node.deploy()
 
@@ -171,12 +171,12 @@ def accepted(node: Node, whose: str, *requests: Asked) -> bool:
 @contextlib.contextmanager
 def bound(node: Node, role: str, account: str) -> Iterator[None]:
     """An account of the agent's namespace has a role."""
-    subject = f"--serviceaccount={NAMESPACE}:{account}"
-    node.kubectl("create", "clusterrolebinding", "policy-test", f"--clusterrole={role}", subject)
+    subject, name = f"--serviceaccount={NAMESPACE}:{account}", f"policy-test-{role}"
+    node.kubectl("create", "clusterrolebinding", name, f"--clusterrole={role}", subject)
     try:
         yield
     finally:
-        node.kubectl("delete", "clusterrolebinding", "policy-test")
+        node.kubectl("delete", "clusterrolebinding", name)
 
 
 # --- the Pod ------------------------------------------------------------------------------------
@@ -305,7 +305,10 @@ def test_even_an_administrators_rights_do_not_help(node: Node, token: str, other
 def test_others_are_not_affected(node: Node, other: str) -> None:
     node.kubectl("create", "serviceaccount", "not-npu-agent", "-n", NAMESPACE)
     try:
-        with bound(node, "npu-agent", "not-npu-agent"):
+        with (
+            bound(node, "npu-agent", "not-npu-agent"),
+            bound(node, "npu-agent-dra", "not-npu-agent"),
+        ):
             body = {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}
             writes = [patch(node.name, body), patch(other, body), event(other)]
             for driver in (DRIVER, "gpu.example.com"):
@@ -330,13 +333,14 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(
     }
     (account,) = (t for t in rendered if t["kind"] == "ServiceAccount")
     name = account["metadata"]["name"]
-    (binding,) = (t for t in rendered if t["kind"] == "ClusterRoleBinding")
-    binding["metadata"]["name"] = "policy-test"  # the one in kube-system is in use
+    bindings = [t for t in rendered if t["kind"] == "ClusterRoleBinding"]
+    for binding in bindings:  # those of kube-system are in use
+        binding["metadata"]["name"] += "-elsewhere"
     theirs = pod("agent", container(), namespace=ELSEWHERE, nodeName=other, serviceAccountName=name)
     node.apply(thing("Namespace", ELSEWHERE, namespace=""))
     try:
         # kustomize writes the namespace into policies, which have none; it does no harm.
-        node.apply([*(t for t in rendered if is_policy(t)), account, binding, theirs])
+        node.apply([*(t for t in rendered if is_policy(t)), account, *bindings, theirs])
         token = node.cluster.token_for(name, ELSEWHERE, pod="agent")
         writes = WRITES.values()
         node.wait_for(
@@ -345,7 +349,8 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(
         for write in writes:
             assert f"npu-agent on node {other} may" in refusal(ask(node, token, *write(node.name)))
     finally:
-        node.kubectl("delete", "clusterrolebinding", "policy-test", "--ignore-not-found")
+        names = [each["metadata"]["name"] for each in bindings]
+        node.kubectl("delete", "clusterrolebinding", *names, "--ignore-not-found")
         gone = ("--namespace", ELSEWHERE, "--force", "--grace-period=0")
         node.kubectl("delete", "pod", "agent", *gone, check=False)
         node.kubectl("delete", "namespace", ELSEWHERE)

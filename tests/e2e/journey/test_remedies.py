@@ -52,6 +52,7 @@ ELSEWHERE = {
     "readiness, agent": "says what the agent says; its command shows the log",
     "CDI directory, NFD directory, DRA directory of *": "as `cgroups`",
     "DRA": "a kubelet is updated",
+    "reads as": "says how it was installed: test_impersonation.py",
     "labels": "the agent puts back what others change, within a moment: test_labels.py",
     "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
     "DRA features for *, DRA counters for *": "feature gates of the API server",
@@ -89,7 +90,9 @@ class Installed:
             "configmap/npu-device-plugin": ("data",),
             "serviceaccount/npu-agent": ("automountServiceAccountToken",),
             "clusterrole/npu-agent": ("rules",),
+            "clusterrole/npu-agent-dra": ("rules",),
             "clusterrolebinding/npu-agent": ("subjects",),
+            "clusterrolebinding/npu-agent-dra": ("subjects",),
             f"validatingadmissionpolicy/{POLICY}": ("spec",),
             f"deviceclass/{DRIVER}": ("spec",),
         }
@@ -145,8 +148,8 @@ def deleted(*what: str) -> Callable[[Journey], object]:
 
 
 def rules_lost(node: Journey) -> None:
-    """Those for Events and for claims."""
-    less = [{"op": "remove", "path": "/rules/1"}, {"op": "remove", "path": "/rules/1"}]
+    """Those for Events."""
+    less = [{"op": "remove", "path": "/rules/1"}]
     node.kubectl("patch", *ROLE, "--type=json", "--patch", json.dumps(less))
 
 
@@ -178,6 +181,7 @@ _NO_CGROUPS = {"mountPath": "/host/sys/fs/cgroup", "$patch": "delete"}
 FAULTS = {
     "binding deleted": Fault(deleted("clusterrolebinding", "npu-agent"), "rights"),
     "role deleted": Fault(deleted(*ROLE), "rights"),
+    "role for DRA deleted": Fault(deleted("clusterrole", "npu-agent-dra"), "rights"),
     "role edited": Fault(rules_lost, "rights"),
     "account deleted": Fault(deleted("serviceaccount", "npu-agent", *HERE), "API server"),
     "mount lost": Fault(edited({"volumeMounts": [_NO_CGROUPS]}), "cgroups"),

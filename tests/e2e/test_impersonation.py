@@ -1,0 +1,298 @@
+"""The component impersonation (KEP-5284) on a real API server: what a stolen token is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster import Answer
+from tests.e2e.api import ACCOUNT, ADMIN, APPLY, MERGE, SECRETS, is_policy, overlay, refusal
+from tests.e2e.doctor import checks
+from tests.e2e.dra.claims import claim_of, prepared, run, running, said, slices, verified
+from tests.e2e.manifests import (
+    ONE,
+    Thing,
+    claim,
+    claim_pod,
+    container,
+    pod,
+    resource_slice,
+    template,
+    thing,
+)
+from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
+
+pytestmark = [pytest.mark.one_kubelet, pytest.mark.since("1.36")]
+OTHER = "other-node"
+COUNT = "beta.furiosa.ai/npu.count"
+TYPE = "furiosa.ai/NPUReady"
+CONFIG = {"health": {"condition": {"type": TYPE}}, "allocation": {"api": "dra"}}
+NODES = "/api/v1/nodes"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CORE = "/api/v1/namespaces/default"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+JSON = "application/json"
+COMPONENTS = ("dra", "node-condition")
+
+Attack = tuple[str, str, Any, str]
+"""Method, path, body and its type."""
+Rights = dict[str, list[Thing]]
+"""By mode: the roles and their bindings."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
+    """The agent serves claims and writes its condition, with the component; another Node."""
+    directory = tmp_path_factory.mktemp("overlay")
+    without = overlay(node, directory, *COMPONENTS)
+    rendered = overlay(node, directory, *COMPONENTS, "impersonation")
+    node.deploy(CONFIG, str(directory))
+    theirs = thing("Node", OTHER, namespace=""), resource_slice("theirs", OTHER, [{"name": "n"}])
+    node.apply([*theirs, claim("theirs"), template(ONE)])
+    yield {
+        "policies": [one for one in without if one["kind"].startswith("ClusterRole")],
+        "impersonation": [one for one in rendered if one["kind"].startswith("ClusterRole")],
+    }
+    node.configure({})
+    node.wait_equal("its slices to be gone", lambda: slices(node), [], 2 * SOON)
+    node.wait_for("the condition to be gone", lambda: TYPE not in conditions(node))
+    node.kubectl("delete", "node", OTHER)
+    node.kubectl("delete", "resourceslice", "theirs", "--ignore-not-found")
+    node.kubectl("delete", "-n=default", "resourceclaim/theirs", f"resourceclaimtemplate/{ONE}")
+    for made in rendered:
+        if is_policy(made) or made["kind"] == "DeviceClass" or "dra" in made["metadata"]["name"]:
+            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+    node.deploy()
+
+
+@pytest.fixture
+def token(node: Node) -> str:
+    """The token that the kubelet has given the agent's Pod."""
+    return node.in_agent("cat", f"{SECRETS}/token")
+
+
+@pytest.fixture
+def pods(node: Node) -> None:
+    """A Pod with a claim on this Node, and one on the other."""
+    run(node, claim_pod("mine"))
+    node.apply(pod("theirs", container(), nodeName=OTHER))
+
+
+def conditions(node: Node) -> dict[str, str]:
+    found = node.get("node", node.name)["status"]["conditions"]
+    return {one["type"]: one["status"] for one in found}
+
+
+def reads(node: Node) -> dict[str, Any] | None:
+    """As whom the agent reads, by its status page."""
+    found: dict[str, Any] | None = json.loads(node.page("/status.json"))["reads"]
+    return found
+
+
+def asked(node: Node, token: str, attack: Attack, **impersonated: str) -> Answer:
+    """What the API server says; nothing is written."""
+    method, path, body, kind = attack
+    if method != "GET":
+        path += ("&" if "?" in path else "?") + "dryRun=All"
+    headers = {f"Impersonate-{name.title()}": value for name, value in impersonated.items()}
+    sent = {"Content-Type": kind, **headers}
+    return node.cluster.request(method, path, body, token=token, headers=sent)
+
+
+def answers(node: Node, token: str, attack: Attack) -> set[int]:
+    """The HTTP statuses for the account, its Node, another Node, and an administrator."""
+    users = ("", f"system:node:{node.name}", f"system:node:{OTHER}", "admin")
+    return {asked(node, token, attack, **({"user": user} if user else {})).status for user in users}
+
+
+def promised(mode: str) -> dict[str, bool]:
+    """What a stolen token reads in a mode, by the table of docs/security.md."""
+    lines = (PROJECT / "docs" / "security.md").read_text().splitlines()
+    start = next(at for at, one in enumerate(lines) if one.startswith("| a stolen token reads"))
+    modes = [cell.strip(" `") for cell in lines[start].split("|")]
+    found: dict[str, bool] = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return found
+        cells = [cell.strip(" *") for cell in line.split("|")]
+        found[cells[1].removeprefix("with `dra`: ")] = cells[modes.index(mode)].startswith("yes")
+    raise AssertionError("the table has no end")
+
+
+def check_reads(node: Node, token: str, mode: str) -> None:
+    """A stolen token reads what the table says, and nothing else."""
+    own = f"{SLICES}?fieldSelector=spec.nodeName="
+    paths = {
+        "its own Node": [
+            f"{NODES}/{node.name}",
+            f"{NODES}?fieldSelector=metadata.name={node.name}",
+        ],
+        "other Nodes: labels, annotations, addresses, images, conditions": [
+            NODES,
+            f"{NODES}/{OTHER}",
+            f"{NODES}?fieldSelector=metadata.name={OTHER}",
+        ],
+        "ResourceSlices of its own Node": [own + node.name],
+        "ResourceSlices of other nodes": [SLICES, own + OTHER, f"{SLICES}/theirs"],
+        "ResourceClaims that Pods of its Node use": [
+            f"{CLAIMS}/{claim_of(node, 'mine')['metadata']['name']}"
+        ],
+        "other ResourceClaims, by their names": [f"{CLAIMS}/theirs"],
+        "Pods, Secrets, ConfigMaps": [
+            "/api/v1/pods",
+            f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}",
+            *(f"{CORE}/{kind}" for kind in ("pods", "secrets", "configmaps")),
+            *(f"{CORE}/{one}" for one in ("pods/mine", "pods/theirs", "pods/theirs/log")),
+            f"{CORE}/configmaps/kube-root-ca.crt",
+            f"{CORE}/secrets/any",
+        ],
+    }
+    table = promised(mode)
+    assert table.keys() == paths.keys()
+    for row, of_row in paths.items():
+        for path in of_row:
+            found = answers(node, token, ("GET", path, None, JSON))
+            assert found == ({200, 403} if table[row] else {403}), (mode, path)
+
+
+def attacks(node: Node) -> Iterator[Attack]:
+    """Each is refused in both modes, whoever is impersonated."""
+    meta = [{"labels": {"a": "b"}}, {"labels": {"node-restriction.kubernetes.io/a": "b"}}]
+    meta.append({"annotations": {"a": "b"}})
+    status = [{"capacity": {"a/b": "1"}}, {"addresses": []}]
+    for name in (node.name, OTHER):
+        yield from (("PATCH", f"{NODES}/{name}", {"metadata": one}, MERGE) for one in meta)
+        taints = [{"key": "a", "effect": "NoSchedule"}]
+        yield "PATCH", f"{NODES}/{name}", {"spec": {"taints": taints}}, MERGE
+        yield from (("PATCH", f"{NODES}/{name}/status", {"status": one}, MERGE) for one in status)
+        yield "DELETE", f"{NODES}/{name}", None, JSON
+        yield "GET", f"{NODES}/{name}/proxy/pods", None, JSON
+    ours = {"metadata": {"labels": {COUNT: "9"}}}
+    yield "PATCH", f"{NODES}/{OTHER}", ours, MERGE
+    yield "POST", NODES, thing("Node", "new", namespace=""), JSON
+    yield "DELETE", NODES, None, JSON
+    for made in (
+        resource_slice("new", OTHER, [{"name": "n"}]),
+        resource_slice("new", node.name, [{"name": "n"}], pool=OTHER),
+        resource_slice("new", node.name, [{"name": "n"}], driver="gpu.example.com"),
+        resource_slice("new", None, [{"name": "n"}]),
+    ):
+        yield "POST", SLICES, made, JSON
+        yield "PATCH", f"{SLICES}/new?fieldManager=x&force=true", made, APPLY
+    yield "PATCH", f"{SLICES}/theirs", {"spec": {"pool": {"generation": 2}}}, MERGE
+    yield "DELETE", f"{SLICES}/theirs", None, JSON
+    yield "DELETE", SLICES, None, JSON
+    yield "GET", CLAIMS, None, JSON
+    yield "POST", CLAIMS, claim("new"), JSON
+    for one in ("theirs", claim_of(node, "mine")["metadata"]["name"]):
+        yield "PATCH", f"{CLAIMS}/{one}", {"metadata": {"labels": {"a": "b"}}}, MERGE
+        yield "PATCH", f"{CLAIMS}/{one}/status", {"status": {"devices": []}}, MERGE
+        yield "DELETE", f"{CLAIMS}/{one}", None, JSON
+    for one in ("mine", "theirs"):
+        yield "PATCH", f"{CORE}/pods/{one}/status", {"status": {"phase": "Failed"}}, MERGE
+        yield "DELETE", f"{CORE}/pods/{one}", None, JSON
+        yield "POST", f"{CORE}/pods/{one}/eviction", thing("Eviction", one, "policy/v1"), JSON
+        yield "GET", f"{CORE}/pods/{one}/exec?command=id&stdout=1", None, JSON
+    yield "POST", f"{CORE}/pods", pod("new", container(), nodeName=node.name), JSON
+    of_the_agent = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+    for path in (of_the_agent, f"{CORE}/serviceaccounts/default/token"):
+        yield "POST", path, {"spec": {}}, JSON
+    yield "POST", f"{CORE}/events", event(OTHER), JSON
+
+
+def event(about: str) -> Thing:
+    where = {"apiVersion": "v1", "kind": "Node", "name": about}
+    return thing("Event", "x", involvedObject=where, reason="x", message="x", type="Normal")
+
+
+def check_attacks(node: Node, token: str) -> None:
+    for attack in attacks(node):
+        assert answers(node, token, attack) == {403}, attack
+
+
+def test_the_agent_works_whole_as_its_node(node: Node) -> None:
+    def whole() -> bool:
+        assert node.labels()[COUNT] == "2"
+        assert conditions(node)[TYPE] == "True"
+        return reads(node) == {"as_node": True, "refusal": ""} and bool(slices(node))
+
+    node.wait_for("labels, condition and slices", whole)
+    node.label({COUNT: None})  # which it sees by its watch
+    node.wait_for("the label to be put back", whole)
+    lines = {one["name"]: one for one in checks(node)}
+    assert lines["reads as"]["detail"].startswith("its Node (constrained impersonation)")
+    assert lines["rights"]["state"] == "ok", lines["rights"]
+
+
+def test_a_claim_is_prepared_and_unprepared_and_then_gone(node: Node, token: str) -> None:
+    run(node, claim_pod("mine"))
+    verified(node, "mine", 1)
+    name = claim_of(node, "mine")["metadata"]["name"]
+    assert prepared(node) == {f"default/{name}"}
+    node.delete_pods("mine")
+    node.wait_equal("the claim to be unprepared", lambda: prepared(node), set())
+
+    def gone() -> bool:
+        """As for a claim of another node: a Node is not told which of them there are."""
+        get = ("GET", f"{CLAIMS}/{name}", None, JSON)
+        answer = asked(node, token, get, user=f"system:node:{node.name}")
+        return "no relationship found between node" in refusal(answer)
+
+    node.wait_for("the claim to be gone", gone)
+
+
+@pytest.mark.usefixtures("pods")
+def test_a_stolen_token_is_worth_its_own_node(node: Node, token: str) -> None:
+    check_reads(node, token, "impersonation")
+    check_attacks(node, token)
+
+
+def test_what_a_kubelet_may_that_the_agent_may_not(node: Node) -> None:
+    """Why the agent does not write as its Node."""
+    kubelet = {"user": f"system:node:{node.name}", "group": "system:nodes"}
+    bodies: list[Thing] = [
+        {"metadata": {"labels": {"a": "b"}}},
+        {"metadata": {"annotations": {"a": "b"}}},
+        {"status": {"capacity": {"a/b": "1"}}},
+        {"status": {"addresses": []}},
+    ]
+    for body in bodies:
+        path = f"{NODES}/{node.name}" + "/status" * ("status" in body)
+        assert asked(node, ADMIN, ("PATCH", path, body, MERGE), **kubelet).status == 200, body
+    for fields in ({"pool": OTHER}, {"driver": "gpu.example.com"}):
+        made = resource_slice("new", node.name, [{"name": "n"}], **fields)
+        assert asked(node, ADMIN, ("POST", SLICES, made, JSON), **kubelet).status == 201, fields
+
+
+@pytest.mark.usefixtures("pods")
+def test_rights_are_taken_and_others_given_while_it_runs(
+    node: Node, token: str, rights: Rights
+) -> None:
+    agent = node.agent_run()
+    bindings = [each for each in rights["policies"] if each["kind"] == "ClusterRoleBinding"]
+    for each in bindings:
+        node.kubectl("delete", "clusterrolebinding", each["metadata"]["name"])
+    node.apply(claim_pod("late"))
+    said(node, "late", "has no right to get resourceclaims")
+    verified(node, "mine", 1)
+
+    node.apply(rights["policies"])
+    running(node, "late", timeout=3 * SOON)
+    found = reads(node)
+    assert found is not None
+    assert not found["as_node"]
+    assert "cannot impersonate" in found["refusal"]
+    assert "own rights" in node.log()
+    check_reads(node, token, "policies")
+    check_attacks(node, token)
+
+    node.delete_pods("late")
+    node.apply(rights["impersonation"])
+    node.apply(claim_pod("last"))
+    running(node, "last", timeout=3 * SOON)
+    assert reads(node) == {"as_node": True, "refusal": ""}
+    check_reads(node, token, "impersonation")
+    assert node.agent_run() == agent
