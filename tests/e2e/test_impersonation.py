@@ -57,7 +57,7 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         "impersonation": [one for one in rendered if one["kind"].startswith("ClusterRole")],
     }
     node.configure({})
-    node.wait_equal("its slices to be gone", lambda: slices(node), [], 2 * SOON)
+    node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
     node.wait_for("the condition to be gone", lambda: TYPE not in conditions(node))
     node.kubectl("delete", "node", OTHER)
     node.kubectl("delete", "resourceslice", "theirs", "--ignore-not-found")
