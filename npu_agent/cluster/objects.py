@@ -6,13 +6,11 @@ of the JSON. Parts that only the scheduler's rules read stay plain values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from npu_agent.kube.pods import AGENT
-from npu_agent.typedjson import convert
 
 Plain = dict[str, Any]
 
@@ -24,10 +22,7 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel"):
 class Owner(_Struct, frozen=True):
     """An object that this one belongs to."""
 
-    kind: str
-    name: str
     uid: str = ""
-    controller: bool | None = None
 
 
 class Meta(_Struct, frozen=True):
@@ -65,15 +60,6 @@ class Object(_Struct, frozen=True):
         """``namespace/name``; the name alone where the object has no namespace."""
         return "/".join(filter(None, (self.namespace, self.name)))
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The object of plain values.
-
-        Raises:
-            InvalidJsonError: it has another shape.
-        """
-        return convert(value, cls)
-
 
 class Condition(_Struct, frozen=True):
     """A condition of a Node or Pod."""
@@ -82,7 +68,6 @@ class Condition(_Struct, frozen=True):
     status: str
     reason: str = ""
     message: str = ""
-    last_transition_time: str | None = None
 
 
 def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
@@ -162,7 +147,6 @@ class PodSpec(_Struct, frozen=True):
 
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
-    priority: int | None = None
     node_selector: dict[str, str] = {}
     affinity: Plain | None = None
     tolerations: tuple[Plain, ...] = ()
@@ -217,7 +201,6 @@ class PodStatus(_Struct, frozen=True):
 
     phase: str = "Pending"
     start_time: str | None = None
-    nominated_node_name: str = ""
     conditions: tuple[Condition, ...] = ()
     resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
     extended_resource_claim_status: ExtendedClaim | None = None
@@ -275,7 +258,6 @@ class Allocation(_Struct, frozen=True):
 
     devices: Results = Results()
     node_selector: Plain | None = None
-    allocation_timestamp: str | None = None
 
 
 class Consumer(_Struct, frozen=True):

@@ -17,13 +17,13 @@ from typing import Any
 
 from npu_agent.cluster.objects import Cluster, Container, Node, Plain, Pod, Taint
 from npu_agent.cluster.quantity import Amounts, amounts, largest, number, quantity, total
-from npu_agent.text import one_line
+from npu_agent.text import listed, natural, one_line
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Before a DeviceClass's name: the resource by which a Pod asks for its devices."""
 _CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 _NAMED = 3
-"""Holders that a reason names; more are counted."""
+"""Holders that a reason names."""
 
 
 class Kind(IntEnum):
@@ -228,10 +228,8 @@ def _too_few(name: str, wanted: Fraction, node: Node, holders: Mapping[str, Frac
         return Reason(Kind.NOT_OFFERED, f"offers no {name}")
     parts = [f"wants {number(wanted)} of {name}, {number(free)} of {number(cards)} are free"]
     if holders:
-        most = sorted(holders, key=lambda key: (-holders[key], key))
-        named = [f"{key} has {number(holders[key])}" for key in most[:_NAMED]]
-        more = len(most) - _NAMED
-        parts.append(", ".join([*named, *([f"{more} more Pods"] if more > 0 else [])]))
+        has = {f"{key} has {number(amount)}": amount for key, amount in holders.items()}
+        parts.append(most(has))
     if cards > healthy:
         parts.append(f"{number(cards - healthy)} are unhealthy or cordoned")
     kind = Kind.IN_USE
@@ -240,6 +238,11 @@ def _too_few(name: str, wanted: Fraction, node: Node, holders: Mapping[str, Frac
     elif wanted > healthy:
         kind = Kind.UNHEALTHY
     return Reason(kind, "; ".join(parts), wanted, free)
+
+
+def most(of: Mapping[str, float | Fraction]) -> str:
+    """The holders of most, by their names; more are counted."""
+    return listed(sorted(of, key=lambda name: (-of[name], natural(name))), _NAMED)
 
 
 def _amount(of: Mapping[str, str], name: str) -> Fraction:

@@ -9,11 +9,9 @@ from fractions import Fraction
 from npu_agent.cluster.allocation import Asked, Devices, GivesUpError, Offered
 from npu_agent.cluster.cel import CannotJudgeError, CelError, matches, terms
 from npu_agent.cluster.objects import Node, ResourceClaim
-from npu_agent.cluster.scheduling import Kind, Reason
-from npu_agent.text import natural, one_line
+from npu_agent.cluster.scheduling import Kind, Reason, most
+from npu_agent.text import one_line
 
-_NAMED = 3
-"""Holders that a reason names; more are counted."""
 _TAINTS = {"unhealthy": Kind.UNHEALTHY}
 """By the last part of a taint's key."""
 
@@ -119,10 +117,7 @@ def _meets(term: str, device: Offered) -> bool:
 
 
 def _names(devices: Devices, held: Iterable[Offered]) -> str:
-    found = Counter(holder(devices.holders[one.id]) for one in held)
-    most = sorted(found, key=lambda name: (-found[name], natural(name)))
-    more = len(most) - _NAMED
-    return ", ".join([*most[:_NAMED], *([f"{more} more"] if more > 0 else [])])
+    return most(Counter(holder(devices.holders[one.id]) for one in held))
 
 
 def _widest(devices: Devices, offered: Sequence[Offered]) -> str:

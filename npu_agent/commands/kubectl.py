@@ -201,7 +201,8 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         scope = Scope(_ALL, selectors={"nodes": args.selector})
         cluster = await fetch(api, scope)
         found: Sequence[Any] = rows.node_rows(cluster, words)
-        return _shown(args, found, _NODES), _refusals(cluster)
+        notes = _refusals(cluster)
+        return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
     space = "" if args.all_namespaces else args.namespace or args.login.namespace
     if args.command == "why":
         found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
@@ -221,9 +222,14 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if known.failed:
         node, why = min(known.failed.items())
         notes.append(f"{len(known.failed)} pages of agents were not read; of Node {node}: {why}")
+    none = _none("no Pod holds an NPU, or waits for one", notes)
     if args.command == "top":
-        return _shown(args, rows.by_idleness(held), _TOP), notes
-    return _shown(args, held, _PODS), notes
+        return _shown(args, rows.by_idleness(held), _TOP, none), notes
+    return _shown(args, held, _PODS, none), notes
+
+
+def _none(words: str, notes: Sequence[str]) -> str:
+    return f"{words} in what could be read" if notes else words
 
 
 def _words() -> rows.Words:
@@ -241,14 +247,16 @@ def _refusals(cluster: Cluster) -> list[str]:
     return [f"{why}: {_RIGHTS}" for why in cluster.refused.values()]
 
 
-def _shown(args: argparse.Namespace, found: Sequence[Any], columns: Sequence[str]) -> str:
+def _shown(
+    args: argparse.Namespace, found: Sequence[Any], columns: Sequence[str], none: str
+) -> str:
     if view.is_data(args):
         return view.data([asdict(row) for row in found], args)
     if args.output == "name":
         kind = "node" if columns is _NODES else "pod"
         return "\n".join(dict.fromkeys(f"{kind}/{cell(row, kind)}" for row in found))
     if not found:
-        return "no NPUs found" if columns is _NODES else "no Pod holds an NPU, or waits for one"
+        return none
     if args.output == "wide":
         columns = (*columns, "api" if columns is _NODES else "of")
     return table(columns, [[cell(row, name) for name in columns] for row in found], args)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from npu_agent.cluster.fetch import KINDS
 from npu_agent.cluster.objects import Cluster
+from npu_agent.typedjson import convert
 
 DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
 SPACE = "ml"
 Json = dict[str, Any]
+T = TypeVar("T")
 
 TYPES: Mapping[str, tuple[str, Any]] = {
     type_.__name__: (field, type_) for field, type_ in KINDS.items()
 }
 
 
+def read(type_: type[T], value: Json) -> T:
+    """The object of plain values."""
+    return convert(value, type_)
+
+
 def cluster(*objects: Json) -> Cluster:
     found: dict[str, list[Any]] = {field: [] for field, _ in TYPES.values()}
     for one in objects:
         field, type_ = TYPES[one["kind"]]
-        found[field].append(type_.from_json(one))
+        found[field].append(read(type_, one))
     fields: dict[str, Any] = {field: tuple(each) for field, each in found.items()}
     return Cluster(**fields)
 

@@ -22,6 +22,7 @@ from tests.cluster_view.build import (
     held,
     node,
     pod,
+    read,
     request,
     slice_,
     thing,
@@ -31,7 +32,7 @@ ALL = {"operator": "Exists"}
 
 
 def answer(asked: Json, *objects: Json) -> Verdict:
-    return why(Pod.from_json(asked), cluster(asked, *objects))
+    return why(read(Pod, asked), cluster(asked, *objects))
 
 
 def lines(verdict: Verdict) -> str:

@@ -11,13 +11,24 @@ import pytest
 
 from npu_agent.cluster.objects import Pod
 from npu_agent.cluster.why import Verdict, why
-from tests.cluster_view.build import Json, claim, claims, class_, cluster, node, pod, slice_, thing
+from tests.cluster_view.build import (
+    Json,
+    claim,
+    claims,
+    class_,
+    cluster,
+    node,
+    pod,
+    read,
+    slice_,
+    thing,
+)
 
 GPU = "nvidia.com/gpu"
 
 
 def answer(asked: Json, *objects: Json) -> str:
-    return text(why(Pod.from_json(asked), cluster(asked, *objects)))
+    return text(why(read(Pod, asked), cluster(asked, *objects)))
 
 
 def text(found: Verdict) -> str:

@@ -288,6 +288,9 @@ async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: 
     notes = [line for line in lines if line.startswith("!")]
     assert len(notes) == 2
     assert all("npu-viewer.yaml" in line for line in notes)
+    cluster.forbidden.add("/api/v1/pods")
+    assert (await shown("top", "-A")).startswith("no Pod holds an NPU, or waits for one in what")
+    cluster.forbidden.remove("/api/v1/pods")
     [n1, _] = json.loads((await shown("nodes", "-o", "json")).partition("\n!")[0])
     assert (n1["cards"], n1["allocated"], n1["widest"]) == (2, None, None)
 

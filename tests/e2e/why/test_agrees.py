@@ -15,7 +15,7 @@ from npu_agent.cluster.objects import Pod
 from npu_agent.cluster.why import Verdict, why
 from tests.cluster import Answer, Cluster
 from tests.cluster.node import ClusterError
-from tests.cluster_view.build import TYPES
+from tests.cluster_view.build import TYPES, read
 from tests.e2e.api import ADMIN, MERGE
 from tests.e2e.why.corpus import LABEL, Case, Json, case
 
@@ -57,7 +57,7 @@ def agrees(cluster: Cluster, cases: list[Case]) -> None:
         copies = [one.copy(one.nodes[at] if at >= 0 else "") for one in round_]
         each(copies, lambda copy: [create(cluster, claim) for claim in copy[0]])
         there = objects(cluster)
-        pods = [Pod.from_json(one) for one in each(copies, lambda one: create(cluster, one[1]))]
+        pods = [read(Pod, one) for one in each(copies, lambda one: create(cluster, one[1]))]
         said = {pod.name: why(pod, of_its_case(there, pod)) for pod in pods}
         found = decisions(cluster, said)
         faults = failures(cluster, said)
@@ -122,12 +122,12 @@ def failures(cluster: Cluster, said: Iterable[str]) -> set[str]:
 
 
 def objects(cluster: Cluster) -> Objects:
-    read: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for kind, path in PATHS.items():
         field, type_ = TYPES[kind]
         items = json.loads(cluster._read(path.replace("/namespaces/default", "")))["items"]
-        read[field] = tuple(type_.from_json(one) for one in items)
-    return Objects(**read)
+        found[field] = tuple(read(type_, one) for one in items)
+    return Objects(**found)
 
 
 def of_its_case(there: Objects, pod: Pod) -> Objects:

@@ -1,0 +1,53 @@
+"""`kubectl npu` on a real cluster whose node offers its cards by DRA."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.dra.claims import running, taints, verified, waits
+from tests.e2e.manifests import DRIVER, claim_pod, request, selected, small, template
+from tests.e2e.node import Node
+from tests.e2e.test_kubectl import npu, row
+
+
+def test_a_holder_is_shown_with_its_card_and_those_that_wait_with_their_reasons(
+    node: Node,
+) -> None:
+    before = row(npu(node, "-o", "wide"))
+    assert (before["CARDS"], before["HEALTHY"], before["ALLOCATED"]) == ("8", "8", "0")
+    assert before["API"] == "dra"
+    node.apply([claim_pod("holds")])
+    running(node, "holds")
+    (card,) = verified(node, "holds", 1).cards
+    held = row(npu(node, "pods"))
+    assert (held["POD"], held["NODE"], held["CARD"]) == ("holds", node.name, f"npu{card}")
+    now = row(npu(node))
+    assert int(before["FREE"]) - int(now["FREE"]) == int(now["ALLOCATED"]) > 0
+    assert row(npu(node, "top"))["POD"] == "holds"
+    why_here = npu(node, "why", "holds").stdout
+    assert f"default/holds runs on Node {node.name}" in why_here
+    assert "the first that was free" in why_here
+
+    none = selected('family == "atom"')
+    one = {"name": "npu", "exactly": {"deviceClassName": DRIVER, **none}}
+    node.apply([template("nine", request(count=8)), template("odd", one)])
+    node.apply([small("waits-for-all", of_template="nine"), small("odd", of_template="odd")])
+    waits(node, "waits-for-all")
+    said = npu(node, "why", "waits-for-all").stdout
+    assert "wants 8 of 8 devices, 7 are free; 1 in use by default/holds" in said
+    node.wait_unschedulable("odd")
+    found = json.loads(npu(node, "why", "odd", "-o", "json").stdout)
+    assert found["schedulable"] is False
+    assert 'family == "atom"' in str(found["nodes"])
+
+
+def test_a_card_is_drained_and_brought_back(node: Node) -> None:
+    node.apply([claim_pod("holds")])
+    running(node, "holds")
+    (card,) = verified(node, "holds", 1).cards
+    done = npu(node, "drain", node.name, f"npu{card}", "--reason", "swap fan")
+    assert "evicted default/holds" in done.stdout
+    assert taints(node, card) == {f"{DRIVER}/cordoned": "NoSchedule"}
+    assert row(npu(node))["HEALTHY"] == "8"
+    npu(node, "uncordon", node.name, f"npu{card}")
+    node.wait_for("no taint", lambda: not taints(node, card))
