@@ -29,7 +29,9 @@ def bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """The good node, where the token is that of a Pod."""
 
     async def load() -> Credentials:
-        return replace(await asyncio.to_thread(from_kubeconfig, None), node=NODE_NAME)
+        found = await asyncio.to_thread(from_kubeconfig, None)
+        assert found
+        return replace(found, node=NODE_NAME)
 
     monkeypatch.setattr(serviceaccount, "load", load)
     return node
