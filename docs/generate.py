@@ -1,7 +1,7 @@
 """Writes what is derived: `make docs`.
 
 From the code, each between two marks: the reference of the configuration's keys in
-configuration.md, in hardware.md the files that are read by a guess, in monitoring.md what to do
+configuration.md, in hardware.md the files that are read by a guess, in alerts.md what to do
 about an unhealthy card, and in metrics.md the metrics by Prometheus' conventions.
 From the chart's values.yaml, the tables of its README (docs/chart.py).
 From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
@@ -35,7 +35,7 @@ KEYS = tuple(keys_of(schema_of(REGISTRY)))
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "hardware.md"
 METRICS = Path(__file__).parent / "metrics.md"
-MONITORING = Path(__file__).parent / "monitoring.md"
+ALERTS = Path(__file__).parent / "alerts.md"
 
 
 def reference() -> str:
@@ -154,9 +154,9 @@ def main() -> int:
             lambda: current(HARDWARE, "npu_agent/vendors/furiosa/", unproven()),
         ),
         (
-            MONITORING,
+            ALERTS,
             "the table of advice says",
-            lambda: current(MONITORING, "npu_agent/core/advice.py", causes()),
+            lambda: current(ALERTS, "npu_agent/core/advice.py", causes()),
         ),
         (
             METRICS,

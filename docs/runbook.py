@@ -15,21 +15,15 @@ from markdown_it.token import Token
 
 DOCS = Path(__file__).parent
 FILE = DOCS.parent / "npu_agent/outputs/web/runbook.html"
-_PARTS = (("monitoring.md", "## The alerts"), ("troubleshooting.md", "# Troubleshooting"))
-"""Pages, and the heading from which on they are taken."""
+_PAGES = ("alerts.md", "troubleshooting.md")
 _MARK = re.compile(r"<!-- .* -->\n")
 """What encloses a part of a page that is made from something else: docs/parts.py."""
 
 
 def runbook() -> str:
     """The HTML fragment."""
-    taken = {name: _MARK.sub("", (DOCS / name).read_text()) for name, _ in _PARTS}
-    parts = [
-        text[text.index(f"\n{begin}") if "##" in begin else 0 :]
-        for (_, begin), text in zip(_PARTS, taken.values(), strict=True)
-    ]
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    made = [parser.parse(part) for part in parts]
+    made = [parser.parse(_MARK.sub("", (DOCS / name).read_text())) for name in _PAGES]
     for tokens in made:
         _name_headings(tokens)
     anchors = {str(token.attrs["id"]) for tokens in made for token in tokens if "id" in token.attrs}

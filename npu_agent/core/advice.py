@@ -65,7 +65,7 @@ ADVICE: Mapping[Cause, Advice] = {
         runbook="nputemperaturehigh",
     ),
 }
-"""For each cause. The table of the runbook (docs/monitoring.md) is made from it by `make docs`."""
+"""For each cause. The table of the runbook (docs/alerts.md) is made from it by `make docs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

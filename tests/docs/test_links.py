@@ -45,7 +45,7 @@ def test_runbooks_lead_to_a_heading() -> None:
     rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
     anchors = re.findall(r"runbook_url: *\S+/runbook#(\S+)", rules)
     assert len(anchors) == rules.count(" alert: ")
-    assert set(anchors) <= set(Page(ROOT / "docs/monitoring.md").anchors)
+    assert set(anchors) <= set(Page(ROOT / "docs/alerts.md").anchors)
     served = (ROOT / "npu_agent/outputs/web/runbook.html").read_text()
     assert all(f'id="{anchor}"' in served for anchor in anchors)
 

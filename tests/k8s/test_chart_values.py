@@ -329,7 +329,7 @@ def test_alerts_that_are_not_wanted_are_not_there() -> None:
 
 
 def test_alerts_lead_to_a_runbook_and_a_dashboard() -> None:
-    pages = {"runbookBaseUrl": "https://git.example.com/docs/monitoring.md"}
+    pages = {"runbookBaseUrl": "https://git.example.com/docs/alerts.md"}
     made = alerts(**pages, dashboardUrl="https://grafana.example.com/d/npu-agent")
     for name, rule in made.items():
         assert rule["annotations"]["runbook_url"] == f"{pages['runbookBaseUrl']}#{name.lower()}"

@@ -20,6 +20,7 @@ from npu_agent.vendors.furiosa.metrics import SCHEMAS
 PROJECT = Path(__file__).parents[2]
 COMPONENTS = PROJECT / "k8s" / "components"
 PAGE = (PROJECT / "docs" / "monitoring.md").read_text()
+RUNBOOK = (PROJECT / "docs" / "alerts.md").read_text()
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and not os.environ.get("CI"),

@@ -13,6 +13,7 @@ import yaml
 from tests.monitoring.helpers import (
     PAGE,
     PROJECT,
+    RUNBOOK,
     exported,
     metrics_of,
     needs_promtool,
@@ -59,9 +60,10 @@ def test_each_alert_tells_what_to_do(alert: str) -> None:
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
     runbook = "http://npu-agent.kube-system.svc:9100/runbook"
     assert rule["annotations"]["runbook_url"] == f"{runbook}#{alert.lower()}"
-    [section] = re.findall(rf"^### {alert}\n(.+?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    [section] = re.findall(rf"^## {alert}\n(.+?)(?=^##|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
     assert section.startswith(f"\n*{rule['labels']['severity']}"), "its severity comes first"
-    assert re.search(r"^1\. ", section, re.MULTILINE), "the first thing to do"
+    parts = re.findall(r"^- \*\*(\w+)\*\*: ", section, re.MULTILINE)
+    assert parts == ["Meaning", "Impact", "Check", "Fix"]
 
 
 def test_rules_ask_for_series_that_there_are() -> None:

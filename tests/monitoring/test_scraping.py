@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from npu_agent.config import Config
-from tests.monitoring.helpers import PAGE, manifest, needs_promtool, promtool, rules
+from tests.monitoring.helpers import PAGE, RUNBOOK, manifest, needs_promtool, promtool, rules
 
 _, PORT = Config().metrics.address
 
@@ -98,7 +98,7 @@ def test_the_patch_of_the_docs_meets_the_rule_that_it_means() -> None:
 
 
 def test_the_docs_table_of_alerts_is_complete() -> None:
-    rows = re.findall(r"^\| \[(Npu\w+)\]\(#(\w+)\) \| (\w+) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| \[(Npu\w+)\]\(#(\w+)\) \| (\w+) \|", RUNBOOK, re.MULTILINE)
     assert rows == [
         (name, name.lower(), rule["labels"]["severity"]) for name, rule in rules("alert").items()
     ]

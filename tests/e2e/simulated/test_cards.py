@@ -16,6 +16,7 @@ import yaml
 from npu_agent import __version__
 from tests.cluster import ClusterError, agent
 from tests.cluster.settings import CONTAINERD_SOCKET
+from tests.docs.pages import page
 from tests.e2e.api import overlay
 from tests.e2e.doctor import wait_well
 from tests.e2e.journey.reader import Reader
@@ -24,6 +25,7 @@ from tests.e2e.manifests import thing
 from tests.e2e.node import NAMESPACE, PROJECT
 
 PLATFORMS = "docs/platforms.md"
+PODS = "docs/pods.md"
 IMAGE = f"docker.io/library/npu-agent:{__version__}"
 LABEL = "npu-agent/simulated"
 EXAMPLE = str(PROJECT / "docs/examples/dra/one-card.yaml")
@@ -91,6 +93,24 @@ def test_by_the_component_with_other_cards(loaded: Journey, tmp_path: Path) -> N
         assert "/dev/rngd/npu0pe0" in found
     finally:
         node.kubectl("delete", "--ignore-not-found", "--kustomize", str(tmp_path))
+
+
+def test_the_pods_of_the_page(loaded: Journey) -> None:
+    """docs/pods.md: by both names, and by claim as its example file has it."""
+    node = loaded
+    config = {"resources": [{"name": "furiosa.ai/rngd", "family": "rngd"}]}
+    values = {"simulate": "warboy=1,rngd=1", "config": config}
+    node.helm("install", *RELEASED, CHART[0], "--set-json", json.dumps(values), "--wait")
+    node.wait_allocatable(1)
+    node.wait_allocatable(1, resource="furiosa.ai/rngd")
+    for _, manifest in page(PODS).below("Ask by a resource name"):
+        node.apply(manifest)
+    assert "NPU_DEVNAME=npu1pe0-3,npu1pe4-7" in node.finished("with-rngd")
+    assert "NPU_DEVNAME=npu0pe0-1" in node.finished("with-npu")
+
+    ((_, claim),) = page(PODS).below("Ask by claim")
+    example = (PROJECT / "docs/examples/dra/one-card.yaml").read_text()
+    assert list(yaml.safe_load_all(claim)) == list(yaml.safe_load_all(example))
 
 
 def test_not_on_a_node_with_real_cards(loaded: Journey) -> None:
