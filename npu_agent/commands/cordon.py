@@ -47,7 +47,7 @@ def node_of(args: argparse.Namespace) -> str:
 @asynccontextmanager
 async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
     """The API server; what it refuses is a CommandError with the remedy for a person."""
-    api = Api(login=args.login)
+    api = Api(args.login)
     try:
         yield api
     except ApiError as error:

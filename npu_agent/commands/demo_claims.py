@@ -233,7 +233,7 @@ class ClaimsNode:
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
         here = Credentials(server=url, source="the demo")
-        config, self._api = load(file, REGISTRY), Api(credentials=here)
+        config, self._api = load(file, REGISTRY), Api(lambda: here)
         self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
         parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]

@@ -173,7 +173,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> None:
-    api = Api(login=args.login)
+    api = Api(args.login)
     said: set[str] = set()
 
     async def text() -> str:

@@ -98,7 +98,7 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
 
 async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
     """What of the cluster an argument may name."""
-    api = Api(login=login)
+    api = Api(login)
     try:
         if kind == "npu":
             return [card["name"] for card in await cards_of(api, line.named[0])]

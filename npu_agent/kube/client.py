@@ -15,6 +15,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-P = TypeVar("P")
 T = TypeVar("T")
 
 USER_AGENT = f"npu-agent/{__version__}"
@@ -98,24 +98,14 @@ class Api:
     """
 
     def __init__(
-        self,
-        *,
-        kubeconfig: Path | None = None,
-        credentials: Credentials | None = None,
-        login: Callable[[], Credentials] | None = None,
-        timing: Timing | None = None,
+        self, login: Callable[[], Credentials] | None = None, *, timing: Timing | None = None
     ) -> None:
         """Does nothing yet.
 
-        Args:
-            kubeconfig: None: the Pod's service account, else $KUBECONFIG, else ~/.kube/config.
-            credentials: in place of all of these.
-            login: as well; it may block, and is called again when they have expired.
-            timing: all times.
+        `login` gives the credentials: it may block, and is called again when they have expired.
+        None: the Pod's service account, else `from_kubeconfig`.
         """
-        self._kubeconfig = kubeconfig
-        self._given = credentials
-        self._own_login = login
+        self._log_in = login
         self._timing = timing or Timing()
         self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
@@ -304,18 +294,13 @@ class Api:
             if self._stale or (self._login and self._login.until <= time.monotonic()):
                 self._login, self._stale = None, False
             if self._login is None:
-                found = self._given or await self._log_in()
-                tls = await _on_thread(_tls, found)
+                found = await (_on_thread(self._log_in) if self._log_in else _credentials())
+                tls = await _on_thread(partial(_tls, found))
                 until = time.monotonic() + self._timing.reread if found.rotates else math.inf
                 self._login = _Login(found, tls, until)
             if self._session is None:
                 self._session = _new_session()
             return self._session, self._login
-
-    async def _log_in(self) -> Credentials:
-        if self._own_login:
-            return await _on_thread(lambda login: login(), self._own_login)
-        return await _credentials(self._kubeconfig)
 
 
 def _tls(credentials: Credentials) -> ssl.SSLContext:
@@ -344,12 +329,10 @@ def _failures() -> tuple[type[Exception], ...]:
     return (ClientError, OSError, ValueError, RuntimeError)
 
 
-async def _credentials(given: Path | None) -> Credentials:
-    """By precedence: `given`; in a Pod its service account; $KUBECONFIG; ~/.kube/config."""
-    if given is None and (found := await serviceaccount.load()):
+async def _credentials() -> Credentials:
+    """In a Pod of its service account; else of a person."""
+    if found := await serviceaccount.load() or await _on_thread(from_kubeconfig):
         return found
-    if person := await _on_thread(from_kubeconfig, given):
-        return person
     raise CredentialsError(
         "no credentials for the API server: there is neither a service account "
         f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
@@ -359,7 +342,7 @@ async def _credentials(given: Path | None) -> Credentials:
     )
 
 
-def from_kubeconfig(given: Path | None, context: str | None = None) -> Credentials | None:
+def from_kubeconfig(given: Path | None = None, context: str | None = None) -> Credentials | None:
     """The credentials of a person: of a file, else of $KUBECONFIG, else of ~/.kube/config.
 
     None: there are none.
@@ -383,11 +366,9 @@ def _paths(given: Path | None) -> str:
     return str(given or os.environ.get("KUBECONFIG") or default)
 
 
-async def _on_thread(function: Callable[[P], T], argument: P) -> T:
+async def _on_thread(function: Callable[[], T]) -> T:
     """For what may hang; the call's deadline holds for it too."""
-    return await asyncio.get_running_loop().run_in_executor(
-        DaemonThread("npu-api"), function, argument
-    )
+    return await asyncio.get_running_loop().run_in_executor(DaemonThread("npu-api"), function)
 
 
 def _sent(

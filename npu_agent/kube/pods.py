@@ -49,11 +49,7 @@ class _Pods(msgspec.Struct, frozen=True):
 
 
 async def get(api: Api, namespace: str, name: str) -> Pod | None:
-    """A Pod; None: there is none.
-
-    Raises:
-        ApiError: of any kind but NOT_FOUND.
-    """
+    """A Pod; None: there is none."""
     try:
         return await api.ask(Request("get", "Pod", Pod, namespace=namespace, name=name))
     except ApiError as error:
@@ -66,9 +62,6 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
     """Asks for the eviction of this very Pod; returns whether it was granted, or is gone.
 
     A PodDisruptionBudget may hold it: then it was not.
-
-    Raises:
-        ApiError: of any other kind.
     """
     options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
     if grace_period is not None:
@@ -90,11 +83,7 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
 
 
 async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
-    """/status.json of the agent on a Node; None: no agent runs there.
-
-    Raises:
-        ApiError: of any kind.
-    """
+    """/status.json of the agent on a Node; None: no agent runs there."""
     query = {"labelSelector": AGENT, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
     found = await api.ask(Request("list", "Pod", _Pods, query=query))
     failed: ApiError | None = None
@@ -112,9 +101,6 @@ async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:
     """/status.json of an agent's Pod, by the API server's proxy.
 
     The proxy takes the first port of a Pod, which is that of the pages.
-
-    Raises:
-        ApiError: of any kind.
     """
     page = Request("get", "Pod", dict[str, Any], namespace=namespace)
     failed: list[ApiError] = []

@@ -1,7 +1,8 @@
 """The simulated driver tree on disk: made, moved on, broken, repaired, and kept alive.
 
 All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
-is kept alive and on one that is not:
+is kept alive and on one that is not. It raises SimulatorError if ROOT is no simulated tree, or
+cannot be written.
 
 - `state.json` marks the tree as ours: the cards, their last moment, their faults, and each file,
   link and node that we made. Nothing else is ever replaced or removed.
@@ -62,9 +63,6 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
 
     Cards that were there before (same number, same family) keep their readings and faults. With
     `plain_nodes` device nodes are plain files even where character devices could be made.
-
-    Raises:
-        SimulatorError: root is not ours, or cannot be written.
     """
     with _errors_of(root):
         _refuse_foreign(root)
@@ -86,7 +84,6 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
     """Does something to a card, by its name, UUID or PCI address; it is on disk when this returns.
 
     Raises:
-        SimulatorError: root is no simulated tree, or cannot be written.
         ValueError: there is no such card or fault; suggests one and lists all.
     """
     found = find_fault(fault)
@@ -103,30 +100,18 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
 
 
 def tick(root: Path, dt: float = 1.0) -> None:
-    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed.
-
-    Raises:
-        SimulatorError: root is no simulated tree, or cannot be written.
-    """
+    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed."""
     _change(root, lambda cards: tuple(_advanced(card, dt) for card in cards), repair=False)
 
 
 def cards(root: Path) -> tuple[SimulatedCard, ...]:
-    """The cards of a tree as they are now, also those that are gone; reads only.
-
-    Raises:
-        SimulatorError: root is no simulated tree.
-    """
+    """The cards of a tree as they are now, also those that are gone; reads only."""
     with _errors_of(root):
         return _load(root).cards
 
 
 def living(root: Path) -> bool:
-    """Whether a process keeps this tree alive at this moment.
-
-    Raises:
-        SimulatorError: the tree cannot be read.
-    """
+    """Whether a process keeps this tree alive at this moment."""
     path = root / STATE_DIR / "alive"
     with _errors_of(root):
         # Under the tree's lock: a simulator that starts now must not take this for a rival.
@@ -144,11 +129,7 @@ class Simulation:
         self._interval = interval
 
     async def run(self) -> None:
-        """Goes on until it is cancelled.
-
-        Raises:
-            SimulatorError: another process keeps this tree alive, or it vanished.
-        """
+        """Goes on until cancelled; raises SimulatorError if another process keeps it alive."""
         cards(self._root)  # says so now if this is no simulated tree
         with _alone(self._root):
             last = time.monotonic()

@@ -237,7 +237,7 @@ async def shown(*words: str) -> str:
         args.login = kubectl.Login(args)
 
         async def text() -> str:
-            api = Api(login=args.login)
+            api = Api(args.login)
             try:
                 found, notes = await kubectl._text(api, args)
             finally:

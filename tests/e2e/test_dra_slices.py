@@ -28,7 +28,7 @@ from tests.cluster import Cluster, network, settings
 from tests.e2e.fakes import PAPER, paper
 from tests.e2e.manifests import DRIVER, thing
 from tests.e2e.node import Node
-from tests.kube.helpers import kubeconfig
+from tests.kube.helpers import client, kubeconfig
 from tests.outputs.dra.cards import card, pool_of
 from tests.until import first, until
 
@@ -136,7 +136,7 @@ async def publishing(node: Node, directory: Path) -> AsyncIterator[World]:
             user={"token": "admin-token"},
             cluster={"certificate-authority": str(node.cluster.kubeconfig.with_name("ca.crt"))},
         )
-        api = Api(kubeconfig=path)
+        api = client(path)
         feed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         publisher = SlicePublisher(api=api, node_name=PAPER, driver=DRIVER, devices=feed)
         task = asyncio.create_task(publisher.run())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.kube import Api, serviceaccount
-from tests.kube.helpers import TIMING, Authority, Server, authority, kubeconfig, says, serving
+from tests.kube.helpers import Authority, Server, authority, client, kubeconfig, says, serving
 
 NODE_META = {"name": "n1", "uid": "7b0c", "resourceVersion": "42"}
 
@@ -45,6 +45,6 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def api(server: Server, tmp_path: Path) -> AsyncIterator[Api]:
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url), timing=TIMING)
+    api = client(kubeconfig(tmp_path, server.url))
     yield api
     await api.close()

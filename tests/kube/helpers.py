@@ -13,7 +13,9 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from npu_agent.kube import Timing
+from npu_agent.kube import Api, Timing
+from npu_agent.kube.client import from_kubeconfig
+from npu_agent.kube.credentials import Credentials
 from npu_agent.simulator.apiserver import Reply, drops, hangs, says, served, status
 
 __all__ = ["Reply", "drops", "hangs", "says", "status"]
@@ -125,6 +127,17 @@ def kubeconfig(
     }
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def client(path: Path, deadline: float = DEADLINE) -> Api:
+    """Asks the server of a kubeconfig."""
+
+    def login() -> Credentials:
+        found = from_kubeconfig(path)
+        assert found
+        return found
+
+    return Api(login, timing=Timing(deadline=deadline))
 
 
 @dataclass(frozen=True)

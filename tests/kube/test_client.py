@@ -20,6 +20,7 @@ from tests.kube.helpers import (
     Authority,
     Reply,
     Server,
+    client,
     drops,
     drops_amid,
     hangs,
@@ -45,7 +46,7 @@ async def trouble(api: Api) -> ApiError:
 
 async def trouble_at(tmp_path: Path, server: str, *, deadline: float = DEADLINE) -> ApiError:
     """The same, of an API server at this URL of a kubeconfig."""
-    api = Api(kubeconfig=kubeconfig(tmp_path, server), timing=Timing(deadline=deadline))
+    api = client(kubeconfig(tmp_path, server), deadline)
     error = await trouble(api)
     await api.close()
     return error
@@ -219,7 +220,7 @@ async def test_after_a_failure_the_credentials_are_read_again(
 ) -> None:
     async with serving(reply) as failing:
         path = kubeconfig(tmp_path, failing.url)
-        api = Api(kubeconfig=path, timing=Timing(deadline=1.0))
+        api = client(path, 1.0)
         with pytest.raises(ApiError):
             await resourceclaims.get(api, "n", "c", deadline=0.3)
         kubeconfig(tmp_path, server.url)
@@ -275,7 +276,7 @@ async def test_in_a_pod(
         in_pod(monkeypatch, server, trusted.ca, "abc\n")  # client-go takes the line's end off too
         monkeypatch.setenv("KUBECONFIG", "/nonexistent")
         for path in (None, kubeconfig(tmp_path, other.url)):  # one that is given counts more
-            api = Api(kubeconfig=path, timing=TIMING)
+            api = client(path) if path else Api(timing=TIMING)
             assert (await node.read(api, "n1")).name == "n1"
             await api.close()
     assert (server.tokens, other.tokens) == (["Bearer abc"], ["Bearer secret"])
@@ -305,7 +306,7 @@ async def test_kubeconfig_with_tls(trusted: Authority, tmp_path: Path, given: bo
     async with serving(says(NODE), tls=trusted.context()) as server:
         cluster = {"certificate-authority": str(trusted.ca)} if given else {}
         path = kubeconfig(tmp_path, server.url, cluster=cluster)
-        api = Api(kubeconfig=path, timing=TIMING)
+        api = client(path)
         assert (await node.read(api, "n1")).name == "n1"
         await api.close()
 
@@ -328,7 +329,7 @@ async def test_no_credentials_at_all(
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
     assert (await node.read(api, "n1")).name == "n1"  # the next call tries again
     await api.close()
-    error = await trouble(Api(kubeconfig=tmp_path / "nowhere", timing=TIMING))
+    error = await trouble(client(tmp_path / "nowhere"))
     assert f"the kubeconfig {tmp_path / 'nowhere'} is missing" in str(error)
 
 
@@ -338,7 +339,7 @@ async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
     """A named pipe without a writer, as a file on a mount that hangs."""
     os.mkfifo(tmp_path / "token")
     path = kubeconfig(tmp_path, server.url, user={"tokenFile": str(tmp_path / "token")})
-    error = await trouble(Api(kubeconfig=path, timing=Timing(deadline=1.0)))
+    error = await trouble(client(path, 1.0))
     (tmp_path / "token").open("w").close()  # and the thread ends
     assert error.kind is Kind.TIMEOUT
     assert "nothing was sent within 1 s: the credentials are still being read" in error.what
@@ -394,7 +395,7 @@ async def test_a_bad_ca(
 async def test_a_certificate_for_another_name(other: Authority, tmp_path: Path) -> None:
     async with serving(says(NODE), tls=other.context()) as server:
         cluster = {"certificate-authority": str(other.ca)}
-        api = Api(kubeconfig=kubeconfig(tmp_path, server.url, cluster=cluster), timing=TIMING)
+        api = client(kubeconfig(tmp_path, server.url, cluster=cluster))
         error = await trouble(api)
         assert error.kind is Kind.CREDENTIALS
         assert "tls-server-name" in str(error)
@@ -466,7 +467,7 @@ async def test_a_login_program_runs_again_at_a_401(server: Server, tmp_path: Pat
     version = "client.authentication.k8s.io/v1"
     user = {"exec": {"apiVersion": version, "command": str(login)}}
     server.replies = [status(401, "Unauthorized"), says(NODE)]
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url, user=user), timing=TIMING)
+    api = client(kubeconfig(tmp_path, server.url, user=user))
     await node.read(api, "n1")
     await api.close()
     assert server.tokens == ["Bearer token-1", "Bearer token-2"]
@@ -485,7 +486,7 @@ async def test_a_proxy_of_the_environment(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", server.url)
-    api = Api(kubeconfig=kubeconfig(tmp_path, "http://10.96.0.1"), timing=TIMING)
+    api = client(kubeconfig(tmp_path, "http://10.96.0.1"))
     assert (await node.read(api, "n1")).name == "n1"
     assert server.asked[0].headers["Host"] == "10.96.0.1"
     await api.close()

@@ -15,7 +15,6 @@ from npu_agent.kube import (
     Api,
     ApiError,
     Kind,
-    Timing,
     follow,
     node,
     resourceclaims,
@@ -29,6 +28,7 @@ from tests.kube.helpers import (
     SLICE,
     Reply,
     Server,
+    client,
     drops,
     hangs,
     kubeconfig,
@@ -106,7 +106,7 @@ async def test_silence_is_an_end_and_a_pause_is_none(server: Server, tmp_path: P
         return web.Response()
 
     # Longer than a call may take.
-    api = Api(kubeconfig=kubeconfig(tmp_path, server.url), timing=Timing(deadline=0.5))
+    api = client(kubeconfig(tmp_path, server.url), 0.5)
     server.replies = [streams(line("ADDED", {}), then=pauses)]
     assert len(await watched(api)) == 1
     server.replies = [streams(line("ADDED", {}), then=hangs)]

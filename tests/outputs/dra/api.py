@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from npu_agent.kube import Api, Timing
+from npu_agent.kube import Api
 from npu_agent.simulator.apiserver import SLICES, StandInApiServer, served
-from tests.kube.helpers import kubeconfig
+from tests.kube.helpers import client, kubeconfig
 
 NODE = "n1"
 DRIVER = "npu.furiosa.ai"
@@ -41,7 +41,7 @@ async def cluster(
     """The server, and a client of it."""
     state = server or api_server()
     async with served(state.answer) as url:
-        api = Api(kubeconfig=kubeconfig(directory, url), timing=Timing(deadline=10.0))
+        api = client(kubeconfig(directory, url), 10.0)
         try:
             yield state, api
         finally:

@@ -61,7 +61,7 @@ async def cluster() -> Cluster:
 @pytest.fixture
 async def authorizer(cluster: Cluster) -> AsyncIterator[Authorizer]:
     async with api_server(cluster.reply) as server:
-        api = Api(credentials=Credentials(server=server.url, source="a test"))
+        api = Api(lambda: Credentials(server=server.url, source="a test"))
         yield Authorizer(api, Timing(deadline=30.0))
         await api.close()
 
