@@ -17,17 +17,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from npu_agent.cluster.cel import CannotJudgeError, CelError, matches
-from npu_agent.cluster.objects import (
-    Cluster,
-    Device,
-    Node,
-    Plain,
-    ResourceClaim,
-    ResourceSlice,
-    Taint,
-)
+from npu_agent.cluster.objects import Cluster, Device, Node, Plain, ResourceClaim, ResourceSlice
 from npu_agent.cluster.quantity import quantity
 from npu_agent.cluster.scheduling import IMPLICIT, matches_selector, tolerates
+from npu_agent.kube.node import Taint
 
 MOST_DEVICES = 32
 """In the allocation of a claim."""

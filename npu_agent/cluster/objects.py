@@ -10,32 +10,14 @@ from typing import Any
 
 import msgspec
 
-from npu_agent.kube.pods import AGENT
+from npu_agent.kube.node import Condition, NodeSpec, NodeStatus, Taint
+from npu_agent.kube.pods import AGENT, Meta
 
 Plain = dict[str, Any]
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as the API names them."""
-
-
-class Owner(_Struct, frozen=True):
-    """An object that this one belongs to."""
-
-    uid: str = ""
-
-
-class Meta(_Struct, frozen=True):
-    """An object's metadata; times are RFC 3339."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    owner_references: tuple[Owner, ...] = ()
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
 
 
 class Object(_Struct, frozen=True):
@@ -61,45 +43,8 @@ class Object(_Struct, frozen=True):
         return "/".join(filter(None, (self.namespace, self.name)))
 
 
-class Condition(_Struct, frozen=True):
-    """A condition of a Node or Pod."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-
 def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
     return next((one for one in of if one.type == type_), None)
-
-
-class Taint(_Struct, frozen=True):
-    """A taint of a Node, or of a device."""
-
-    key: str
-    effect: str = ""
-    value: str = ""
-
-    @property
-    def bars(self) -> bool:
-        """Whether it keeps out what does not tolerate it."""
-        return self.effect in ("NoSchedule", "NoExecute")
-
-
-class NodeSpec(_Struct, frozen=True):
-    """The desired state of a Node."""
-
-    unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
-
-
-class NodeStatus(_Struct, frozen=True):
-    """Quantities are as Kubernetes writes them: ``{"example.com/npu": "8"}``."""
-
-    allocatable: dict[str, str] = {}
-    capacity: dict[str, str] = {}
-    conditions: tuple[Condition, ...] = ()
 
 
 class Node(Object, frozen=True):

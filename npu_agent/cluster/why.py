@@ -16,7 +16,6 @@ from npu_agent.cluster.objects import (
     ClaimSpec,
     Cluster,
     Container,
-    Meta,
     Node,
     Plain,
     Pod,
@@ -34,6 +33,7 @@ from npu_agent.cluster.scheduling import (
     volume_claims,
 )
 from npu_agent.cluster.shortage import shortages
+from npu_agent.kube.pods import Meta
 from npu_agent.text import closest, listed, natural, one_line
 
 _DEFAULT = "default-scheduler"

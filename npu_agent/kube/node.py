@@ -65,7 +65,7 @@ class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition of a Node; times are RFC 3339 in whole seconds, or None."""
+    """A condition of a Node or Pod; times are RFC 3339 in whole seconds, or None."""
 
     type: str
     status: str
@@ -79,21 +79,31 @@ class _Info(msgspec.Struct, frozen=True, rename="camel"):
     kubelet_version: str = ""
 
 
-class _Status(msgspec.Struct, frozen=True, rename="camel"):
+class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """Quantities are as Kubernetes writes them: ``{"example.com/npu": "8"}``."""
+
     allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
     conditions: tuple[Condition, ...] = ()
     node_info: _Info = _Info()
 
 
 class Taint(msgspec.Struct, frozen=True):
-    """A taint of the Node."""
+    """A taint of a Node, or of a device."""
 
     key: str
     effect: str = ""
     value: str = ""
 
+    @property
+    def bars(self) -> bool:
+        """Whether it keeps out what does not tolerate it."""
+        return self.effect in ("NoSchedule", "NoExecute")
 
-class _Spec(msgspec.Struct, frozen=True):
+
+class NodeSpec(msgspec.Struct, frozen=True):
+    """The desired state of a Node."""
+
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
@@ -102,8 +112,8 @@ class Node(msgspec.Struct, frozen=True):
     """A Node: what is read of it (k8s.io/api/core/v1, types.go)."""
 
     metadata: NodeMeta
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
 
 
 class _Partial(msgspec.Struct, frozen=True):

@@ -17,23 +17,30 @@ _PAGE = 5.0
 """Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
 
 
-class _Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True):
+    """An object that another one belongs to."""
+
     kind: str
+    uid: str = ""
 
 
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+class Meta(msgspec.Struct, frozen=True, rename="camel"):
+    """An object's metadata; times are RFC 3339."""
+
     name: str
-    namespace: str
-    uid: str
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: tuple[_Owner, ...] = ()
+    owner_references: tuple[Owner, ...] = ()
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
 
 class Pod(msgspec.Struct, frozen=True):
     """A Pod (k8s.io/api/core/v1, types.go)."""
 
-    metadata: _Meta
+    metadata: Meta
 
     @property
     def stays(self) -> str:
