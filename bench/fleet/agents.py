@@ -99,7 +99,7 @@ class Agent:
             self._task = self.parts = None
 
     async def _run(self) -> None:
-        parts = self.parts = Parts(self, self._name, Api(credentials=self._credentials))
+        parts = self.parts = Parts(self, self._name, Api(lambda: self._credentials))
         try:
             async with asyncio.TaskGroup() as group:
                 for run in parts.runs:
