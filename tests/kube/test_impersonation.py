@@ -38,7 +38,7 @@ def jwt(claims: object) -> str:
 async def connected(server: StandInApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
     """A client with the token of a Pod on this Node."""
     async with served(server.answer) as url:
-        api = Api(credentials=Credentials(server=url, source="a Pod", node=bound), timing=TIMING)
+        api = Api(lambda: Credentials(server=url, source="a Pod", node=bound), timing=TIMING)
         try:
             yield api
         finally:
@@ -97,7 +97,7 @@ async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
         return await says({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}})(request)
 
     async with served(reply) as url:
-        api = Api(credentials=Credentials(server=url, source="a Pod", node="n1"), timing=TIMING)
+        api = Api(lambda: Credentials(server=url, source="a Pod", node="n1"), timing=TIMING)
         assert await reviews.allowed(api, "get", "nodes")
         await api.close()
     assert asked == [None]
