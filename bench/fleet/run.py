@@ -135,7 +135,8 @@ class Phase:
 
     def figures(self, what: str, target: str = "", soon: str = "") -> Iterator[Figure]:
         """How fast requests came, how many there were, and how long it took."""
-        rates = f"{peak(self.asked, 1.0)} / {peak(self.asked, 10.0) / 10:.0f}"
+        times = [one.at for one in self.asked]
+        rates = f"{peak(times, 1.0)} / {peak(times, 10.0) / 10:.0f}"
         yield Figure(f"{what}: requests a second, most in 1 s / in 10 s", rates, target)
         yield Figure(f"{what}: requests a node", kinds(self.asked, self.nodes))
         yield Figure(f"{what}: all right after", f"{self.seconds:.1f} s", soon)
@@ -345,10 +346,13 @@ async def _outages(
     """The API server is killed; meanwhile a card fails on each tenth node."""
     for seconds in wanted.outages:
         await here.server.stop()
+        stopped = time.time()
         if agents:
             await agents.do("fault", share=0.1)
         await asyncio.sleep(seconds)
         back = await here.phase(user, here.server.start, right, watches=True)
+        away = f"{here.server.ready_at - stopped:.0f} s"
+        yield Figure(f"the API server was away {seconds:g} s: with its own start", away)
         for one in back.figures(
             f"the API server was away {seconds:g} s", f"<= {here.nodes / 50:g}", "<= 180 s"
         ):

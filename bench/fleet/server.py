@@ -8,7 +8,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -91,6 +91,8 @@ class ApiServer:
             "--quota-backend-bytes=8589934592",
         )
         self.process: Process | None = None
+        self.ready_at = 0.0
+        """When it was last ready, by the wall clock."""
         tls = ssl.create_default_context(cafile=str(self.ca))
         self._client = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {_ADMIN}"},
@@ -115,7 +117,8 @@ class ApiServer:
             "kube-apiserver", *options, f"--secure-port={self.port}", f"--etcd-servers={self._etcd}"
         )
         await until(self._ready, deadline=DEADLINE)
-        return time.time()
+        self.ready_at = time.time()
+        return self.ready_at
 
     async def _ready(self) -> bool:
         try:
@@ -277,9 +280,8 @@ async def serving(directory: Path) -> AsyncIterator[ApiServer]:
             await server.close()
 
 
-def peak(asked: Iterable[Asked], seconds: float) -> int:
-    """The most requests within so many seconds."""
-    times = [one.at for one in asked]
+def peak(times: Sequence[float], seconds: float) -> int:
+    """The most of these, in order, within so many seconds."""
     first = most = 0
     for last, at in enumerate(times):
         while times[first] < at - seconds:

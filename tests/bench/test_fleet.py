@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from bench.fleet.outage import outage
 from bench.fleet.run import Idle, Phase, kinds
 from bench.fleet.server import Asked, peak
 
@@ -15,7 +18,7 @@ def asked(at: float, verb: str = "get", uri: str = "") -> Asked:
 @pytest.mark.parametrize(("seconds", "most"), [(1.0, 3), (10.0, 5), (0.1, 2)])
 def test_a_peak_is_found_wherever_it_is(seconds: float, most: int) -> None:
     times = (0.0, 4.0, 4.05, 4.9, 9.0, 20.0)
-    assert peak([asked(at) for at in times], seconds) == most
+    assert peak(times, seconds) == most
 
 
 def test_kinds_are_of_a_node() -> None:
@@ -40,3 +43,15 @@ def test_rates_are_of_a_second_and_of_ten() -> None:
     assert rates == "11 / 5"
     assert each == "1: 1 get nodes"
     assert took == "5.0 s"
+
+
+@pytest.mark.parametrize("seconds", [300.0, 1000.0])
+def test_after_a_long_outage_all_nodes_are_back_evenly_and_within_three_minutes(
+    seconds: float,
+) -> None:
+    random.seed(1)
+    found = outage(500, seconds)
+    assert len(found.asked) == 3 * 500
+    assert max(found.asked) <= 180.0
+    # As many as 5,000 nodes at 100 requests a second, with half as many again by chance.
+    assert peak(found.asked, 20.0) <= 1.5 * 20 * 10
