@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from npu_agent.cluster.fetch import Pages
 from npu_agent.cluster.objects import Cluster, Device, Node, Page, Pod, condition
+from npu_agent.core.hardware import CoreRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +95,14 @@ def agents(cluster: Cluster) -> dict[str, Pod]:
     return {pod.spec.node_name: pod for pod in cluster.pods if pod.is_agent and pod.spec.node_name}
 
 
-def parts(cluster: Cluster, words: Words) -> dict[tuple[str, str], Part]:
+def devices(cluster: Cluster, words: Words) -> dict[tuple[str, str], Device]:
     """The devices of the newest slices, by pool and name."""
     ours = [one for one in cluster.slices if one.spec.driver in words.drivers]
     newest: dict[str, int] = defaultdict(int)
     for one in ours:
         newest[one.spec.pool.name] = max(newest[one.spec.pool.name], one.spec.pool.generation)
     return {
-        (one.spec.pool.name, device.name): _part(device)
+        (one.spec.pool.name, device.name): device
         for one in ours
         if one.spec.pool.generation == newest[one.spec.pool.name]
         for device in one.spec.devices
@@ -112,8 +113,8 @@ def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
     """The Nodes that have cards, or the agent; who holds what must have been read."""
     running = agents(cluster)
     pools: dict[str, list[Part]] = defaultdict(list)
-    for (pool, _), part in parts(cluster, words).items():
-        pools[pool].append(part)
+    for (pool, _), device in devices(cluster, words).items():
+        pools[pool].append(_part(device))
     held = _held(cluster, words)
     asked = _asked(cluster, words)
     known = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
@@ -144,7 +145,7 @@ def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
 
 def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
-    devices = parts(cluster, words)
+    offered = devices(cluster, words)
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
     for pod in cluster.pods:
@@ -158,7 +159,8 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
             if result.driver in words.drivers and not result.admin_access
         ]
         for name, result in given:
-            part = devices.get((result.pool, result.device))
+            device = offered.get((result.pool, result.device))
+            part = _part(device) if device else None
             card = part.card if part else result.device
             cores = part.cores if part else None
             rows.append(
@@ -339,10 +341,7 @@ def _holding(pod: Pod, of: str, card: str | None, cores: str | None, load: float
 
 
 def _text(cores: frozenset[int] | None) -> str | None:
-    if not cores:
-        return None
-    first, last = min(cores), max(cores)
-    return str(first) if first == last else f"{first}-{last}"
+    return str(CoreRange(min(cores), max(cores))) if cores else None
 
 
 def _cores(text: str | None) -> frozenset[int] | None:
