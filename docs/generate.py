@@ -21,7 +21,7 @@ from pathlib import Path
 import chart
 import translations
 from parts import cell, current
-from runbook import FILE, runbook
+from runbook import FILES, runbook
 
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
@@ -164,7 +164,10 @@ def main() -> int:
             lambda: current(METRICS, "npu_agent/vendors/furiosa/metrics.py", base_units()),
         ),
         (chart.FILE, "values.yaml says", chart.current),
-        (FILE, "its pages in docs/ say", runbook),
+        *(
+            (file, "its pages in docs/ say", partial(runbook, language))
+            for language, file in FILES.items()
+        ),
         *(
             (page, "its English page says", partial(translations.current, page))
             for page in translations.pages()

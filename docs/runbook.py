@@ -9,51 +9,78 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 DOCS = Path(__file__).parent
-FILE = DOCS.parent / "npu_agent/outputs/web/runbook.html"
+_SERVED = DOCS.parent / "npu_agent/outputs/web"
+FILES = {language: _SERVED / f"runbook.{language}.html" for language in ("en", "ko", "ja")}
 _PAGES = ("alerts.md", "troubleshooting.md")
 _MARK = re.compile(r"<!-- .* -->\n")
 """What encloses a part of a page that is made from something else: docs/parts.py."""
 
 
-def runbook() -> str:
-    """The HTML fragment."""
+def runbook(language: str) -> str:
+    """The HTML fragment; its anchors are those of the English one in every language."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    made = [parser.parse(_MARK.sub("", (DOCS / name).read_text())) for name in _PAGES]
+
+    def parsed(folder: Path) -> list[list[Token]]:
+        return [parser.parse(_MARK.sub("", (folder / name).read_text())) for name in _PAGES]
+
+    english = parsed(DOCS)
+    made = english if language == "en" else parsed(DOCS / language)
+    names = {
+        own: there
+        for ours, theirs in zip(made, english, strict=True)
+        for own, there in zip(_anchors(ours), _anchors(theirs), strict=False)
+    }
+    for name, ours, theirs in zip(_PAGES, made, english, strict=True):
+        if len(_anchors(ours)) != len(_anchors(theirs)):
+            raise ValueError(
+                f"docs/{language}/{name} has not the sections of docs/{name}: add them"
+            )
     for tokens in made:
-        _name_headings(tokens)
+        _name_headings(tokens, names)
     anchors = {str(token.attrs["id"]) for tokens in made for token in tokens if "id" in token.attrs}
     for tokens in made:
-        _turn_links(tokens, anchors)
+        _turn_links(tokens, anchors, names)
     return "".join(
         f"<article>\n{parser.renderer.render(tokens, parser.options, {})}</article>\n"
         for tokens in made
     )
 
 
-def _name_headings(tokens: list[Token]) -> None:
-    """Gives each heading its anchor, as GitHub does, so that links of docs/ are right here too."""
+def _anchor(heading: Token) -> str:
+    """As GitHub has it, so that links of docs/ are right here too."""
+    text = heading.content.replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def _anchors(tokens: list[Token]) -> list[str]:
+    return [_anchor(inline) for token, inline in pairwise(tokens) if token.type == "heading_open"]
+
+
+def _name_headings(tokens: list[Token], names: dict[str, str]) -> None:
     for token, inline in pairwise(tokens):
         if token.type == "heading_open":
             text = inline.content.replace("`", "")
-            token.attrs["id"] = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            token.attrs["id"] = names[_anchor(inline)]
             if re.fullmatch(r"Npu\w+", text) and inline.children:
                 # An alert's own name, too: Grafana's links cannot turn it into lower case.
                 anchor = Token("html_inline", "", 0, content=f'<span id="{text}"></span>')
                 inline.children.insert(0, anchor)
 
 
-def _turn_links(tokens: list[Token], anchors: set[str]) -> None:
+def _turn_links(tokens: list[Token], anchors: set[str], names: dict[str, str]) -> None:
     """Links within the runbook stay; of others the words do: their pages are not here."""
     for token in tokens:
         open_ = None
         for child in token.children or ():
             if child.type == "link_open":
-                _, _, anchor = str(child.attrs["href"]).partition("#")
+                _, _, anchor = unquote(str(child.attrs["href"])).partition("#")
+                anchor = names.get(anchor, anchor)
                 open_ = child if anchor in anchors else None
                 child.attrs = {"href": f"#{anchor}"} if open_ else {}
                 child.tag = "a" if open_ else "em"

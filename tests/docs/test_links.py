@@ -46,7 +46,7 @@ def test_runbooks_lead_to_a_heading() -> None:
     anchors = re.findall(r"runbook_url: *\S+/runbook#(\S+)", rules)
     assert len(anchors) == rules.count(" alert: ")
     assert set(anchors) <= set(Page(ROOT / "docs/alerts.md").anchors)
-    served = (ROOT / "npu_agent/outputs/web/runbook.html").read_text()
+    served = (ROOT / "npu_agent/outputs/web/runbook.en.html").read_text()
     assert all(f'id="{anchor}"' in served for anchor in anchors)
 
 

@@ -401,7 +401,7 @@ def test_links_lead_to_dashboards_and_by_columns_that_there_are() -> None:
 
 def test_an_alert_leads_to_its_place_in_the_runbook() -> None:
     """Grafana has its name, as Prometheus spells it."""
-    page = (PROJECT / "npu_agent/outputs/web/runbook.html").read_text()
+    page = (PROJECT / "npu_agent/outputs/web/runbook.en.html").read_text()
     assert "${runbook}#${__data.fields.Alert}" in _links(PANELS["Alerts"])
     assert all(f'<span id="{alert}"></span>' in page for alert in rules("alert"))
 

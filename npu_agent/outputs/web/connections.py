@@ -140,6 +140,7 @@ class Connections(web.Server):
             request.path,
             accept=sent.get("Accept", ""),
             encodings=sent.get("Accept-Encoding", ""),
+            languages=sent.get("Accept-Language", ""),
         )
         headers = {**answer.headers, "Server": "npu-agent"}
         return web.Response(status=answer.status, body=answer.body, headers=headers)

@@ -26,7 +26,22 @@ _HTML = Template((_HERE / "page.html").read_text())
 _STYLE = (_HERE / "page.css").read_text()
 _SCRIPT = (_HERE / "page.js").read_text()
 _RUNBOOK = Template((_HERE / "page.runbook.html").read_text())
-_STEPS = (_HERE / "runbook.html").read_text()
+_RUNBOOK_WORDS = {
+    "en": (
+        "What to do",
+        "Back to the status page",
+        "of the agent on this node; alerts first, then symptoms",
+    ),
+    "ko": ("런북", "상태 페이지로 돌아가기", "(이 노드의 에이전트). 알림, 증상의 순서입니다"),
+    "ja": (
+        "ランブック",
+        "ステータスページに戻る",
+        "(このノードのエージェント)。アラート、症状の順",
+    ),
+}
+_STEPS = {language: (_HERE / f"runbook.{language}.html").read_text() for language in _RUNBOOK_WORDS}
+LANGUAGES = frozenset(_RUNBOOK_WORDS)
+"""Of the runbook."""
 """Made of docs/ by docs/generate.py."""
 
 
@@ -74,9 +89,11 @@ def page(state: AgentState, history: view.Tracks) -> str:
     )
 
 
-def runbook() -> str:
-    """What to do, step by step: the document that the problems link to."""
-    return _RUNBOOK.substitute(style=_STYLE, steps=_STEPS)
+def runbook(language: str = "en") -> str:
+    """What to do, step by step: the document that the problems link to; in one of `LANGUAGES`."""
+    title, back, facts = _RUNBOOK_WORDS[language]
+    words = {"language": language, "title": title, "back": back, "facts": facts}
+    return _RUNBOOK.substitute(style=_STYLE, steps=_STEPS[language], **words)
 
 
 _NO_NODE = "unknown node"

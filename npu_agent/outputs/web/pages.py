@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import NamedTuple
 
 from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.page import POLICY, page, runbook
+from npu_agent.outputs.web.page import LANGUAGES, POLICY, page, runbook
 from npu_agent.outputs.web.status import as_json
 
 log = logger(__name__)
@@ -32,7 +33,7 @@ _WORTH_IT = 1000
 """Bytes from which on an answer is compressed."""
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Vary": "Accept, Accept-Encoding",
+    "Vary": "Accept, Accept-Encoding, Accept-Language",
     "X-Content-Type-Options": "nosniff",
 }
 _PAGE_HEADERS = {
@@ -51,12 +52,20 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-Routes = Mapping[str, Callable[[bool], Answer]]
-"""By path, what makes an answer; it takes whether the client prefers OpenMetrics."""
+class Wanted(NamedTuple):
+    """What a client prefers."""
+
+    openmetrics: bool
+    language: str
+    """One of `LANGUAGES`."""
+
+
+Routes = Mapping[str, Callable[[Wanted], Answer]]
+"""By path, what makes an answer."""
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
-    def ready(_: bool) -> Answer:
+    def ready(_: Wanted) -> Answer:
         reasons = unready(state())
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
@@ -67,13 +76,14 @@ def probes(state: Callable[[], AgentState]) -> Routes:
 def pages(
     metrics: Callable[[bool], bytes], state: Callable[[], AgentState], history: History
 ) -> Routes:
-    def for_prometheus(openmetrics: bool) -> Answer:
-        return _answer(metrics(openmetrics), _OPENMETRICS if openmetrics else _TEXT)
+    def for_prometheus(wanted: Wanted) -> Answer:
+        kind = _OPENMETRICS if wanted.openmetrics else _TEXT
+        return _answer(metrics(wanted.openmetrics), kind)
 
     return {
         "/": lambda _: _html(page(state(), history.of)),
         "/status.json": lambda _: _json(as_json(state())),
-        "/runbook": lambda _: _html(runbook()),
+        "/runbook": lambda wanted: _html(runbook(wanted.language)),
         "/metrics": for_prometheus,
         **probes(state),
     }
@@ -85,14 +95,23 @@ class Pages:
     def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
         self._routes = routes
         self._fresh = fresh
-        self._cache: dict[tuple[str, bool, bool], tuple[float, Answer]] = {}
+        self._cache: dict[tuple[str, Wanted, bool], tuple[float, Answer]] = {}
         """By path and form: until when (`time.monotonic`), and what."""
         self._failing: set[str] = set()
 
-    def answer(self, method: str, path: str, *, accept: str = "", encodings: str = "") -> Answer:
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        accept: str = "",
+        encodings: str = "",
+        languages: str = "",
+    ) -> Answer:
         """The answer to a request; HEAD as GET: the caller leaves out the body.
 
-        `path` has no query; the others are the headers Accept and Accept-Encoding.
+        `path` has no query; the others are the headers Accept, Accept-Encoding and
+        Accept-Language.
         """
         if path not in self._routes:
             found = f"not found; there are {' '.join(self._routes)}\n"
@@ -101,7 +120,8 @@ class Pages:
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         # As the clients of Prometheus and most servers have it: weights are not compared.
-        form = (path, "application/openmetrics-text" in accept, "gzip" in encodings)
+        wanted = Wanted("application/openmetrics-text" in accept, _language(languages))
+        form = (path, wanted, "gzip" in encodings)
         now = time.monotonic()
         until, answer = self._cache.get(form, (now, None))
         if answer is None or now >= until:
@@ -109,9 +129,9 @@ class Pages:
             self._cache[form] = now + self._fresh, answer
         return answer
 
-    def _rendered(self, path: str, openmetrics: bool, packed: bool) -> Answer:
+    def _rendered(self, path: str, wanted: Wanted, packed: bool) -> Answer:
         try:
-            answer = self._routes[path](openmetrics)
+            answer = self._routes[path](wanted)
         except Exception:  # the edge: the other pages, and the connection, go on
             if path not in self._failing:
                 log.exception("a page failed to render", path=path)
@@ -124,6 +144,15 @@ class Pages:
         # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
         body = gzip.compress(answer.body, compresslevel=1, mtime=0)
         return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
+
+
+def _language(accepted: str) -> str:
+    """The language that a browser puts first among those there are, else English.
+
+    Browsers list them by preference, with weights that fall: weights are not compared.
+    """
+    tags = (tag.split(";")[0].strip().lower().split("-")[0] for tag in accepted.split(","))
+    return next((tag for tag in tags if tag in LANGUAGES), "en")
 
 
 def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Answer:

@@ -17,7 +17,7 @@ from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
-from npu_agent.outputs.web.page import page, runbook
+from npu_agent.outputs.web.page import LANGUAGES, page, runbook
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
@@ -259,8 +259,9 @@ def troubled() -> Scene:
     )
 
 
-def test_each_problem_has_its_steps_in_the_runbook() -> None:
-    sections = anchors_of(Document(runbook()))
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_each_problem_has_its_steps_in_the_runbook(language: str) -> None:
+    sections = anchors_of(Document(runbook(language)))
     steps = {link[8:] for link in links_of(shown(troubled())) if link.startswith("runbook#")}
     assert steps <= sections
     assert {
@@ -272,9 +273,10 @@ def test_each_problem_has_its_steps_in_the_runbook() -> None:
     } == steps
 
 
-def test_the_runbook_leads_nowhere_else() -> None:
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_the_runbook_leads_nowhere_else(language: str) -> None:
     """It is read where there may be nothing else: in a cluster without the internet."""
-    found = Document(runbook())
+    found = Document(runbook(language))
     for link in links_of(found) - {"./"}:
         assert link[0] == "#"
         assert link[1:] in anchors_of(found)

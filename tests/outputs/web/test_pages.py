@@ -28,7 +28,7 @@ PROMETHEUS_3 = (
 def test_metrics_in_the_form_that_was_asked_for(accept: str, kind: str, end: bytes) -> None:
     answer = Scene().pages().answer("GET", "/metrics", accept=accept)
     assert (answer.headers["Content-Type"], answer.body) == (kind, PROMETHEUS + end)
-    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding, Accept-Language"
 
 
 def test_readiness_says_why_not_and_the_agent_is_alive_all_the_same() -> None:
@@ -60,6 +60,21 @@ def test_a_page_brings_all_that_it_may_use(path: str, foreign: tuple[bytes, ...]
     assert not [word for word in foreign if word in answer.body]
     # Without a script the status page is loaded again by the browser itself.
     assert (b'<noscript><meta http-equiv="refresh"' in answer.body) == (path == "/")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "language"),
+    [
+        ("", "en"),
+        ("ko-KR,ko;q=0.9,en-US;q=0.8", "ko"),
+        ("fr, JA;q=0.5", "ja"),
+        ("en-US,en;q=0.9,ko;q=0.8", "en"),
+        ("fr,*;q=0.1", "en"),
+    ],
+)
+def test_the_runbook_is_in_the_readers_language(accepted: str, language: str) -> None:
+    answer = Scene().pages().answer("GET", "/runbook", languages=accepted)
+    assert f'<html lang="{language}">'.encode() in answer.body
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
