@@ -14,7 +14,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -250,14 +250,8 @@ class Api:
         """Whether it reads as this Node, found out by one read of it; raises ApiError."""
         async with self._choosing:
             if self.reads is None or self._doubted:
-                probe = Request(
-                    verb="get",
-                    kind="Node",
-                    name=node,
-                    answer=dict[str, Any],
-                    metadata_only=True,
-                    query={"resourceVersion": "0"},
-                )
+                probe = Request("get", "Node", dict[str, Any], name=node, metadata_only=True)
+                probe = replace(probe, query={"resourceVersion": "0"})
                 refusal = ""
                 try:
                     async with _sent(session, login, probe, node) as response:
