@@ -7,7 +7,6 @@ Exit codes: 0 fine, 1 failed, 2 wrong use or wrong config.
 from __future__ import annotations
 
 import argparse
-import errno
 import io
 import os
 import stat
@@ -20,12 +19,11 @@ from npu_agent import config
 from npu_agent.commands import FAILED, WRONG, CommandError, catalogue, program
 from npu_agent.text import printable, reason
 
-_STDOUT = 1
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
-    _hold_stdout()
+    if sys.stdout is None:  # closed: else the next file that is opened would be in its place
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (for the process)
     _print_everything()
     try:
         try:
@@ -49,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_of_stdout():
             raise
         _drop_stdout()
-        why = "it is closed" if error.errno == errno.EBADF else reason(error)
-        return _failed(FAILED, f"standard output cannot be written: {why}")
+        return _failed(FAILED, f"standard output cannot be written: {reason(error)}")
     return code
 
 
@@ -65,20 +62,6 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     args = kubectl.parse(given)
     args.module = "kubectl"
     return args
-
-
-def _hold_stdout() -> None:
-    """Where stdout is closed, makes it one that cannot be written.
-
-    Else Python takes every print for done, and the next file that is opened would be the standard
-    output of the processes started here.
-    """
-    if sys.stdout is None:
-        null = os.open(os.devnull, os.O_RDONLY)
-        if null != _STDOUT:
-            os.dup2(null, _STDOUT)
-            os.close(null)
-        sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115 (for the process)
 
 
 def _print_everything() -> None:

@@ -39,8 +39,6 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_EVERY = 0.2
-"""Seconds between checks of the socket of a call that is not answered."""
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
 DRAINED = 0.2
@@ -82,8 +80,6 @@ class Encoded:
 async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
     """Makes one call to the server on the unix socket `path`; the caller sets the deadline.
 
-    A stopped server answers no call: if another one takes its place, the call ends.
-
     Args:
         path: the socket.
         method: such as ``/v1.PodResourcesLister/List``.
@@ -93,21 +89,12 @@ async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
         The encoded answer; None if the call ends without one.
 
     Raises:
-        OSError: no server can be reached there, or another one has taken the place.
+        OSError: no server can be reached there.
         GRPCError: the server refuses.
         ProtocolError, StreamTerminatedError: it is no server, or it ended during the call.
         ValueError: the answer is compressed, or ends early.
     """
-    server = _made(path)
-    asking = asyncio.create_task(_ask(path, method, request))  # as `apart`, and why
-    try:
-        while not (await asyncio.wait([asking], timeout=_LOOK_EVERY))[0]:
-            if _made(path) != server:
-                raise ConnectionResetError(errno.ECONNRESET, "another one has taken its place")
-        return asking.result()
-    finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+    return await apart(_ask(path, method, request))
 
 
 async def _ask(path: Path, method: str, request: bytes) -> bytes | None:
@@ -121,15 +108,6 @@ async def _ask(path: Path, method: str, request: bytes) -> bytes | None:
         except (AssertionError, NotImplementedError) as error:  # grpclib's own
             raise ValueError("the answer is cut off, or compressed") from error
         return None if answer is None else answer.encoded
-
-
-def _made(path: Path) -> tuple[int, int, int] | None:
-    """What differs between a socket and the next one of its name and inode; None: there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 class UnixChannel(Channel):

@@ -99,25 +99,6 @@ async def test_a_server_that_accepts_and_closes(
             await ask(socket, METHOD)
 
 
-async def test_a_call_that_nobody_answers_ends_when_another_server_takes_the_place(
-    socket: Path,
-) -> None:
-    """As a kubelet that is stopped leaves its socket, and the next one makes a new one."""
-    stopped: list[asyncio.StreamWriter] = []
-    async with await asyncio.start_unix_server(lambda _, writer: stopped.append(writer), socket):
-        asking = asyncio.create_task(ask(socket, METHOD))
-        async with asyncio.timeout(DEADLINE):
-            while not stopped:
-                await asyncio.sleep(0.001)
-            await asyncio.to_thread(socket.unlink)
-            new = UnixServer([Registration()], socket)
-            await new.listen()
-            with pytest.raises(ConnectionResetError, match="another one has taken its place"):
-                await asking
-        await new.shutdown()
-        stopped[0].close()
-
-
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_client_that_comes_as_the_server_ends_sees_the_end(
     socket: Path, server: UnixServer, turns: int

@@ -81,7 +81,6 @@ class DevicePlugin:
         self._grant_devices = grant
         self._by_cdi = by_cdi
         self._counts = counts if counts is not None else Counts()
-        self._by_id: tuple[Devices, dict[str, Device]] = ((), {})
 
     def __mapping__(self) -> dict[str, Handler]:
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
@@ -98,11 +97,7 @@ class DevicePlugin:
         }
 
     def _known(self) -> dict[str, Device]:
-        """The devices by ID, indexed once for each list."""
-        devices = self._devices.value
-        if self._by_id[0] is not devices:
-            self._by_id = (devices, {device.id: device for device in devices})
-        return self._by_id[1]
+        return {device.id: device for device in self._devices.value}
 
     async def _options(self, stream: Stream[wire.Empty, Encoded]) -> None:
         await receive_request(stream)

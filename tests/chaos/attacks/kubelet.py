@@ -170,19 +170,6 @@ async def kubelets_socket_closes(here: World) -> None:
     await here.well()
 
 
-@attack(short=True)
-async def kubelet_is_stopped(here: World) -> None:
-    """A stopped kubelet's socket accepts nothing for five seconds; then a new kubelet is there.
-
-    Registered with the new one, whatever the old one keeps waiting.
-    """
-    await here.kubelet.stop()
-    async with in_place_of(here.plugins / "kubelet.sock", accepts=False):
-        await asyncio.sleep(5)
-    await here.kubelet.start()
-    await here.well()
-
-
 @attack()
 async def kubelets_socket_is_something_else(here: World) -> None:
     """`kubelet.sock` is a file, a folder, a pipe, a link to itself, a link to nothing.

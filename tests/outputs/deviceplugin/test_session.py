@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 import os
-import select
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -301,21 +300,6 @@ async def test_register_is_never_answered(room: Room, said: Callable[[], list[st
         room.kubelet.answers = True
         await room.registered()
         assert said() == [f"not registered: trying again: {status.reason}", "registered"]
-
-
-async def test_the_socket_of_a_kubelet_that_is_stopped_beside_a_new_one(
-    room: Room,
-) -> None:
-    """Whoever has called the old one does not wait until that call is over."""
-    room.timing = replace(QUICK, register=3600.0)
-    with socket.socket(socket.AF_UNIX) as stopped:
-        stopped.bind(str(room.directory / "kubelet.sock"))
-        stopped.listen()
-        async with room.running():
-            await until(lambda: select.select([stopped], [], [], 0)[0], "it is called")
-            (room.directory / "kubelet.sock").unlink()
-            await room.kubelet.start()
-            await room.registered()
 
 
 async def test_end_while_register_is_not_answered(room: Room) -> None:
