@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import re
 import secrets
 import stat
 import threading
@@ -30,14 +28,6 @@ SOCKET_PATH_MAX = 107
 SIMULATION = ".npu-simulator"
 """The directory that marks the root of a simulated tree, where plain files may stand for device
 nodes."""
-
-
-_UNFINISHED = re.compile(r"\.npu-agent\.[0-9a-f]{16}")
-"""The names of files that are to replace others. Hidden, and without an ending: some readers take
-every *.json of a directory. Random, as the two agents of a rolling update may both be process 1 of
-their containers. Each is locked for as long as its writer lives."""
-_swept: set[Path] = set()
-"""Directories in which this process has removed what others left unfinished."""
 
 
 class IrregularError(OSError):
@@ -174,16 +164,12 @@ def _replace(
             return False
     if directory:
         path.parent.mkdir(parents=True, exist_ok=True)
-    if path.parent not in _swept:
-        with contextlib.suppress(OSError):
-            _sweep(path.parent)
-            _swept.add(path.parent)
+    # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
+    # two agents of a rolling update may both be process 1 of their containers.
     beside = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
     descriptor = regular(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            with contextlib.suppress(OSError):  # without locks it may be swept: it is tried again
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if file.write(new) != len(new):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             if durable:
@@ -193,17 +179,3 @@ def _replace(
     finally:
         beside.unlink(missing_ok=True)
     return True
-
-
-def _sweep(directory: Path) -> None:
-    """Removes the unfinished files of writers that were killed. May block."""
-    for path in directory.iterdir():
-        if _UNFINISHED.fullmatch(path.name):
-            descriptor = regular(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            except BlockingIOError:
-                pass  # its writer lives
-            finally:
-                os.close(descriptor)

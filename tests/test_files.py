@@ -1,10 +1,7 @@
 """Regular files are read with a bound and replaced as a whole, whatever the file system does."""
 
-import asyncio
 import errno
 import os
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -126,31 +123,6 @@ async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], wha
         assert caught.value.strerror == what
     # Fewer may be open by now: of tests before this one.
     assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors
-
-
-KILLED = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from npu_agent import files
-
-os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(files.replace(Path(sys.argv[1]), b"never", durable=True))
-"""
-
-
-async def test_what_a_writer_that_was_killed_left_is_removed_and_nothing_else(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "file"
-    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, path)
-    async with asyncio.timeout(DEADLINE):
-        assert await killed.wait() == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    others = [tmp_path / name for name in (".npu-agent.lock", f"{left.name}.json", f"{left.name}0")]
-    for other in others:
-        other.touch()
-    assert await files.replace(path, b"old")
-    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
 
 
 async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
