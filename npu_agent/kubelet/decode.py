@@ -12,10 +12,6 @@ from collections.abc import Iterator
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 
-MOST = 1 << 15
-"""Devices that an answer may list: it bounds memory. A node has some hundreds; time-sliced,
-thousands."""
-
 Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
 _Message = dict[int, list[bytes]]
@@ -30,7 +26,7 @@ def read_list(answer: bytes) -> Listed:
     names are other devices' (kubelet 1.36).
 
     Raises:
-        ValueError: the answer is broken, or has more than `MOST` devices.
+        ValueError: the answer is broken.
     """
     held: set[tuple[str, ...]] = set()
     used: set[tuple[str, ...]] = set()
@@ -39,7 +35,6 @@ def read_list(answer: bytes) -> Listed:
             holder = _text(pod, 2), _text(pod, 1), _text(container, 1)
             held.update((*holder, *device) for device in _devices(container.get(2, ())))
             used.update((*holder, *device) for device in _claimed(container.get(5, ())))
-            _bounded(len(held) + len(used))
     assignments = (Assignment(*names) for names in sorted(held))
     return tuple(assignments), tuple(ClaimUse(*names) for names in sorted(used))
 
@@ -74,7 +69,7 @@ def _text(message: _Message, field: int) -> str:
 
 def _message(data: bytes) -> _Message:
     found: _Message = {}
-    at = count = 0
+    at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         match tag & 7:
@@ -86,8 +81,6 @@ def _message(data: bytes) -> _Message:
                 length, start = _varint(data, at)
                 at = start + length
                 found.setdefault(tag >> 3, []).append(data[start:at])
-                count += 1
-                _bounded(count)
             case 5:
                 at += 4
             case other:
@@ -108,8 +101,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
     raise ValueError(f"the number before byte {at} has more than 64 bits")
-
-
-def _bounded(count: int) -> None:
-    if count > MOST:
-        raise ValueError(f"more than {MOST:,} devices are listed")
