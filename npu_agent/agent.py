@@ -43,7 +43,7 @@ from npu_agent.kubelet.record import read_record, recover
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs import condition as node_condition
-from npu_agent.outputs.condition import ConditionWriter
+from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
@@ -331,17 +331,19 @@ class Agent:
         self.condition = ConditionWriter(
             api=self._api,
             node_name=node_name,
-            state=self.state,
-            changes=(
-                self.inventory.hardware,
-                self.store.usages,
-                self.cordons.cards,
-                self._degraded,
-                self._maintenance,
-                self.dra_support.state,
-                *(session.status for session in self.sessions),
-                *(driver.status for driver in self.drivers),
-                *(driver.slices.state for driver in self.drivers),
+            observed=Observed(
+                self.state,
+                (
+                    self.inventory.hardware,
+                    self.store.usages,
+                    self.cordons.cards,
+                    self._degraded,
+                    self._maintenance,
+                    self.dra_support.state,
+                    *(session.status for session in self.sessions),
+                    *(driver.status for driver in self.drivers),
+                    *(driver.slices.state for driver in self.drivers),
+                ),
             ),
             wanted=configs.map(_condition),
             directory=directory,

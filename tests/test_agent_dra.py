@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import os
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ from npu_agent.kubelet import decode
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
-from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.simulator.apiserver import (
     GROUP,
     NODES,
@@ -401,16 +399,6 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
         assert doubted == [agent.store]  # it does not list all of its Pods yet
-
-
-async def test_the_sockets_of_an_agent_that_was_killed_are_swept(room: Room) -> None:
-    dead = room.root / REGISTRY / f"{DRIVER}-0123abcd-4567-reg.sock"
-    with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(dead))
-    room.node.cards("warboy=1")
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await room.registered()
-        assert not dead.exists()
 
 
 async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:

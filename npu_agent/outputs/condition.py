@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,14 @@ class _Live:
     """When it was read or written, by `time.monotonic`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How everything stands, and the feeds after whose changes it may stand otherwise."""
+
+    state: Callable[[], AgentState]
+    changes: tuple[Feed[Any], ...]
+
+
 class ConditionWriter:
     """Keeps the condition of one Node; `state` has how that goes. At the end it stays."""
 
@@ -96,28 +104,16 @@ class ConditionWriter:
         *,
         api: Api,
         node_name: str | None,
-        state: Callable[[], AgentState],
-        changes: Iterable[Feed[Any]],
+        observed: Observed,
         wanted: Feed[Wanted],
         directory: Path,
         timing: Timing = Timing(),
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            api: the API server.
-            node_name: the Node; None: nothing is written.
-            state: how everything stands.
-            changes: whenever one of them changes, `state` may have changed.
-            wanted: what the config says.
-            directory: where the agent's own files are.
-            timing: all times.
-        """
+        """Starts nothing yet; `node_name` None: nothing is written."""
         self.state: Feed[ConditionState | None] = Feed(None)
         self._api = api
         self._node_name = node_name
-        self._agent = state
-        self._changes = (*changes, wanted)
+        self._observed = observed
         self._wanted = wanted
         self._file = directory / SEEN
         self._timing = timing
@@ -156,12 +152,12 @@ class ConditionWriter:
             self._seen = found
 
     async def _follow(self) -> None:
-        async for _ in changes_of(*self._changes):
+        async for _ in changes_of(*self._observed.changes, self._wanted):
             wanted = self._wanted.value
             if wanted.type is None:
                 self._target.publish(_Target(""))
                 continue
-            state = self._agent()
+            state = self._observed.state()
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
                 await self._note(cards)
             before = self._target.value.condition

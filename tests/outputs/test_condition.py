@@ -15,7 +15,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, Kind
 from npu_agent.outputs import condition
-from npu_agent.outputs.condition import ConditionWriter, Timing, Wanted
+from npu_agent.outputs.condition import ConditionWriter, Observed, Timing, Wanted
 from npu_agent.simulator.apiserver import NODES, StandInApiServer
 from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import state as a_card
@@ -86,8 +86,7 @@ class Room:
         writer = ConditionWriter(
             api=self.api,
             node_name="n1",
-            state=lambda: self.scene.state(),  # noqa: PLW0108 (it is exchanged)
-            changes=[self.changes],
+            observed=Observed(lambda: self.scene.state(), (self.changes,)),  # noqa: PLW0108 (it is exchanged)
             wanted=self.wanted,
             directory=self.directory,
             timing=timing,
