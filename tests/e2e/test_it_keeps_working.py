@@ -291,22 +291,6 @@ def test_the_agent_is_lost_under_running_pods(node: Node, how: str) -> None:
     node.wait_known("next")
 
 
-def test_a_rolling_update_leaves_no_gap(node: Node) -> None:
-    """The agent is updated while a Pod runs.
-
-    The Node's capacity never falls, and its allocatable is never 0 twice in a row.
-    """
-    node.run("steady", 1)
-    held = node.held()["steady"]
-    with watched(node) as seen:
-        node.restart()
-        node.wait_for("the new agent to take over", node.serves)
-        node.wait_allocatable(2)
-        node.run("next", 1)
-    no_gap(seen)
-    assert node.held()["steady"] == held
-
-
 def no_gap(seen: list[tuple[int, int]]) -> None:
     """The kubelet never forgot the resource.
 
