@@ -285,6 +285,22 @@ async def test_watches_follow_each_other_without_a_list(tmp_path: Path) -> None:
         assert asked <= set(range(300, 601))
 
 
+async def test_without_bookmarks_a_silent_watch_is_opened_again_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server without a watch cache (`--watch-cache=false`) sends none."""
+    monkeypatch.setattr(follow, "_SILENCE", 0.05)
+    async with running(tmp_path, rngd(2), retry_longest=0.01) as world:
+        await world.in_place()
+        await world.watching()
+        calls = len(world.server.calls)
+        await world.watching(6)
+        assert set(world.server.calls[calls:]) == {"watch"}
+        assert world.state.trouble is None
+        world.server.delete()
+        await world.in_place()
+
+
 @pytest.mark.parametrize(
     ("reply", "doing"),
     [
