@@ -35,6 +35,11 @@ _RESUMED = (Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
 the objects are listed."""
 
 
+_BACK = 4
+"""Tries that count as made when an API server that was away refuses the next one: it has not read
+its roles yet, or is asked too much. The pauses go on from 8 s."""
+
+
 class Version(msgspec.Struct, frozen=True, rename="camel"):
     """The metadata of a list, or of an object."""
 
@@ -133,7 +138,7 @@ async def follow(api: Api, watch: Request[Any], hooks: Hooks, timing: Timing) ->
             wait = error.retry_after
             broken = error.kind in BROKEN
             if away and not broken:
-                retry.reset()  # it is back, if not quite yet
+                retry.tries = _BACK
             away = broken and since == math.inf
             if away or not (broken or error.kind in _RESUMED):
                 version = ""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+import pytest
+
 from bench.fleet.run import fleet
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    """No node is needed, so none is started."""
 
 
 async def test_the_agents_of_four_nodes_and_a_restart_of_the_api_server() -> None:

@@ -12,7 +12,7 @@ from npu_agent.kube.request import Request
 from tests.until import until
 
 
-async def test_after_an_outage_the_first_answer_is_followed_by_short_pauses(
+async def test_an_answer_after_an_outage_has_the_pauses_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kinds = [*[Kind.UNREACHABLE] * 15, *[Kind.TOO_MANY] * 3]
@@ -36,5 +36,5 @@ async def test_after_an_outage_the_first_answer_is_followed_by_short_pauses(
     await until(lambda: len(pauses) == len(kinds))
     task.cancel()
     assert set(pauses[10:15]) == {follow.Timing().retry_longest}
-    for pause, longest in zip(pauses[15:], (0.5, 1.0, 2.0), strict=True):
+    for pause, longest in zip(pauses[15:], (8.0, 16.0, 32.0), strict=True):
         assert pause <= longest
