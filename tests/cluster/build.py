@@ -174,10 +174,32 @@ DRA_EXAMPLE_DRIVER = GoBuild(
     checksum="h1:JaJJvAHPULxJNLD6LKTJY8NrS45eyqHSJWd8Q5dmS5k=",
     packages=("cmd/dra-example-kubeletplugin",),
 )
+KUEUE = GoBuild(
+    name="kueue-0.19.0",
+    module="sigs.k8s.io/kueue",
+    version="v0.19.0",
+    checksum="h1:5yCu85qsJhvUVVxE0Csw546DDBcRwUXpBEOmEFlws34=",
+    packages=("cmd/kueue",),
+)
+LEADER_WORKER_SET = GoBuild(
+    name="lws-0.8.0",
+    module="sigs.k8s.io/lws",
+    version="v0.8.0",
+    checksum="h1:DdhJ8QabwTfWgbgaHH2gdf8twliioHaoSfmDXRYEVU0=",
+    packages=("cmd",),
+)
+JOB_SET = GoBuild(
+    name="jobset-0.11.1",
+    module="sigs.k8s.io/jobset",
+    version="v0.11.1",
+    checksum="h1:WgLEBnXTeX+4MxfVkIbfm4jIVgjvIY6Jfaei2okxKNk=",
+    packages=("",),
+)
 _PROGRAMS = {
     ETCD: "etcd",
     NODE_READINESS_CONTROLLER: "node-readiness-controller",
     NODE_HEALTHCHECK_OPERATOR: "node-healthcheck-operator",
+    LEADER_WORKER_SET: "lws",
 }
 """Programs that would else have the name of their directory."""
 _MANIFESTS = {
@@ -188,6 +210,33 @@ _MANIFESTS = {
     NODE_HEALTHCHECK_OPERATOR: (
         "config/crd/bases/remediation.medik8s.io_nodehealthchecks.yaml",
         "config/rbac/role.yaml",
+    ),
+    KUEUE: (
+        "config/components/webhook/manifests.yaml",
+        *(
+            f"config/components/crd/bases/kueue.x-k8s.io_{kind}.yaml"
+            for kind in (
+                "admissionchecks",
+                "clusterqueues",
+                "cohorts",
+                "localqueues",
+                "multikueueclusters",
+                "multikueueconfigs",
+                "provisioningrequestconfigs",
+                "resourceflavors",
+                "topologies",
+                "workloadpriorityclasses",
+                "workloads",
+            )
+        ),
+    ),
+    LEADER_WORKER_SET: (
+        "config/webhook/manifests.yaml",
+        "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+    ),
+    JOB_SET: (
+        "config/components/webhook/manifests.yaml",
+        "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
     ),
 }
 """By build, the manifests of its module that are kept with the program."""
@@ -227,6 +276,46 @@ def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
         directory = cached(build.name, asdict(build), partial(_build, build))
         binaries.update({path.name: path for path in directory.iterdir()})
     return binaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoFiles:
+    """Files of a Go module that are read as they are, such as CustomResourceDefinitions."""
+
+    module: str
+    version: str
+    checksum: str
+    files: tuple[str, ...]
+
+
+KSERVE = GoFiles(
+    module="github.com/kserve/kserve",
+    version="v0.16.0",
+    checksum="h1:kDkcAU5VMiZf4zhdDXH+UdAIgzXhs10GMv0d9r4qvTs=",
+    files=("config/crd/full/serving.kserve.io_inferenceservices.yaml",),
+)
+KUBERAY = GoFiles(
+    module="github.com/ray-project/kuberay/ray-operator",
+    version="v1.5.1",
+    checksum="h1:7FJYmB8oM+cnjv1VYCj/TfzRZG4XHvvt5Ayn5pZ5A1c=",
+    files=("config/crd/bases/ray.io_rayclusters.yaml",),
+)
+
+
+def ensure_files(wanted: GoFiles) -> list[Path]:
+    """Fetch a module's files into the cache.
+
+    Raises:
+        BuildError: no Go, or a module whose content is not the expected one.
+    """
+
+    def copy(directory: Path) -> None:
+        source = _download(*_go(), f"{wanted.module}@{wanted.version}", wanted.checksum)
+        for name in wanted.files:
+            shutil.copyfile(source / name, directory / Path(name).name)
+
+    kept = cached(f"{Path(wanted.module).name}-{wanted.version}", asdict(wanted), copy)
+    return sorted(kept.iterdir())
 
 
 def ensure_own(source: Path) -> Path:

@@ -312,7 +312,7 @@ async def refuses_unknown(world: World) -> str:
     return await refused(world, Claim("never", str(uuid4())))
 
 
-@item("a claim that was made anew under its name: an error for the old UID alone")
+@item("a claim that was made again under its name: an error for the old UID alone")
 async def refuses_another_uid(world: World) -> str:
     claim = await allocated(world)
     return await refused(world, Claim(claim.name, str(uuid4())))
