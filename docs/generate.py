@@ -165,12 +165,12 @@ def main() -> int:
         ),
         (chart.FILE, "values.yaml says", chart.current),
         *(
-            (file, "its pages in docs/ say", partial(runbook, language))
-            for language, file in FILES.items()
-        ),
-        *(
             (page, "its English page says", partial(translations.current, page))
             for page in translations.pages()
+        ),
+        *(
+            (file, "its pages in docs/ say", partial(runbook, language))
+            for language, file in FILES.items()
         ),
     ):
         fresh = make()
