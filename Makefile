@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := .venv-run
 PROTOS := .venv-protos
+PICTURES := .venv-pictures
 BINARY := .venv-binary
 KREW   := .venv-krew
 DIST   := dist
@@ -18,7 +19,7 @@ RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
 PACKAGES := binutils chromium fish prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording lock image binary krew wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +103,14 @@ docs: $(VENV)/ready ## rewrite the parts of docs/ that are derived from the code
 recording: $(VENV)/ready ## record the tour of make demo again, for the READMEs (half a minute)
 	$(BIN)/python -m docs.record
 
+$(PICTURES)/ready: $(VENV)/ready requirements/pictures.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--upgrade --target $(PICTURES) -r requirements/pictures.txt
+	@touch $@
+
+pictures: $(PICTURES)/ready ## draw the dashboards again, from a real Prometheus (three minutes; make packages)
+	PYTHONPATH=$(PICTURES) $(BIN)/python -m docs.images.dashboards
+
 lock: $(VENV)/ready ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=--upgrade for newer versions)
 	sh requirements/lock.sh $(BIN)/uv $(UPGRADE)
 
@@ -177,4 +186,4 @@ bench: $(VENV)/ready ## the figures of docs/benchmarks.md, measured on this mach
 ##@ Tidy up
 
 clean: ## remove what the targets made in this folder
-	rm -rf $(VENV) $(RUN) $(PROTOS) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(RUN) $(PROTOS) $(PICTURES) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

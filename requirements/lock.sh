@@ -14,3 +14,4 @@ compile build.txt "$@" --group pyproject.toml:build
 compile dev.txt   "$@" --group pyproject.toml:dev pyproject.toml
 compile protos.txt "$@" --group pyproject.toml:protos
 compile binary.txt "$@" --group pyproject.toml:binary
+compile pictures.txt "$@" --group pyproject.toml:pictures

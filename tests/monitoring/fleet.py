@@ -161,8 +161,8 @@ async def _prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator
     [endpoint] = manifest("components/podmonitor/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
     config = {
         "global": {
-            "scrape_interval": "500ms",
-            "scrape_timeout": "500ms",
+            "scrape_interval": "1s",
+            "scrape_timeout": "1s",  # a busy machine takes a while for a page
             "evaluation_interval": "500ms",
         },
         "rule_files": [str(write_rules(directory, interval="500ms"))],
