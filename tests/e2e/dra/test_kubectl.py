@@ -35,7 +35,7 @@ def test_a_holder_is_shown_with_its_card_and_those_that_wait_with_their_reasons(
     waits(node, "waits-for-all")
     said = npu(node, "why", "waits-for-all").stdout
     assert "wants 8 of 8 devices, 7 are free; 1 in use by default/holds" in said
-    node.wait_unschedulable("odd")
+    waits(node, "odd")
     found = json.loads(npu(node, "why", "odd", "-o", "json").stdout)
     assert found["schedulable"] is False
     assert 'arch == "atom"' in found["nodes"][0]["reasons"][0]["text"]
