@@ -30,7 +30,7 @@ from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.outputs import condition
-from npu_agent.outputs.condition import ConditionWriter
+from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra import support
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.support import SupportWatch
@@ -87,6 +87,8 @@ class Agent:
     @property
     def right(self) -> bool:
         """Whether the API server has what it should have, as far as the agent knows."""
+        if self._task and self._task.done():
+            self._task.result()  # it has failed, and all of it is to end
         return self.parts is not None and self.parts.right
 
     def start(self) -> None:
@@ -140,8 +142,7 @@ class Parts:
         self.condition = ConditionWriter(
             api=api,
             node_name=name,
-            state=self._state,
-            changes=(snapshots, self.slices.state),
+            observed=Observed(self._state, (snapshots, self.slices.state)),
             wanted=wanted,
             directory=Path(tempfile.gettempdir()) / "npu-bench-fleet",
         )

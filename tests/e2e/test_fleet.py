@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import pytest
 
+from bench.fleet import run
 from bench.fleet.run import fleet
 
 
@@ -14,13 +15,16 @@ def clean() -> None:
     """No node is needed, so none is started."""
 
 
-async def test_the_agents_of_four_nodes_and_a_restart_of_the_api_server() -> None:
+async def test_what_the_agents_of_four_nodes_ask_of_a_real_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "_CALM", 3.0)
     wanted = Namespace(
         nodes=4,
         each=2,
         start=0.0,
         idle=2.0,
-        outages=[0.0],
+        outages=[],
         spread=0.0,
         partitions=False,
         informers=False,
