@@ -238,17 +238,21 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _rights() -> Iterator[dict[str, Any]]:
-    """The ClusterRole of the manifests with DRA and the Node condition, and its binding."""
+    """The roles of the manifests with DRA and the Node condition, and their bindings."""
     root = Path(__file__).parents[2] / "k8s"
-    role, binding = yaml.safe_load_all((root / "rbac.yaml").read_text())
-    for name in ("dra", "node-condition"):
-        component = yaml.safe_load((root / f"components/{name}/kustomization.yaml").read_text())
-        for patch in component["patches"]:
-            if patch["target"]["kind"] == "ClusterRole":
-                role["rules"] += [one["value"] for one in yaml.safe_load(patch["patch"])]
-    binding["subjects"][0]["namespace"] = NAMESPACE
-    yield role
-    yield binding
+    found = [
+        one
+        for name in ("rbac.yaml", "components/dra/rbac.yaml")
+        for one in yaml.safe_load_all((root / name).read_text())
+    ]
+    component = yaml.safe_load((root / "components/node-condition/kustomization.yaml").read_text())
+    for patch in component["patches"]:
+        if patch["target"]["kind"] == "ClusterRole":
+            found[0]["rules"] += [one["value"] for one in yaml.safe_load(patch["patch"])]
+    for one in found:
+        for subject in one.get("subjects", ()):
+            subject["namespace"] = NAMESPACE
+    return iter(found)
 
 
 def _without(options: Iterable[str], *beginnings: str) -> list[str]:
