@@ -176,7 +176,7 @@ class Cluster:
         sandbox, config = self._sandbox, self._config
         containerd = self.run_dir / "containerd" / "containerd.sock"
         self._spawn("etcd", settings.etcd("/var/lib/etcd"))
-        self._spawn("containerd", ["containerd", "--config", f"{config}/containerd.toml"])
+        self._spawn("containerd", self._containerd())
         self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
         self._spawn("apiserver", settings.apiserver(config, self._audit_log))
         self._await("containerd", "listening", containerd.exists)
@@ -266,6 +266,21 @@ class Cluster:
     @property
     def kubelet_runs(self) -> bool:
         return self._state.processes["kubelet"].alive
+
+    # --- containerd -----------------------------------------------------------------------
+
+    def restart_containerd(self) -> None:
+        """As `systemctl restart containerd`: containers go on; return when it answers."""
+        self._sandbox.terminate(self._state.processes["containerd"], 10.0)
+        self._spawn("containerd", self._containerd())
+        self._await("containerd", "answering", self._containerd_answers)
+
+    def _containerd(self) -> list[str]:
+        return ["containerd", "--config", f"{self._config}/containerd.toml"]
+
+    def _containerd_answers(self) -> bool:
+        ctr = ("ctr", "--address", settings.CONTAINERD_SOCKET, "version")
+        return self.enter(*ctr, check=False).returncode == 0
 
     # --- the API server -------------------------------------------------------------------
 
