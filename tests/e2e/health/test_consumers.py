@@ -6,6 +6,8 @@ the two controllers: their tests are `long`, no part of CI, and fail where they 
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import shutil
 import subprocess
@@ -195,29 +197,36 @@ def test_no_new_pods_while_a_card_is_dead(node: Node, readiness: Path) -> None:
     shown(readiness, "Adding taint", "Removing taint")
 
 
+@contextlib.contextmanager
+def served(node: Node, api: str, *kinds: str) -> Iterator[None]:
+    """The API server has these kinds meanwhile, with any fields."""
+    group, _, version = api.partition("/")
+    names = [f"{kind.lower()}s.{group}" for kind in kinds]
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"openAPIV3Schema": anything}
+    fields = {"served": True, "storage": True, "subresources": {"status": {}}, "schema": schema}
+    for kind, name in zip(kinds, names, strict=True):
+        spec = {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": name.partition(".")[0]},
+            "versions": [{"name": version, **fields}],
+        }
+        crd = thing("CustomResourceDefinition", name, namespace="", spec=spec)
+        node.apply({**crd, "apiVersion": "apiextensions.k8s.io/v1"})
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    yield
+    node.kubectl("delete", "crd", *names, "--timeout=30s")
+
+
 @pytest.fixture
 def template(node: Node) -> Iterator[Thing]:
-    """A remediator that does nothing: the kinds that NodeHealthCheck takes and makes."""
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True}
-    kinds = ("NpuRemediation", "NpuRemediationTemplate")
-    for kind in kinds:
-        plural = f"{kind.lower()}s"
-        spec = {
-            "group": "remediation.test",
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural},
-            "versions": [{**version, "schema": {"openAPIV3Schema": anything}}],
-        }
-        crd = thing("CustomResourceDefinition", f"{plural}.remediation.test", namespace="")
-        node.apply({**crd, "apiVersion": "apiextensions.k8s.io/v1", "spec": spec})
-    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
-    made = {"apiVersion": "remediation.test/v1", "kind": kinds[1]}
+    """A remediator that does nothing: the kinds that health checks take and make."""
+    made = {"apiVersion": "remediation.test/v1", "kind": "NpuRemediationTemplate"}
     meta = {"name": "nothing", "namespace": NAMESPACE}
-    node.apply({**made, "metadata": meta, "spec": {"template": {"spec": {}}}})
-    yield {**made, **meta}
-    for kind in kinds:
-        node.kubectl("delete", "crd", f"{kind.lower()}s.remediation.test", "--timeout=30s")
+    with served(node, made["apiVersion"], "NpuRemediation", made["kind"]):
+        node.apply({**made, "metadata": meta, "spec": {"template": {"spec": {}}}})
+        yield {**made, **meta}
 
 
 @pytest.mark.long
@@ -237,25 +246,100 @@ def test_a_node_is_remediated_until_its_cards_are_well(
     assert [one["type"] for one in check["spec"]["unhealthyConditions"]] == [TYPE]
     check["spec"]["unhealthyConditions"][0]["duration"] = "3s"
     check["spec"]["remediationTemplate"] = template
-
-    def remediations() -> list[str]:
-        found = json.loads(node.kubectl("get", REMEDIATIONS, "-A", "-o", "json"))["items"]
-        return [one["metadata"]["name"] for one in found]
-
     program = files["node-healthcheck-operator"]
     arguments = ("--leader-elect=false", "--health-probe-bind-address=0")
     environment = {"DEPLOYMENT_NAMESPACE": NAMESPACE, "TMPDIR": str(tmp_path)}
     with running(node, program, *arguments, **environment) as log:
         node.apply(check)
-        node.fault("dead", "npu0")
-        acts = seconds(node, "a remediation", remediations, 2 * SOON)
-        assert remediations() == [node.name]
-        node.fault("ok", "npu0")
-        ends = seconds(node, "its end", lambda: not remediations(), 2 * RECOVERED)
-        print(f"fault to remediation {acts:.1f} s, 3 s of them asked for; from recovery {ends:.1f}")
+        remediated(node)
         shown(log, "matches unhealthy", "Creating a remediation", "deleted remediation")
         node.kubectl("delete", "nodehealthchecks", "--all", "--timeout=30s")
     node.kubectl("delete", "crd", "nodehealthchecks.remediation.medik8s.io", "--timeout=30s")
+
+
+def remediations(node: Node) -> list[str]:
+    """Of what remediations have been asked for."""
+    found = json.loads(node.kubectl("get", REMEDIATIONS, "-A", "-o", "json"))["items"]
+    return [one["metadata"]["name"] for one in found]
+
+
+def remediated(node: Node) -> None:
+    """A remediation is made at a fault of three seconds, and deleted when it is over."""
+    node.fault("dead", "npu0")
+    acts = seconds(node, "a remediation", lambda: remediations(node), 2 * SOON)
+    assert remediations(node) == [node.name]
+    node.fault("ok", "npu0")
+    ends = seconds(node, "its end", lambda: not remediations(node), 2 * RECOVERED)
+    print(f"fault to remediation {acts:.1f} s, 3 s of them asked for; from recovery {ends:.1f}")
+
+
+CLUSTER_API = "cluster.x-k8s.io/v1beta2"
+
+
+def machine(node: Node, labels: dict[str, str]) -> list[Thing]:
+    """What Cluster API's other controllers make of a cluster and its one Node."""
+    of = {"apiVersion": CLUSTER_API}
+    meta = {"name": "my-cluster", "namespace": NAMESPACE}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    conditions = [
+        {
+            "type": each,
+            "status": "True",
+            "reason": "Ready",
+            "message": "",
+            "lastTransitionTime": now,
+        }
+        for each in ("ControlPlaneInitialized", "InfrastructureReady")
+    ]
+    done = {"infrastructureProvisioned": True, "controlPlaneInitialized": True}
+    config = base64.b64encode(node.cluster.kubeconfig.read_bytes()).decode()
+    return [
+        thing("Secret", "my-cluster-kubeconfig", namespace=NAMESPACE, data={"value": config}),
+        {
+            **of,
+            "kind": "Cluster",
+            "metadata": meta,
+            "spec": {"controlPlaneEndpoint": {"host": "192.0.2.1", "port": 6443}},
+            "status": {"initialization": done, "conditions": conditions},
+        },
+        {
+            **of,
+            "kind": "Machine",
+            "metadata": {**meta, "name": node.name, "labels": labels},
+            "spec": {"clusterName": meta["name"]},
+            "status": {"nodeRef": {"name": node.name}},
+        },
+    ]
+
+
+@pytest.mark.long
+def test_a_machine_is_remediated_until_its_cards_are_well(node: Node, template: Thing) -> None:
+    """Cluster API's own controller of MachineHealthChecks."""
+    program = ensure_own(Path(__file__).parent / "mhc")
+    check = example("machine-health-check")
+    check["metadata"]["namespace"] = NAMESPACE
+    (asked,) = check["spec"]["checks"]["unhealthyNodeConditions"]
+    assert asked["type"] == TYPE
+    asked["timeoutSeconds"] = 3
+    check["spec"]["remediation"]["templateRef"] = {
+        key: template[key] for key in ("apiVersion", "kind", "name")
+    }
+    labels = {**check["spec"]["selector"]["matchLabels"]}
+    labels["cluster.x-k8s.io/cluster-name"] = check["spec"]["clusterName"]
+    with served(node, CLUSTER_API, "Cluster", "Machine", "MachineHealthCheck"):
+        for each in machine(node, labels):
+            node.apply(each)
+            if status := each.get("status"):
+                where = (each["kind"], each["metadata"]["name"], "-n", NAMESPACE)
+                patch = json.dumps({"status": status})
+                merge = ("--subresource=status", "--type=merge", "--patch", patch)
+                node.kubectl("patch", *where, *merge)
+        environment = {"KUBECONFIG": str(node.cluster.kubeconfig)}
+        with running(node, program, **environment) as log:
+            node.apply(check)
+            remediated(node)
+            shown(log, "failed health check", "remediation")
+    node.kubectl("delete", "secret", "my-cluster-kubeconfig", "-n", NAMESPACE)
 
 
 def test_nvsentinels_policy_says_unhealthy_while_a_card_is_dead(node: Node) -> None:
