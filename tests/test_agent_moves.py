@@ -157,6 +157,8 @@ async def test_a_card_that_a_pod_holds_follows_when_it_has_ended(moving: Moving)
         await moving.listed(*UUIDS)
         grant = await room.node.kubelet.allocate(NPU, 1)
         here = UUIDS.index(grant.ids[0])
+        # A Pod that ends before an answer has shown it is taken to start for a minute.
+        await until(lambda: agent.state().usages)
         moving.configure(DRA)
         await room.free(NAMES[1 - here])
         # Its Pod keeps it, and nobody else is given it: not by the next agent, either.
