@@ -13,12 +13,12 @@ import yaml
 
 from tests.e2e.node import PROJECT, Node
 
-EXAMPLES = PROJECT / "docs" / "examples" / "health"
+EXAMPLES = PROJECT / "k8s" / "examples" / "health"
 TYPE = "furiosa.ai/NPUReady"
 
 
 def example(name: str) -> Any:
-    """A file of docs/examples/health."""
+    """A file of k8s/examples/health."""
     return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
 
 

@@ -1,6 +1,6 @@
 """Who reads the Node condition: what they do at a fault, and that they stop when it is over.
 
-Each is what its users install, with its example of docs/examples/health. Not every Go proxy serves
+Each is what its users install, with its example of k8s/examples/health. Not every Go proxy serves
 the two controllers: their tests are `long`, no part of CI, and fail where they cannot be built.
 """
 
