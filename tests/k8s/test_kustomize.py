@@ -102,7 +102,12 @@ NFD_CLASS = {"feature.node.kubernetes.io/pci-1200_1ed2.present In true", AWAY}
         (["nodes-nfd"], [NFD]),
         (["nodes-nfd-class"], [NFD_CLASS]),
     ],
-    ids=str,
+    ids=(
+        "default",
+        "label",
+        "nfd",
+        "nfd-class",
+    ),  # each worker collects sets in an order of its own
 )
 def test_where_it_runs(components: list[str], wanted: list[set[str]], overlay: Overlay) -> None:
     assert terms(overlay(components)) == wanted
