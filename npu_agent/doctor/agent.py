@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from npu_agent.doctor.context import Context
 from npu_agent.doctor.sockets import owner
 from npu_agent.outputs.web.authorization import HOW
 from npu_agent.outputs.web.server import listen, listen_problem
-from npu_agent.outputs.web.tls import tls_files
+from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
 
 _LARGEST = 1 << 22
 
@@ -57,6 +58,8 @@ def probes(context: Context) -> Listener:
 async def lines(context: Context) -> Lines:
     yield "metrics.listen", _listener(context, pages(context))
     yield "metrics.probes", _listener(context, probes(context))
+    if files := tls_files(context.config.metrics.tls):
+        yield "metrics.tls", _certificate(context, files)
     found = await context.probe(report)
     for why in found.unready:
         remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
@@ -241,6 +244,19 @@ async def _listener(context: Context, at: Listener) -> Check:
         return wrong(detail, remedy, command)
     elsewhere_fine = "no matter for an agent in a Pod, which has ports of its own"
     return note(detail, f"{elsewhere_fine}; for one on this host itself: {remedy}")
+
+
+async def _certificate(context: Context, files: TlsFiles) -> Check:
+    """Read here: an agent whose clients need a certificate does not show its page to the doctor."""
+    try:
+        expires = await context.in_thread(lambda: check(files))
+    except RefusedError as error:
+        if context.in_pod:
+            return wrong(error.what, error.remedy, f"openssl x509 -noout -dates -in {files.cert}")
+        elsewhere = "no matter for an agent in a Pod, which has its own Secret"
+        return note(error.what, f"{elsewhere}: {error.remedy}")
+    days = (expires - time.time()) / 86_400
+    return ok(f"{files.cert} is good for {days:.0f} days more")
 
 
 async def _occupied(at: Listener) -> str:

@@ -34,7 +34,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "resource *": (*_SYS, *_KUBELET, "other plugins", "UUIDs", "odd *", "readiness"),
     "CDI directory": ("host root",),
     "NFD directory": ("host root",),
-    "metrics.listen": ("readiness",),
+    "metrics.listen": ("metrics.tls", "readiness"),
     "readiness": (*_KUBELET, "API server", "rights"),
     "rights": ("API server",),
     "Node": _ASKED,

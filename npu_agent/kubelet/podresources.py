@@ -117,10 +117,13 @@ class PodResources:
         self._now.set()
 
     def ask_soon(self) -> None:
-        """Asks when the kubelet knows of a container that was just given devices."""
-        if self._timer:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(SETTLED, self.ask)
+        """Asks when the kubelet knows of a container that was just given devices.
+
+        What is to be asked already is not put off: a Pod may live for hardly longer.
+        """
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() <= loop.time():
+            self._timer = loop.call_later(SETTLED, self.ask)
 
     async def run(self) -> None:
         last: bytes | None = None

@@ -7,13 +7,13 @@ word.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from npu_agent import simulator
-from npu_agent.config import AllocationConfig, LabelsConfig
+from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
 from npu_agent.doctor import examine
 from npu_agent.doctor.check import State
 from npu_agent.kubelet.pods import CHECKPOINT
@@ -126,6 +126,16 @@ def another_program(node: Node) -> None:
 async def no_agent_listens(node: Node) -> None:
     await node.probes.stop()
     await node.pages.stop()
+
+
+def certificate(path: str) -> Callable[[Node], Awaitable[None]]:
+    async def configured(node: Node) -> None:
+        await node.pages.stop()  # an agent without a good one does not listen there
+        metrics = node.context.config.metrics
+        none = TlsConfig(cert_file=path, key_file="/none/tls.key")
+        node.reconfigure(metrics=replace(metrics, tls=none))
+
+    return configured
 
 
 def plain_file_for_a_node(node: Node) -> None:
@@ -304,6 +314,12 @@ BREAKS: dict[str, Break] = {
         {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
         "192.0.2.1:9100",
         "no such address",
+    ),
+    "no certificate": Break(
+        certificate("/none/tls.crt"),
+        {"metrics.tls": State.WRONG, "metrics.listen": State.NOTE, "labels": State.UNKNOWN},
+        "/none/tls.crt is missing",
+        "mount the Secret",
     ),
     "no right to ask about clients' tokens": Break(
         lambda node: node.reconfigure(

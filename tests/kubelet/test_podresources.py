@@ -349,6 +349,23 @@ async def test_it_is_asked_again_a_second_after_a_grant(socket: Path) -> None:
         assert kubelet.node.reads == reads + 1
 
 
+async def test_one_grant_does_not_put_off_the_question_for_another(socket: Path) -> None:
+    """The Pod of the first one may have ended by then, and count as one that starts."""
+    async with polled(socket, PodResources(HELD)) as kubelet:
+        await kubelet.answer()
+        await asyncio.sleep(0.3)  # it has asked when it was started, too
+        reads = kubelet.node.reads
+
+        async def grants() -> None:
+            while True:
+                kubelet.pod_resources.ask_soon()
+                await asyncio.sleep(0.1)
+
+        granting = asyncio.create_task(grants())
+        await until(lambda: kubelet.node.reads > reads)
+        granting.cancel()
+
+
 async def test_what_the_kubelet_offers(socket: Path) -> None:
     with pytest.raises(UnavailableError, match="is missing"):
         await offered(socket)

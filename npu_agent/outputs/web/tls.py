@@ -118,6 +118,11 @@ def _load(
         raise
 
 
+def check(where: TlsFiles) -> float:
+    """When the certificate expires: seconds since 1970. May block."""
+    return _context(where, _contents(where)[0])[1]
+
+
 def _contents(where: TlsFiles) -> tuple[bytes, ...]:
     found = []
     for path in filter(None, where):
