@@ -184,6 +184,8 @@ class Allocation:
     just started does not list its Pods yet."""
     pod_uids: frozenset[str] = frozenset()
     """The Pods that the kubelet had for this device since it began."""
+    ran: bool = False
+    """Whether one of them was seen to run without being listed."""
 
     @property
     def holder(self) -> str:
@@ -320,6 +322,11 @@ class Ledger:
             if name in allocations:
                 continue
             orphaned = before.pod_uids.intersection(running) - back
+            unseen = not before.containers and asked_at >= before.since
+            if unseen and orphaned & pods.get(name, _NONE):
+                before = replace(before, ran=True)  # noqa: PLW2901
+            elif unseen and before.ran and not orphaned:  # it has ended, and was never listed
+                before = replace(before, kept_until=0.0)  # noqa: PLW2901
             left = before.after_absence(asked_at, HOLDER_ENDS if orphaned else SETTLED)
             if left:
                 allocations[name] = left

@@ -446,6 +446,25 @@ def outlived() -> Ledger:
     return ledger
 
 
+def test_a_pod_that_ends_before_it_is_listed_frees_its_cores() -> None:
+    """A kubelet 1.37 lists a Pod no more a second after its Allocate if it was deleted by then."""
+    ledger = Ledger().with_grant(NPU, offered(A), 100.0)
+    for at in (101.0, 102.0, 103.0):
+        ledger = noted(ledger, at=at)
+        assert all(against(ledger, A, cores=1).values())
+    ledger = noted(ledger, at=104.0, running=())
+    assert all(against(ledger, A, cores=1).values())
+    assert noted(ledger, at=104.0 + SETTLED, running=()) == Ledger()
+
+
+def test_the_pod_before_says_nothing_of_one_that_starts() -> None:
+    """The kubelet's notes still have it just after the grant."""
+    ledger = noted(Ledger().with_grant(NPU, offered(A), 100.0), at=100.5)
+    for at in (104.0, 106.0, 108.0):
+        ledger = noted(ledger, at=at, running=())
+    assert all(against(ledger, A, cores=1).values())
+
+
 def test_a_pod_that_was_deleted_by_force_has_time_to_end() -> None:
     """Its device is not unhealthy meanwhile: the kubelet would fail the next Pod."""
     ledger = noted(noted(Ledger(), pod("U0"), at=1.0), at=5.0)
