@@ -31,16 +31,11 @@ def runbook(language: str) -> str:
 
     english = parsed(DOCS)
     made = english if language == "en" else parsed(DOCS / language)
-    names = {
-        own: there
-        for ours, theirs in zip(made, english, strict=True)
-        for own, there in zip(_anchors(ours), _anchors(theirs), strict=False)
-    }
-    for name, ours, theirs in zip(_PAGES, made, english, strict=True):
-        if len(_anchors(ours)) != len(_anchors(theirs)):
-            raise ValueError(
-                f"docs/{language}/{name} has not the sections of docs/{name}: add them"
-            )
+    names: dict[str, str] = {}
+    for page, ours, theirs in zip(_PAGES, map(_anchors, made), map(_anchors, english), strict=True):
+        if len(ours) != len(theirs):
+            raise ValueError(f"docs/{language}/{page} lacks sections of docs/{page}: add them")
+        names |= zip(ours, theirs, strict=True)
     for tokens in made:
         _name_headings(tokens, names)
     anchors = {str(token.attrs["id"]) for tokens in made for token in tokens if "id" in token.attrs}

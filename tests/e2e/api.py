@@ -43,6 +43,13 @@ def is_policy(thing: dict[str, Any]) -> bool:
     return str(thing["kind"]).startswith("ValidatingAdmissionPolicy")
 
 
+def delete_dra(node: Node, rendered: list[dict[str, Any]]) -> None:
+    """Deletes what an overlay with the component dra has beyond k8s/ itself, and its policies."""
+    for made in rendered:
+        if is_policy(made) or made["kind"] == "DeviceClass" or "dra" in made["metadata"]["name"]:
+            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+
+
 def ask(
     node: Node,
     token: str,

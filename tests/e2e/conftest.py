@@ -11,6 +11,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.cluster import KUBELETS, RELEASE, Cluster, agent, workload
+from tests.e2e.api import SECRETS
 from tests.e2e.node import Node, started
 
 FAILED = pytest.StashKey[bool]()
@@ -110,6 +111,12 @@ def node(cluster: Cluster) -> Node:
     running = Node(cluster)
     running.deploy()
     return running
+
+
+@pytest.fixture
+def token(node: Node) -> str:
+    """The token that the kubelet has given the agent's Pod."""
+    return node.in_agent("cat", f"{SECRETS}/token")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Answer
-from tests.e2e.api import ACCOUNT, ADMIN, APPLY, MERGE, SECRETS, is_policy, overlay, refusal
+from tests.e2e.api import ACCOUNT, ADMIN, APPLY, MERGE, delete_dra, overlay, refusal
 from tests.e2e.doctor import checks
 from tests.e2e.dra.claims import claim_of, prepared, run, running, said, slices, verified
 from tests.e2e.manifests import (
@@ -62,16 +62,8 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
     node.kubectl("delete", "node", OTHER)
     node.kubectl("delete", "resourceslice", "theirs", "--ignore-not-found")
     node.kubectl("delete", "-n=default", "resourceclaim/theirs", f"resourceclaimtemplate/{ONE}")
-    for made in rendered:
-        if is_policy(made) or made["kind"] == "DeviceClass" or "dra" in made["metadata"]["name"]:
-            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+    delete_dra(node, rendered)
     node.deploy()
-
-
-@pytest.fixture
-def token(node: Node) -> str:
-    """The token that the kubelet has given the agent's Pod."""
-    return node.in_agent("cat", f"{SECRETS}/token")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.api import APPLY, MERGE, SECRETS, Asked, ask, is_policy, overlay, refusal
+from tests.e2e.api import APPLY, MERGE, Asked, ask, is_policy, overlay, refusal
 from tests.e2e.manifests import thing
 from tests.e2e.node import Node
 
@@ -165,12 +165,6 @@ def status(name: str, body: dict[str, Any], kind: str = STRATEGIC) -> Asked:
 
 def of_type(type_: str, status: str = "False", **more: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": type_, "status": status, **more}]}}
-
-
-@pytest.fixture
-def token(node: Node) -> str:
-    """The token that the kubelet has given the agent's Pod."""
-    return node.in_agent("cat", f"{SECRETS}/token")
 
 
 def test_the_policy_has_no_doubtful_expression(node: Node) -> None:

@@ -20,6 +20,7 @@ from tests.e2e.api import (
     SECRETS,
     Asked,
     ask,
+    delete_dra,
     is_policy,
     overlay,
     refusal,
@@ -66,16 +67,8 @@ def component(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     node.wait_for("the policies to be in force", in_force)
     yield
-    for made in rendered:
-        if is_policy(made) or made["kind"] == "DeviceClass" or "dra" in made["metadata"]["name"]:
-            node.kubectl("delete", made["kind"], made["metadata"]["name"])
+    delete_dra(node, rendered)
     node.deploy()
-
-
-@pytest.fixture
-def token(node: Node) -> str:
-    """The token that the kubelet has given the agent's Pod."""
-    return node.in_agent("cat", f"{SECRETS}/token")
 
 
 @pytest.fixture(scope="module")

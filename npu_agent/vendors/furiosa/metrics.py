@@ -28,11 +28,11 @@ def _metric(name: str, quantity: MetricSource, text: str, **values: Any) -> Metr
     )
 
 
-def _sensors(what: str, unit: str, kind: SensorKind, per_unit: int = 1) -> MetricName:
+def _sensors(name: str, unit: str, kind: SensorKind, per_unit: int = 1) -> MetricName:
     """The sensors of one kind; their values are divided by `per_unit`."""
     return MetricName(
-        name=f"furiosa_npu_hw_{what}",
-        help=f"The {what} in {unit}, by sensor (label).",
+        name=f"furiosa_npu_{name}",
+        help=f"The {kind.name.lower()} in {unit}, by sensor (label).",
         source=MetricSource.SENSORS,
         sensors=kind,
         per_unit=per_unit,
@@ -61,8 +61,8 @@ _BEFORE_SENSORS = (
     _metric("error", MetricSource.ERRORS, "Errors that the driver has counted, by kind (label)."),
 )
 _ELECTRIC = (
-    _sensors("voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE),
-    _sensors("current", "mA (thousandths of 1 A)", SensorKind.CURRENT),
+    _sensors("hw_voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE),
+    _sensors("hw_current", "mA (thousandths of 1 A)", SensorKind.CURRENT),
 )
 _AFTER_SENSORS = (
     _metric(
@@ -92,17 +92,6 @@ _AFTER_SENSORS = (
 """What both of the vendor's generations have, before and after the sensors."""
 
 
-def _measured(what: str, unit: str, kind: SensorKind, per_unit: int) -> MetricName:
-    """The sensors of one kind in a base unit, of which theirs is so small a part."""
-    return MetricName(
-        name=f"furiosa_npu_{what}_{unit}",
-        help=f"The {what} in {unit}, by sensor (label).",
-        source=MetricSource.SENSORS,
-        sensors=kind,
-        per_unit=per_unit,
-    )
-
-
 _BASE_UNITS = (
     _ALIVE,
     _metric("uptime_seconds", MetricSource.UPTIME, "Seconds since the firmware started."),
@@ -112,10 +101,10 @@ _BASE_UNITS = (
         "Errors that the driver has counted, by kind (label).",
         kind="counter",
     ),
-    _measured("temperature", "celsius", SensorKind.TEMPERATURE, 1_000),
-    _measured("power", "watts", SensorKind.POWER, 1_000_000),
-    _measured("voltage", "volts", SensorKind.VOLTAGE, 1_000),
-    _measured("current", "amperes", SensorKind.CURRENT, 1_000),
+    _sensors("temperature_celsius", "celsius", SensorKind.TEMPERATURE, 1_000),
+    _sensors("power_watts", "watts", SensorKind.POWER, 1_000_000),
+    _sensors("voltage_volts", "volts", SensorKind.VOLTAGE, 1_000),
+    _sensors("current_amperes", "amperes", SensorKind.CURRENT, 1_000),
     _metric(
         "core_utilization_ratio",
         MetricSource.UTILIZATION,
@@ -156,8 +145,8 @@ SCHEMAS: dict[str, MetricSchema] = {
         families=FAMILIES.keys(),
         metrics=(
             *_BEFORE_SENSORS,
-            _sensors("temperature", "m°C (thousandths of 1 °C)", SensorKind.TEMPERATURE),
-            _sensors("power", "µW (millionths of 1 W)", SensorKind.POWER),
+            _sensors("hw_temperature", "m°C (thousandths of 1 °C)", SensorKind.TEMPERATURE),
+            _sensors("hw_power", "µW (millionths of 1 W)", SensorKind.POWER),
             *_ELECTRIC,
             *_AFTER_SENSORS,
         ),
@@ -168,8 +157,8 @@ SCHEMAS: dict[str, MetricSchema] = {
         families=FAMILIES.keys(),
         metrics=(
             *_BEFORE_SENSORS,
-            _sensors("temperature", "°C", SensorKind.TEMPERATURE, 1_000),
-            _sensors("power", "W", SensorKind.POWER, 1_000_000),
+            _sensors("hw_temperature", "°C", SensorKind.TEMPERATURE, 1_000),
+            _sensors("hw_power", "W", SensorKind.POWER, 1_000_000),
             *_ELECTRIC,
             *_AFTER_SENSORS,
         ),
