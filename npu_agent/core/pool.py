@@ -118,7 +118,7 @@ class Marks:
     """What devices are tainted for, in addition to their health."""
 
     evict: bool = False
-    """Whether a sick card's Pods are to be evicted."""
+    """Whether an unhealthy card's Pods are to be evicted."""
     held: Callable[[Device], str | None] = lambda _: None
     """Why a device must not be allocated although nothing in the cluster says so; None: it may."""
     cordoned: Collection[str] = ()
