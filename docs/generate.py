@@ -33,7 +33,7 @@ from npu_agent.vendors.furiosa.metrics import SCHEMAS
 KEYS = tuple(keys_of(schema_of(REGISTRY)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
-HARDWARE = Path(__file__).parent / "hardware.md"
+HARDWARE = Path(__file__).parent / "dev/hardware.md"
 METRICS = Path(__file__).parent / "metrics.md"
 ALERTS = Path(__file__).parent / "alerts.md"
 
@@ -131,7 +131,7 @@ def base_units() -> str:
     for metric in SCHEMAS["prometheus"].metrics:
         theirs = vendors[metric.source, metric.sensors]
         same = "the same" if theirs == metric.name else f"`{theirs}`"
-        mark = "; RNGD: [unproven](hardware.md#unproven)" if metric.unproven else ""
+        mark = "; RNGD: [unproven](dev/hardware.md#unproven)" if metric.unproven else ""
         lines.append(f"| `{metric.name}` | {metric.kind} | {same} | {cell(metric.help)}{mark} |")
     return "\n".join(lines) + "\n"
 

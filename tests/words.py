@@ -2,7 +2,7 @@
 
 ``python -m tests.words``, a part of ``make lint``, searches the package (names, comments,
 docstrings, messages), the manifests and the English pages. The terms
-that each mean one thing everywhere are in docs/architecture.md.
+that each mean one thing everywhere are in docs/dev/architecture.md.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _SEARCHED = (
     "npu_agent/**/*.py",
     "npu_agent/**/*.js",
     "docs/*.md",
+    "docs/dev/*.md",
     "k8s/*.yaml",
     "k8s/components/**/*.yaml",
     "k8s/components/*.md",

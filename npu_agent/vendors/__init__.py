@@ -1,6 +1,6 @@
 """The vendors of cards: a folder for each, and its line below. Who puts parts together starts here.
 
-docs/add-a-vendor.md leads through a new one.
+docs/dev/add-a-vendor.md leads through a new one.
 """
 
 from __future__ import annotations

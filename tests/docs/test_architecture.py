@@ -1,4 +1,4 @@
-"""docs/architecture.md has every package and module of npu_agent, and no other."""
+"""docs/dev/architecture.md has every package and module of npu_agent, and no other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from .pages import ROOT, page
 
-PAGE = page("docs/architecture.md")
+PAGE = page("docs/dev/architecture.md")
 PACKAGE = ROOT / "npu_agent"
 
 

@@ -1,4 +1,4 @@
-"""docs/add-a-family.md works as it is written: its family finds and offers its cards."""
+"""docs/dev/add-a-family.md works as it is written: its family finds and offers its cards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.outputs.deviceplugin.helpers import devnames
 
 from .pages import ROOT, page
 
-PAGE = page("docs/add-a-family.md")
+PAGE = page("docs/dev/add-a-family.md")
 
 
 @pytest.fixture
 def family() -> Family:
     [code] = [code for language, code in PAGE.blocks if language == "python"]
     module = types.ModuleType("wren")
-    exec(compile(code, "docs/add-a-family.md", "exec"), module.__dict__)
+    exec(compile(code, "docs/dev/add-a-family.md", "exec"), module.__dict__)
     found = module.__dict__["FAMILY"]
     assert isinstance(found, Family)
     return found

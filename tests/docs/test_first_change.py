@@ -1,4 +1,4 @@
-"""docs/first-change.md works as it is written: its patches fit, its tests fail and then pass."""
+"""docs/dev/first-change.md works as written: its patches fit, its tests fail and then pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from .pages import ROOT, page
 from .typed import commands
 
-PAGE = page("docs/first-change.md")
+PAGE = page("docs/dev/first-change.md")
 LEFT_OUT = {
     "make demo": "tests/commands/test_demo.py runs the tour",
     "make lint test": "CI runs it",

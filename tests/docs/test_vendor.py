@@ -1,4 +1,4 @@
-"""docs/add-a-vendor.md works as it is written: one agent serves the cards of both vendors."""
+"""docs/dev/add-a-vendor.md works as it is written: one agent serves the cards of both vendors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.outputs.deviceplugin.helpers import short_directory
 
 from .pages import ROOT, page
 
-PAGE = page("docs/add-a-vendor.md")
+PAGE = page("docs/dev/add-a-vendor.md")
 
 RUN = '''
 import asyncio, json, sys, urllib.request

@@ -1,7 +1,7 @@
 """One resource's life at the kubelet: own it, serve it, register it, and again after each loss.
 
 The kubelet never dials again: after any loss only a new Register brings a resource back
-(docs/kubelet.md). At a rollout it has our devices before the agent before us ends
+(docs/dev/kubelet.md). At a rollout it has our devices before the agent before us ends
 (`Session._register_early`): a Pod that is admitted when it has none fails for good.
 """
 

@@ -1,7 +1,7 @@
 """What a card's driver shows: the files, links and device nodes of one moment, as plain values.
 
-Formats and names: facts about the real drivers (docs/hardware.md) and the public test trees of the
-vendor's `device-api` library, whose habits with the last newline are kept: some files have none.
+Formats and names: facts about the real drivers (docs/dev/hardware.md) and the public test trees of
+the vendor's `device-api` library, whose last newlines are kept: some files have none.
 Paths are relative to the root of the tree.
 
 Two things cannot be as on a real host:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unproven:
-    """A file whose format is not public; a table in docs/hardware.md is made from these."""
+    """A file whose format is not public; a table in docs/dev/hardware.md is made from these."""
 
     file: str
     known: str

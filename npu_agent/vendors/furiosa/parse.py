@@ -1,7 +1,7 @@
 """Parsers of what drivers write: text in, values out, no I/O.
 
-Formats: shared facts on hardware, repeated in docs/hardware.md. A driver may answer nothing, half a
-line, or bytes from nowhere: what does not fit is left out, and nothing here raises.
+Formats: docs/dev/hardware.md. A driver may answer nothing, half a line, or random bytes: what does
+not fit is left out, and nothing here raises.
 """
 
 from __future__ import annotations
