@@ -184,7 +184,7 @@ def test_common_options_go_before_and_after_the_command(
 def test_what_goes_on_until_a_signal_ends_well_by_it(
     root: Path, plugin_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """docs/commands.md: for these that is the end that they were started for."""
+    """docs/cli.md: for these that is the end that they were started for."""
     plugin_dir.mkdir()
     options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
     with started("run", *options) as agent, started("simulate", tmp_path / "other") as simulated:

@@ -264,7 +264,7 @@ def _doctor(parser: Parser) -> None:
     """Check what the agent needs, here and in the cluster.
 
     Changes nothing, and says first what to fix, in which order and how. The exit
-    code is 1 if something is wrong. docs/doctor.md has every line.
+    code is 1 if something is wrong. docs/cli.md has more.
 
     It takes the options of `npu-agent run`, too.
 
@@ -431,7 +431,7 @@ def _demo(parser: Parser) -> None:
 def _completion(parser: Parser) -> None:
     """Completion of commands and options for bash, zsh or fish.
 
-    Prints a script for the shell. docs/commands.md says where to put it.
+    Prints a script for the shell. docs/cli.md says where to put it.
 
     Examples:
       npu-agent completion bash > /etc/bash_completion.d/npu-agent
