@@ -34,14 +34,13 @@ TYPED = {
     ("docs/install.md", "The Secret with Helm"): _PAGES + "test_a_password_with_helm",
     ("docs/install.md", "The Secret with kustomize"): _PAGES + "test_a_password_with_kustomize",
     ("docs/install.md", "The Secret with one file"): _PAGES + "test_a_password_with_one_file",
-    ("docs/dra.md", "Install"): _PAGES + "test_claims_and_away_again",
-    ("docs/dra.md", "Back, and away"): _PAGES + "test_claims_and_away_again",
+    ("docs/dra.md", "Enable DRA"): _PAGES + "test_claims_and_away_again",
+    ("docs/dra.md", "Remove DRA"): _PAGES + "test_claims_and_away_again",
     ("docs/migration.md", "From the charts"): _VENDORS + "test_from_the_charts_and_back",
     ("docs/migration.md", "Back to the charts"): _VENDORS + "test_from_the_charts_and_back",
     ("docs/migration.md", "From the manifests"): _VENDORS + "test_from_the_manifests_and_back",
     ("docs/migration.md", "Back to the manifests"): _VENDORS + "test_from_the_manifests_and_back",
-    ("docs/migration.md", "Moving a node from the device plugin to DRA"): _PAGES
-    + "test_moving_a_node",
+    ("docs/dra.md", "Move a node to DRA and back"): _PAGES + "test_moving_a_node",
 }
 """The test that types the commands below a heading of a page."""
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"

@@ -245,7 +245,7 @@ def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
 
 
 def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) -> None:
-    page = (PROJECT / "docs" / "dra.md").read_text()
+    page = (PROJECT / "docs" / "dra-reference.md").read_text()
     (block,) = re.findall(r"^```cel\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
     described = rngd(0)
     described["attributes"] |= {

@@ -232,7 +232,7 @@ def test_the_kubelet_restarts_while_its_node_is_between_the_two(node: Node) -> N
     """With Pods that have claims of their own beside those of the device plugin.
 
     Not with old Pods that have theirs by claims: a kubelet 1.36 that starts counts these against
-    the device plugin's cards, and ends the Pods for which it then finds none (docs/migration.md).
+    the device plugin's cards, and ends the Pods for which it then finds none (docs/dra.md).
     """
     run(node, small("claims"))
     with watched(node):

@@ -22,9 +22,9 @@ from tests.e2e.journey.registry import PRIVATE, Registry
 from tests.e2e.journey.steps import Journey
 from tests.e2e.node import NAMESPACE, OURS, PROJECT, SOON
 
-INSTALL, DRA, MIGRATION = "docs/install.md", "docs/dra.md", "docs/migration.md"
+INSTALL, DRA = "docs/install.md", "docs/dra.md"
 PLATFORMS, SCHEDULING = "docs/platforms.md", "docs/scheduling.md"
-MOVING = "Moving a node from the device plugin to DRA"
+MOVING = "Move a node to DRA and back"
 IMAGE = f"{PRIVATE}/npu-agent:{__version__}"
 COUNT = "beta.furiosa.ai/npu.count"
 OWN = "npu-system"
@@ -188,7 +188,7 @@ def test_claims_and_away_again(reader: Reader) -> None:
     node = reader.node
     reader.types(reader.blocks("README.md", "Install")[0])
     serves(node)
-    upgrade, look = reader.blocks(DRA, "Install")
+    upgrade, look = reader.blocks(DRA, "Enable DRA")
     reader.types(upgrade)
     node.rolled_out()
     assert node.agent_pods()[0]["spec"]["containers"][0]["image"] == IMAGE
@@ -198,7 +198,7 @@ def test_claims_and_away_again(reader: Reader) -> None:
     example = str(PROJECT / "docs/examples/dra/one-card.yaml")
     node.kubectl("delete", "--ignore-not-found", "--filename", example)
     reader.types(reader.blocks(INSTALL, "Uninstall")[0])
-    (away,) = reader.blocks(DRA, "Back, and away")
+    (away,) = reader.blocks(DRA, "Remove DRA")
     reader.types(away)
     assert not node.objects("resourceslice")
     reader.check()
@@ -207,8 +207,8 @@ def test_claims_and_away_again(reader: Reader) -> None:
 def test_moving_a_node(reader: Reader) -> None:
     node = reader.node
     reader.blocks(INSTALL, "Three ways to install")
-    reader.blocks(DRA, "Install")
-    (move,) = reader.blocks(MIGRATION, MOVING)
+    reader.blocks(DRA, "Enable DRA")
+    (move,) = reader.blocks(DRA, MOVING)
     kustomization = yaml.safe_load(reader.overlay.read_text())
 
     def configure(config: str) -> None:
@@ -222,7 +222,7 @@ def test_moving_a_node(reader: Reader) -> None:
     configure("allocation: {api: device-plugin}")
     reader.types("kubectl apply -k ../my-cluster/")
     serves(node, OWN)
-    lines, _ = page(MIGRATION).below(MOVING)
+    lines, _ = page(DRA).below(MOVING)
     configure(lines[1].replace("NODE", node.name))
     reader.types(move)
 
