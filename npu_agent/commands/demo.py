@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from grpclib.exceptions import GRPCError
-
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent, Host
 from npu_agent.commands import FAILED, CommandError
@@ -27,6 +25,7 @@ from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
 from npu_agent.core.vendor_spec import LabelSource, MetricSource
+from npu_agent.kubelet.rpc import GRPCError
 from npu_agent.outputs.labels import nfd
 from npu_agent.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
 from npu_agent.simulator.pluginmanager import PrepareError

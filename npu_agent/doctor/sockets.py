@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
 from npu_agent.core.trouble import Trouble, TroubleKind, kind_of
 from npu_agent.doctor.check import KUBELET, SUDO, Check, Lines, Unknown, ok, unknown, wrong
 from npu_agent.doctor.context import Context
@@ -20,7 +18,7 @@ from npu_agent.doctor.directories import Directory, directory, writable
 from npu_agent.files import regular
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
-from npu_agent.kubelet.rpc import ask
+from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
 from npu_agent.text import reason
 
 _OURS = "-[0-9a-f]{8}[.]sock"
@@ -140,7 +138,7 @@ async def _is_plugin(path: Path, deadline: float) -> bool:
     try:
         async with asyncio.timeout(deadline):
             await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions")
-    except (OSError, ValueError, GRPCError, ProtocolError, StreamTerminatedError):
+    except (*UNANSWERED, ValueError, GRPCError):
         return False
     return True
 

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import SETTLED, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode
 from npu_agent.kubelet.pods import Pods
-from npu_agent.kubelet.rpc import ask
+from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
 from npu_agent.logs import Reporter, logger
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
@@ -175,7 +173,7 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
         raise UnavailableError(f"{socket}: no answer within {deadline:g} s") from None
     except GRPCError as error:
         raise UnavailableError(f"{socket}: {error.status.name}: {error.message}") from error
-    except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
+    except (*UNANSWERED, ValueError) as error:
         raise UnavailableError(f"{socket}: {reason(error)}") from error
     if message is None:  # an empty list comes as an empty message
         raise UnavailableError(f"{socket}: the call ended without an answer")

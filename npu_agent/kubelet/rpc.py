@@ -1,4 +1,7 @@
-"""What grpclib lacks: a server that can be closed, and calls without side effects.
+"""gRPC for the rest of the agent: nothing else imports grpclib (a contract in pyproject.toml).
+
+The messages that betterproto generates are the one exception: their service classes are grpclib's.
+Here is also what it lacks: a server that can be closed, and calls without side effects.
 
 All that the agent uses of grpclib's private parts is here, because there is no public way:
 
@@ -22,22 +25,43 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from grpclib.client import Channel
-from grpclib.const import Cardinality, Status
-from grpclib.exceptions import GRPCError
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
-from grpclib.server import Server
+from grpclib.server import Server, Stream
 
 from npu_agent import files
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 
 if TYPE_CHECKING:
-    from grpclib import server
     from grpclib._typing import IServable
+
+__all__ = [
+    "UNANSWERED",
+    "Cardinality",
+    "Channel",
+    "Encoded",
+    "GRPCError",
+    "Handler",
+    "Status",
+    "Stream",
+    "UnixChannel",
+    "UnixServer",
+    "apart",
+    "ask",
+    "count_call",
+    "receive_request",
+    "sweep",
+    "wait_drained",
+]
 
 log = logger(__name__)
 
 T = TypeVar("T")
+
+UNANSWERED = (OSError, ProtocolError, StreamTerminatedError)
+"""What a call raises if nothing is there, or no server, or one that ended during the call."""
 
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
@@ -89,9 +113,8 @@ async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
         The encoded answer; None if the call ends without one.
 
     Raises:
-        OSError: no server can be reached there.
+        UNANSWERED: no server is there, or it ended during the call.
         GRPCError: the server refuses.
-        ProtocolError, StreamTerminatedError: it is no server, or it ended during the call.
         ValueError: the answer is compressed, or ends early.
     """
     return await apart(_ask(path, method, request))
@@ -123,7 +146,7 @@ class UnixChannel(Channel):
         return protocol
 
 
-async def receive_request(stream: server.Stream[T, Encoded]) -> T:
+async def receive_request(stream: Stream[T, Encoded]) -> T:
     """The request of a call that a handler has to answer.
 
     Raises:

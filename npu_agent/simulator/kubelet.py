@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grpclib.client import Channel
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixChannel, UnixServer
+from npu_agent.kubelet.rpc import (
+    UNANSWERED,
+    Channel,
+    GRPCError,
+    Status,
+    UnixChannel,
+    UnixServer,
+)
 from npu_agent.kubelet.wire import v1 as pods
 from npu_agent.kubelet.wire import v1beta1 as wire
 
@@ -214,7 +217,7 @@ class StandInKubelet(wire.RegistrationBase):
         try:
             # The real one does this inside Register, before it answers: so here too.
             await _greet(channel, twice=self.several and request.endpoint in connected)
-        except (GRPCError, OSError, ProtocolError, StreamTerminatedError) as error:
+        except (*UNANSWERED, GRPCError) as error:
             clients.pop(request.endpoint) if self.several else clients.clear()
             channel.close()
             raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
@@ -235,7 +238,7 @@ class StandInKubelet(wire.RegistrationBase):
                 known = self.plugins.value[resource]
                 devices = tuple((device.id, device.health) for device in message.devices)
                 self._know(resource, replace(known, devices=devices, messages=known.messages + 1))
-        except (GRPCError, OSError, ProtocolError, StreamTerminatedError):
+        except (*UNANSWERED, GRPCError):
             pass  # an end like any other: the plugin has gone
         finally:
             channel.close()

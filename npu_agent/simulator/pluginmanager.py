@@ -16,12 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpclib.client import Channel
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
 from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixChannel, apart
+from npu_agent.kubelet.rpc import UNANSWERED, Channel, GRPCError, UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
 
@@ -32,7 +29,7 @@ _STREAM_AGAIN = 5.0
 _RETRY = 0.5
 """Seconds until a registration that failed is tried again; the real one waits longer each time."""
 
-_LOST = (GRPCError, OSError, ProtocolError, StreamTerminatedError)
+_LOST = (*UNANSWERED, GRPCError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

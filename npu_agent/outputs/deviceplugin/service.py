@@ -12,16 +12,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError
-from grpclib.server import Stream
-
 from npu_agent.core import preferred_allocation
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, count_call, receive_request
+from npu_agent.kubelet.rpc import (
+    Cardinality,
+    Encoded,
+    GRPCError,
+    Handler,
+    Status,
+    Stream,
+    count_call,
+    receive_request,
+)
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin import encode

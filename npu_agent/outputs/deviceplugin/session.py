@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
 from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core.counts import Counts
@@ -29,7 +27,7 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.registration import Standing
-from npu_agent.kubelet.rpc import UnixServer, ask, sweep, wait_drained
+from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, UnixServer, ask, sweep, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices, options
@@ -215,7 +213,7 @@ class Session:
                     trouble = await self._register(endpoint)
                     if not trouble and await self._fail_to_register(endpoint):
                         self._early = endpoint, stack.pop_all()
-            except (OSError, ValueError, ProtocolError, StreamTerminatedError) as error:
+            except (*UNANSWERED, ValueError) as error:
                 trouble = text.reason(error)
             if trouble:
                 log.info(
@@ -330,7 +328,7 @@ class Session:
             return f"the kubelet does not answer Register within {self.timing.register:g} s"
         except ValueError as error:
             return f"the kubelet does not answer as it should: {error}"
-        except (OSError, ProtocolError, StreamTerminatedError) as error:
+        except UNANSWERED as error:
             return f"the kubelet does not answer: {text.reason(error)}"
         connect = self.timing.connect
         try:

@@ -12,14 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError
-from grpclib.server import Stream
-
 from npu_agent.core.claim import ClaimRef, PreparedResult, is_uid
 from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import Encoded, count_call, receive_request
+from npu_agent.kubelet.rpc import (
+    Cardinality,
+    Encoded,
+    GRPCError,
+    Handler,
+    Status,
+    Stream,
+    count_call,
+    receive_request,
+)
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
