@@ -26,6 +26,7 @@ from tests.e2e.node import NAMESPACE, PROJECT
 
 PLATFORMS = "docs/platforms.md"
 PODS = "docs/pods.md"
+NAMES = ("furiosa.ai/rngd: 1", "beta.furiosa.ai/npu: 1")
 IMAGE = f"docker.io/library/npu-agent:{__version__}"
 LABEL = "npu-agent/simulated"
 EXAMPLE = str(PROJECT / "docs/examples/dra/one-card.yaml")
@@ -96,15 +97,16 @@ def test_by_the_component_with_other_cards(loaded: Journey, tmp_path: Path) -> N
 
 
 def test_the_pods_of_the_page(loaded: Journey) -> None:
-    """docs/pods.md: by both names, and by claim as its example file has it."""
+    """docs/pods.md: by both names that it says to write, and by claim as its example file has it."""
     node = loaded
     config = {"resources": [{"name": "furiosa.ai/rngd", "family": "rngd"}]}
     values = {"simulate": "warboy=1,rngd=1", "config": config}
     node.helm("install", *RELEASED, CHART[0], "--set-json", json.dumps(values), "--wait")
     node.wait_allocatable(1)
     node.wait_allocatable(1, resource="furiosa.ai/rngd")
-    for _, manifest in page(PODS).below("Ask by a resource name"):
-        node.apply(manifest)
+    ((_, manifest),) = page(PODS).below("Ask by a resource name")
+    node.apply(manifest)
+    node.apply(manifest.replace("with-rngd", "with-npu").replace(*NAMES))
     assert "NPU_DEVNAME=npu1pe0-3,npu1pe4-7" in node.finished("with-rngd")
     assert "NPU_DEVNAME=npu0pe0-1" in node.finished("with-npu")
 
