@@ -97,7 +97,7 @@ def test_by_the_component_with_other_cards(loaded: Journey, tmp_path: Path) -> N
 
 
 def test_the_pods_of_the_page(loaded: Journey) -> None:
-    """docs/pods.md: by both names that it says to write, and by claim as its example file has it."""
+    """docs/pods.md: by both names that it says to write, and by claim as its example has it."""
     node = loaded
     config = {"resources": [{"name": "furiosa.ai/rngd", "family": "rngd"}]}
     values = {"simulate": "warboy=1,rngd=1", "config": config}
