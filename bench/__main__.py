@@ -1,21 +1,20 @@
 """Measures the agent as a kubelet, a Prometheus and a node see it, each figure beside its target.
 
 The agent runs as a process of its own on simulated cards, with everything on. The kubelet is the
-stand-in of the simulator, the API server one of `bench.apiserver`.
+stand-in of the simulator, the API server one of `bench.apiserver`. A run of everything is written
+into docs/benchmarks.md and the READMEs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, packing, pages, plugin, soak, view
+from bench import claims, hour, idle, packing, pages, plugin, report, soak, view
 from bench.figure import HEADER, Figure
 from bench.fleet import run
-from npu_agent import __version__
 
 
 async def main() -> None:
@@ -45,20 +44,20 @@ async def main() -> None:
     of_view = what.add_parser("view", help="instead: `kubectl npu` for a large cluster; root")
     of_view.add_argument("--nodes", type=int, default=1000, metavar="COUNT", help="default: 1000")
     wanted = parser.parse_args()
-    load = os.getloadavg()[0]
-    print(
-        f"npu-agent {__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, "
-        f"8 simulated cards; load at the start {load:.1f}\n"
-    )
-    print(HEADER)
+    run_of = report.conditions()
+    print(run_of, HEADER, sep="\n\n")
     if wanted.what == "view":
         figures = view.view(wanted.nodes)
     elif wanted.hour:
         figures = hour.hour(wanted.hour)
     else:
         figures = soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle)
+    seen = []
     async for one in figures:
         print(one, flush=True)
+        seen.append(one)
+    if not (wanted.what or wanted.hour or wanted.soak):
+        report.write(run_of, seen)
 
 
 async def everything(seconds: float) -> AsyncIterator[Figure]:

@@ -16,13 +16,13 @@ class Figure:
     target: str = ""
 
     def __str__(self) -> str:
-        return f"| {self.what:64} | {self.target:19} | {self.measured:20} |"
+        return f"| {self.what:64} | {self.target:21} | {self.measured:33} |"
 
 
 HEADER = "\n".join(
     (
         str(Figure("figure", "measured", "target")),
-        f"|{'-' * 66}|{'-' * 21}|{'-' * 22}|",
+        f"|{'-' * 66}|{'-' * 23}|{'-' * 35}|",
     )
 )
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, POLL, RESOURCE, Process, answers, free_port, program, running
-from bench.scraper import PROMETHEUS, TEXT, scrape
+from bench.scraper import PROMETHEUS, scrape
 from npu_agent import simulator
 from tests.until import until
 
 EXPORTER = "prometheus-node-exporter"
 TIMES = 2000
-WAYS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("as text", TEXT),
-    ("OpenMetrics, gzip", PROMETHEUS),
-)
 
 
 async def scrapes() -> AsyncIterator[Figure]:
@@ -30,42 +28,30 @@ async def scrapes() -> AsyncIterator[Figure]:
         for number in range(8):
             await agent.kubelet.allocate(RESOURCE, 1, pod=f"pod-{number}")
         await asyncio.sleep(7)  # until the page names the Pods
-        for way, headers in WAYS:
-            for scrapers in (1, 8):
-                target = "p50 <= 3 ms" if scrapers == 1 else ""
-                async for figure in costs(agent, agent.port, "/metrics", way, headers, scrapers):
-                    yield Figure(figure.what, figure.measured, target)
-                    target = ""
+        page = partial(costs, agent, agent.port)
+        yield Figure("/metrics, p50 / p99; CPU", await page("/metrics"), "p50 <= 3 ms")
+        yield Figure("/metrics, 8 scrapers, p50 / p99; CPU", await page("/metrics", scrapers=8))
         taken = await asyncio.to_thread(scrape, agent.port, "/metrics", PROMETHEUS, 1, 20, 1.1)
         yield Figure(
-            "a scrape each 1.1 s, when the agent's own part is due: p50 / max",
+            "/metrics once every 1.1 s, p50 / max",
             f"{1000 * sorted(taken)[10]:.2f} / {1000 * max(taken):.2f} ms",
         )
-        async for figure in costs(agent, agent.port, "/", "gzip", PROMETHEUS, 1):
-            yield figure
+        yield Figure("/, p50 / p99; CPU", await page("/"))
         await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "hang")
         await agent.until_healthy(7)
-        target = "no slower"
-        async for figure in costs(
-            agent, agent.port, "/metrics", "gzip, one card hangs", PROMETHEUS, 1
-        ):
-            yield Figure(figure.what, figure.measured, target)
-            target = ""
+        what = "/metrics, one card hangs, p50 / p99; CPU"
+        yield Figure(what, await page("/metrics"), "no slower")
     async for figure in exporter():
         yield figure
 
 
-async def costs(
-    process: Process, port: int, path: str, way: str, headers: Mapping[str, str], scrapers: int
-) -> AsyncIterator[Figure]:
+async def costs(process: Process, port: int, path: str, scrapers: int = 1) -> str:
     """How long an answer takes, and how much CPU time."""
-    await asyncio.to_thread(scrape, port, path, headers, scrapers, 20)
+    await asyncio.to_thread(scrape, port, path, PROMETHEUS, scrapers, 20)
     cpu = process.spent().cpu
-    taken = await asyncio.to_thread(scrape, port, path, headers, scrapers, TIMES // scrapers)
+    taken = await asyncio.to_thread(scrape, port, path, PROMETHEUS, scrapers, TIMES // scrapers)
     cpu = 1000 * (process.spent().cpu - cpu) / len(taken)
-    what = f"{path}, {way}" + (f", {scrapers} scrapers" if scrapers > 1 else "")
-    yield Figure(f"{what}: p50 / p99", quantiles(taken))
-    yield Figure(f"{what}: CPU each", f"{cpu:.2f} ms")
+    return f"{quantiles(taken)}; {cpu:.2f} ms"
 
 
 async def exporter() -> AsyncIterator[Figure]:
@@ -75,14 +61,22 @@ async def exporter() -> AsyncIterator[Figure]:
         if found is None:
             yield Figure(f"{EXPORTER}: not on this machine, and not to be had by apt", "")
             return
+        name = f"node_exporter {await asyncio.to_thread(version, found)}"
         port = free_port()
         with program(str(found), f"--web.listen-address=127.0.0.1:{port}") as process:
             await until(lambda: answers(port), interval=POLL)
-            for way, headers in WAYS:
-                async for figure in costs(process, port, "/metrics", way, headers, 1):
-                    yield Figure(f"{EXPORTER} {figure.what}", figure.measured)
-            memory = f"{process.memory() / 1024:.1f} MiB"
-            yield Figure(f"{EXPORTER}: resident memory", memory)
+            taken = await costs(process, port, "/metrics")
+            yield Figure(f"{name}: /metrics, p50 / p99; CPU", taken)
+            yield Figure(f"{name}: resident memory", f"{process.memory() / 1024:.1f} MiB")
+
+
+def version(exporter: Path) -> str:
+    """``1.5.0``."""
+    said = subprocess.check_output(
+        (exporter, "--version"), stderr=subprocess.STDOUT, text=True, timeout=DEADLINE
+    )
+    found = re.search(r"version (\S+)", said)
+    return found[1] if found else said.strip()
 
 
 def node_exporter(directory: Path) -> Path | None:

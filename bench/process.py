@@ -50,11 +50,9 @@ class Spent:
     """Seconds on a CPU, of all threads that are there now."""
     loop: int
     """How often its first thread, on which the event loop runs, went to sleep: as often it woke."""
-    threads: int
-    """The same of all its threads."""
 
     def __sub__(self, before: Spent) -> Spent:
-        return Spent(self.cpu - before.cpu, self.loop - before.loop, self.threads - before.threads)
+        return Spent(self.cpu - before.cpu, self.loop - before.loop)
 
 
 @dataclass(frozen=True)
@@ -91,15 +89,13 @@ class Process:
 
     def spent(self) -> Spent:
         """What it has used so far, by figures that are finer than the ticks of /proc/PID/stat."""
-        cpu = loop = threads = 0
+        cpu = loop = 0
         for thread in Path(f"/proc/{self.popen.pid}/task").iterdir():
             with suppress(OSError):  # one that has ended meanwhile
                 cpu += int((thread / "schedstat").read_text().split()[0])
-                slept = _value((thread / "status").read_text(), "voluntary_ctxt_switches:")
-                threads += slept
                 if int(thread.name) == self.popen.pid:
-                    loop = slept
-        return Spent(cpu / 1e9, loop, threads)
+                    loop = _value((thread / "status").read_text(), "voluntary_ctxt_switches:")
+        return Spent(cpu / 1e9, loop)
 
     def stop(self) -> float:
         """Seconds from SIGTERM to the exit."""

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from bench import report
+
 from .pages import ROOT, Page, page
 
 ENGLISH = page("README.md")
@@ -34,23 +36,15 @@ def test_both_lead_to_the_same_places(other: Page) -> None:
     assert places(ENGLISH.links) == places(other.links)
 
 
-def rows(text: str, heading: str) -> dict[str, str]:
-    """First and last cell of each row of the first table with this header row."""
-    table = text.partition(f"{heading}\n|")[2].partition("\n\n")[0].splitlines()[1:]
-    cells = [row.strip("| ").split(" | ") for row in table]
-    return {row[0]: row[-1] for row in cells}
-
-
-def test_the_table_is_a_few_rows_of_one_run() -> None:
-    shown = rows(ENGLISH.text, "| figure | measured |")
-    assert 0 < len(shown) <= 4
-    [date] = re.findall(r"measured on ([\d-]+)", ENGLISH.text)
-    runs = re.split(r"measured on (?=\d)", BENCHMARKS.text)[1:]
-    assert any(
-        run.startswith(date)
-        and shown.items() <= rows(run, "| figure | target | measured |").items()
-        for run in runs
-    )
+@pytest.mark.parametrize("one", [ENGLISH, KOREAN, JAPANESE], ids=["en", "ko", "ja"])
+def test_the_figures_are_those_of_the_benchmarks(one: Page) -> None:
+    """`make bench` writes both."""
+    [run] = re.findall(rf"{re.escape(report.BEGIN)}\n([\d-]+): ", BENCHMARKS.text)
+    rows = [row.strip("| ").split("|") for row in BENCHMARKS.text.splitlines()]
+    figures = {row[0].strip(): row[-1].strip() for row in rows if len(row) == 3}
+    shown = dict(re.findall(r"<!-- (.+?) -->(.+?) \|", one.text))
+    assert len(shown) == 5
+    assert shown.items() <= {report.DATE: run, **figures}.items()
 
 
 def test_the_one_file_is_installed_with_the_image_of_ones_own() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,25 +31,6 @@ def test_the_tests_that_are_named_exist() -> None:
     for name in set(TYPED.values()):
         file, _, test = name.partition("::")
         assert f"def {test}(" in (ROOT / file).read_text(), name
-
-
-def test_the_host_of_the_readme(tmp_path: Path) -> None:
-    (shown,) = [
-        code for of in PAGES[:1] for heading, _, code in blocks(of) if heading == "Commands"
-    ]
-    printed = ""
-    for command in commands("console", shown):
-        words = command.replace("/tmp/host", str(tmp_path / "host")).split()
-        assert words.pop(0) == "npu-agent"
-        done = subprocess.run(
-            [sys.executable, "-m", "npu_agent", *words], capture_output=True, text=True, check=True
-        )
-        printed = done.stdout
-    # Sensors differ from reading to reading.
-    steady = re.compile(r"\d+°C|\d+\.\d+ W")
-    assert steady.sub("~", printed) == steady.sub(
-        "~", "".join(line + "\n" for line in shown.splitlines() if not line.startswith("$"))
-    )
 
 
 def test_the_command_that_removes_labels_knows_each_key_of_ours() -> None:

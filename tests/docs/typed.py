@@ -20,7 +20,6 @@ _VENDORS = "tests/e2e/journey/test_vendors.py::"
 _SIMULATED = "tests/e2e/simulated/test_cards.py::"
 TYPED = {
     ("README.md", "Install"): _PAGES + "test_the_readme",
-    ("README.md", "Commands"): "tests/docs/test_typed.py::test_the_host_of_the_readme",
     ("docs/install.md", "Three ways to install"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/platforms.md", "Count the NPUs"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/platforms.md", "kind"): _SIMULATED + "test_the_quick_start",
@@ -46,7 +45,6 @@ TYPED = {
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
-    ("README.md", "On your own machine"): "tests/packaging installs wheel and binary",
     ("docs/platforms.md", "k3s"): ELSEWHERE,
     ("docs/platforms.md", "OpenShift"): ELSEWHERE,
 }
