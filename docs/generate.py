@@ -1,8 +1,8 @@
 """Writes what is derived: `make docs`.
 
 From the code, each between two marks: the reference of the configuration's keys in
-configuration.md, in hardware.md the files that are read by a guess, in alerts.md what to do
-about an unhealthy card, and in metrics.md the metrics by Prometheus' conventions.
+configuration.md, in hardware.md the files that are read by a guess, and in alerts.md what to do
+about an unhealthy card.
 From the chart's values.yaml, the tables of its README (docs/chart.py).
 From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
 says that the English page is newer (docs/translations.py).
@@ -34,7 +34,6 @@ KEYS = tuple(keys_of(schema_of(REGISTRY)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "dev/hardware.md"
-METRICS = Path(__file__).parent / "metrics.md"
 ALERTS = Path(__file__).parent / "alerts.md"
 
 
@@ -119,23 +118,6 @@ def causes() -> str:
     return "\n".join(lines) + "\n"
 
 
-def base_units() -> str:
-    """The table of the metrics by Prometheus' conventions, with the vendor's names, in Markdown."""
-    vendors = {
-        (metric.source, metric.sensors): metric.name
-        for name, schema in SCHEMAS.items()
-        if name != "prometheus"
-        for metric in schema.metrics
-    }
-    lines = ["| metric | type | the vendor's name | meaning |", "|---|---|---|---|"]
-    for metric in SCHEMAS["prometheus"].metrics:
-        theirs = vendors[metric.source, metric.sensors]
-        same = "the same" if theirs == metric.name else f"`{theirs}`"
-        mark = "; RNGD: [unproven](dev/hardware.md#unproven)" if metric.unproven else ""
-        lines.append(f"| `{metric.name}` | {metric.kind} | {same} | {cell(metric.help)}{mark} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -157,11 +139,6 @@ def main() -> int:
             ALERTS,
             "the table of advice says",
             lambda: current(ALERTS, "npu_agent/core/advice.py", causes()),
-        ),
-        (
-            METRICS,
-            "the schema says",
-            lambda: current(METRICS, "npu_agent/vendors/furiosa/metrics.py", base_units()),
         ),
         (chart.FILE, "values.yaml says", chart.current),
         *(

@@ -14,21 +14,23 @@ from tests.outputs.prometheus.test_golden import GOLDEN
 TEXT = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 
 
-def rows(prefix: str, text: str = TEXT) -> dict[str, list[str]]:
+def rows(prefix: str) -> dict[str, list[str]]:
     """The cells of the tables' rows that begin with a metric of that prefix, by its name."""
     found = {}
-    for line in text.splitlines():
+    for line in TEXT.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         match = re.fullmatch(rf"`({prefix}\w+)`", cells[0])
-        if match and len(cells) >= 4:
+        if match and len(cells) >= 3:
             found[match[1]] = cells[1:]
     return found
 
 
 def rows_of(schema: str) -> dict[str, list[str]]:
-    """The same of the cards' metrics, from the section about that schema."""
-    vendors, _, base_units = TEXT.partition("### By Prometheus' conventions")
-    return rows("furiosa_npu_", base_units if schema == "prometheus" else vendors)
+    """The same of the cards' metrics, by their names in that schema."""
+    by_vendors_name = rows("furiosa_npu_")
+    if schema != "prometheus":
+        return by_vendors_name
+    return {cells[1].strip("`"): cells for cells in by_vendors_name.values()}
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
