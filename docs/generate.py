@@ -40,8 +40,8 @@ ALERTS = Path(__file__).parent / "alerts.md"
 def reference() -> str:
     """The tables of all keys, in Markdown."""
     lines = [
-        "| key | option | type | default | applies | meaning |",
-        "|---|---|---|---|---|---|",
+        "| key | type | default | applies | meaning |",
+        "|---|---|---|---|---|",
         *(_row(key) for key in KEYS),
     ]
     for key in KEYS:
@@ -52,7 +52,6 @@ def reference() -> str:
 def _row(key: Key) -> str:
     cells = (
         f"`{key.name}`",
-        f"`{key.option}`",
         _type(key),
         f"`{as_yaml(key.default)}`",
         "live" if key.live else "restart",
