@@ -160,7 +160,7 @@ k8s: $(VENV)/ready ## check k8s/ with kustomize, Helm, schemas, linters and OPA 
 conformance: $(VENV)/ready ## judge our DRA driver, and an example of others (the first run builds it and Kubernetes, about 10 minutes)
 	$(PYTEST) -n2 tests/conformance $(ARGS)
 
-# Clusters beside each other, three at a time: tests/e2e/conftest.py.
+# Clusters at the same time, three of them: tests/e2e/conftest.py.
 e2e: $(VENV)/ready ## scenarios on a real Kubernetes with real kubelets (root; the first run builds it, about 16 minutes)
 	$(BIN)/python -m tests.cluster build
 	$(PYTEST) tests/e2e -n3 $(ARGS)

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             args = _parse(sys.argv[1:] if arguments is None else arguments)
         finally:
-            sys.stdout.flush()  # of help, too: whoever should read it may have gone
+            sys.stdout.flush()  # of help, too: the reader may have gone
         _check_host_root(args)
         name = getattr(args, "module", args.command).partition(" ")[0]
         code: int = import_module(f"npu_agent.commands.{name}").main(args)

@@ -49,7 +49,7 @@ class Feed(Generic[T]):
         return self._changed
 
     def publish(self, value: T) -> bool:
-        """Makes `value` the latest one; an equal value is no change. Returns whether it changed."""
+        """Makes `value` the latest one. Returns whether it changed; an equal one does not count."""
         if value is self._value or value == self._value:
             return False
         self._value = value

@@ -47,7 +47,7 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
     """The first `most` bytes of a regular file; with `follow` also of one that a link leads to.
 
     Raises:
-        OSError: it cannot be read, or is no regular file; a TimeoutError after `deadline` seconds.
+        OSError: it cannot be read, or is not a regular file. TimeoutError after `deadline` seconds.
         ValueError: there can be no file of this name.
     """
     thread = _thread_of(path)
@@ -107,7 +107,7 @@ def regular(path: Path, flags: int) -> int:
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise IrregularError(errno.EINVAL, f"this is {what}", str(path))
     if flags & os.O_CREAT:
-        os.fchmod(descriptor, 0o644)  # whatever the umask: readers are not root
+        os.fchmod(descriptor, 0o644)  # also with a strict umask: readers are not root
     return descriptor
 
 
@@ -166,8 +166,8 @@ def _replace(
         path.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
     # two agents of a rolling update may both be process 1 of their containers.
-    beside = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
-    descriptor = regular(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
+    descriptor = regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             if file.write(new) != len(new):
@@ -175,7 +175,7 @@ def _replace(
             if durable:
                 os.fsync(descriptor)
         if not abandoned.is_set():
-            beside.replace(path)
+            temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return True

@@ -115,7 +115,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
             self.handleError(record)
         if self._left_out:
             lines, self._left_out = self._left_out, 0
-            log.warning("lines of the log were left out, as nobody read it", lines=lines)
+            log.warning("lines of the log were left out because no process read it", lines=lines)
 
     def _takes_more(self) -> bool:
         """Whether a write returns; waits for a reader, but not again for the same one."""

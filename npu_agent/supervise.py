@@ -54,7 +54,7 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def _to_its_end(running: asyncio.Task[None]) -> None:
-    """Waits for a task that is all its own; cancelling this cancels that, and waits all the same.
+    """Waits for a task that only it awaits; cancelling this cancels that, and still waits.
 
     Libraries cancel the task that waits in them to wake it up, and some never take that back
     (grpclib): then the next deadline would be taken for the agent's end, and the part be gone.

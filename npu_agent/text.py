@@ -23,7 +23,7 @@ def listed(names: Iterable[str], most: int) -> str:
 
 
 def closest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that was likely meant, in whatever case; None if none is close.
+    """The one of `words` that was likely meant, in upper or lower case; None if none is close.
 
     One with another number is not: who asks for npu9 does not mean npu3.
     """

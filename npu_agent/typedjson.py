@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class InvalidJsonError(ValueError):
-    """A document is no JSON, or not of the type asked for.
+    """A document is not JSON, or not of the type asked for.
 
     The message names the field: ``metadata.uid is missing``.
     """

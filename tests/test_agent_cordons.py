@@ -103,7 +103,7 @@ async def test_garbage_and_missing_rights_are_said_and_uncordon_nothing(room: Ro
         cordon(room, npu0="", npu7="")
         await first(agent.cordons.cards, lambda now: UUIDS[0] in now)
         (problem,) = of_the_node(agent)
-        assert "npu7 is cordoned, and is no card of this node" in problem.text
+        assert "npu7 is cordoned, but this node has no such card" in problem.text
         room.cluster.trouble = status(403, "nodes is forbidden: User cannot watch resource")
         room.cluster.cut()
         await until(lambda: agent.node_watch.error)

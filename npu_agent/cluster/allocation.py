@@ -29,7 +29,7 @@ _STEPS = 20_000
 
 
 class GivesUpError(Exception):
-    """The scheduler gives the Pod up here, whatever other Nodes have; the message says why."""
+    """The scheduler gives the Pod up here, even if other Nodes would do; the message says why."""
 
 
 class DeviceId(NamedTuple):
@@ -111,7 +111,7 @@ class Asked:
 
     @property
     def admin(self) -> bool:
-        """Whether devices in use can be had too."""
+        """Whether devices in use can be allocated too."""
         return bool(self.spec.get("adminAccess"))
 
     def tolerates(self, taint: Taint) -> bool:
@@ -393,7 +393,7 @@ class Search:
         )
 
     def _more(self, at: tuple[int, int], asked: Asked, have: int, start: int) -> bool:
-        """Whether the rest can be had, with `have` of this request, the next from `start`."""
+        """Whether the rest can be allocated, with `have` of this request, the next from `start`."""
         claim, request = at
         wanted = self._count(asked)
         if have >= wanted and wanted:
@@ -421,7 +421,7 @@ class Search:
     def _with(
         self, at: tuple[int, int], asked: Asked, device: Offered, rest: tuple[int, int]
     ) -> bool:
-        """Whether the rest can be had with this device taken."""
+        """Whether the rest can be allocated with this device taken."""
         self._steps += 1
         if self._steps > _STEPS:
             raise CannotJudgeError("there are too many ways to allocate the claims")

@@ -92,7 +92,7 @@ def _matches(expression: str, device: bytes) -> bool:
     if isinstance(value := found.value(), bool):
         return value
     failed = found.type().name() == "ERROR"
-    raise CelError(_STATUS.sub("", one_line(value)) if failed else "its value is no bool")
+    raise CelError(_STATUS.sub("", one_line(value)) if failed else "its value is not a bool")
 
 
 def terms(expression: str) -> list[str]:
@@ -224,14 +224,14 @@ def _amount(value: Any) -> Fraction:
 def _integer(value: Any) -> int:
     amount = Fraction(value[_QUANTITY])
     if amount.denominator != 1:
-        raise ValueError(f"{amount} is no integer")
+        raise ValueError(f"{amount} is not an integer")
     return int(amount)
 
 
 def _version(text: str) -> dict[str, str]:
     """Two that differ in their build metadata alone are equal."""
     if not _SEMVER.fullmatch(text):
-        raise ValueError(f"{text!r} is no version")
+        raise ValueError(f"{text!r} is not a version")
     return {_VERSION: text.partition("+")[0]}
 
 

@@ -30,7 +30,7 @@ def quantity(text: str) -> Fraction:
     """
     found = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
     if not found:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     number, exponent, suffix = found.groups()
     return Fraction(number) * Fraction(10) ** int(exponent or 0) * _FACTORS[suffix or ""]
 

@@ -41,7 +41,7 @@ class NodeRow:
     allocated: int | None
     free: int | None
     widest: int | None
-    """The cores of the widest device that is still to be had."""
+    """The cores of the widest device that is still free."""
     driver: str | None
     agent: str | None
     api: str

@@ -197,7 +197,7 @@ def _allocations(parser: Parser) -> None:
         type=Path,
         default=Path(directory),
         metavar="DIR",
-        help="the kubelet's device-plugins directory; its pod-resources directory is beside it "
+        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
         f"(default: {directory})",
     )
 
@@ -289,8 +289,8 @@ def _verify(parser: Parser) -> None:
     The exit code is 1 if not.
 
     Checks that the NPUs which it was granted are there, can be opened, and are
-    the only ones. Run it before the workload: opening a core takes it for that
-    moment.
+    the only ones. Run it before the workload: opening a core occupies it for
+    that moment.
 
     Examples:
       npu-agent verify             # a line for each finding

@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
             raise CommandError("--stdout goes with `cdi generate` only: leave it out", WRONG)
         quiet(args, "info")  # what is written is this command's output
         run_until_signal(_watch(args))
-        return 0  # as of `run`: whoever runs it as a service ends it by a signal
+        return 0  # as of `run`: a service manager ends it by a signal
     quiet(args)
     asyncio.run(_generate(args))
     return 0
@@ -56,7 +56,7 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
             name for name, content in specs.files.items() if await there.write(name, content)
         }
     except OSError as error:
-        # The second name is that of the spec: the first one is of the file beside it.
+        # The second name is that of the spec: the first one is of the file next to it.
         where = error.filename2 or directory
         raise CommandError(
             f"{where}: {error.strerror or error}: {_remedy(error)}print the specs by --stdout"

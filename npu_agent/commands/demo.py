@@ -35,7 +35,7 @@ from npu_agent.vendors import REGISTRY, VENDORS
 _CONFIG = """\
 defaultPe: Fusion
 pluginDir: {plugins}
-# Brisk, so that nobody has to wait for the tour.
+# Brisk: the tour should not take long.
 health: {{interval: 0.1}}
 metrics: {{interval: 1, listen: '127.0.0.1:0'}}
 # There is no API server here: labels go to a file, and Events nowhere.

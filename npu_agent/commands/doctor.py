@@ -16,9 +16,9 @@ from npu_agent.doctor.examine import examine, no_node
 from npu_agent.vendors import REGISTRY
 
 NO_NODE = (
-    "this host is no NPU node: no NPU, no driver for one, and no kubelet ({directory} is missing); "
-    "on the node itself run `npu-agent doctor` as root, or ask in the agent's Pod (npu-agent "
-    "doctor --help); `npu-agent demo` needs neither"
+    "this host is not an NPU node: no NPU, no driver for one, and no kubelet ({directory} is "
+    "missing); on the node itself run `npu-agent doctor` as root, or ask in the agent's Pod "
+    "(npu-agent doctor --help); `npu-agent demo` needs neither"
 )
 
 

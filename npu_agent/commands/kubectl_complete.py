@@ -47,7 +47,7 @@ class _Line:
         self.parser: argparse.ArgumentParser = parser()
         self.args = argparse.Namespace(**DEFAULTS)
         self.named: list[str] = []
-        """What is no option, after the command."""
+        """The arguments after the command that are not options."""
         self.open: argparse.Action | None = None
         """The option whose value comes next."""
         self.commands = next(

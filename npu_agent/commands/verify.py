@@ -260,7 +260,7 @@ _REMEDIES = {
 def _explained(error: OSError) -> tuple[str, str]:
     if isinstance(error, _NoDeviceError):
         return (
-            "is no character device",
+            "is not a character device",
             "something in the image or a volume is in the node's place: remove it",
         )
     return _REMEDIES.get(error.errno or 0) or (

@@ -33,7 +33,7 @@ def is_data(args: argparse.Namespace) -> bool:
 
 
 def data(value: object, args: argparse.Namespace) -> str:
-    """A value for programs, as JSON or YAML; in ASCII, as it may quote what is no text.
+    """A value for programs, as JSON or YAML; in ASCII: it may quote bytes that are not text.
 
     With --watch JSON is a line, and YAML one of several documents.
     """
@@ -273,7 +273,7 @@ def allocations_as_json(
 def allocations_table(
     snapshot: Snapshot, assignments: Sequence[Assignment], *, width: int | None = None
 ) -> Table:
-    """The same for people; the column of claims only where there are some; `width` as above."""
+    """The same for people; the column of claims only where there are some; `width` in columns."""
     columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
     columns += ["Claim"] if any(one.claim for one in assignments) else []
     rows = [
@@ -341,7 +341,7 @@ def show(*parts: object, wide: bool = False, headers: bool = True) -> None:
 
 
 def drawn(*parts: object, wide: bool = False, headers: bool = True) -> str:
-    """Tables and lines, as stdout can show them: at full width when that is no terminal.
+    """Tables and lines, as stdout can show them: at full width if it is not a terminal.
 
     Args:
         parts: each begins a line; a text is never cut or folded.

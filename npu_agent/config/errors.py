@@ -54,5 +54,5 @@ class ConfigError(Exception):
 
     @classmethod
     def at(cls, place: Place, message: str) -> ConfigError:
-        """An error of one problem that is no key's."""
+        """An error of one problem that does not belong to a key."""
         return cls([Problem(place=place, message=message)])

@@ -67,7 +67,7 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
         ConfigError: with every problem, unless it is not YAML, or larger than `MAX_BYTES`.
     """
     if len(data) > MAX_BYTES:
-        message = "larger than 256 KiB: this is no configuration of npu-agent"
+        message = "larger than 256 KiB: this is not a configuration of npu-agent"
         raise ConfigError.at(Place(source), message)
     return build(written_yaml(data, source), words)
 

@@ -89,7 +89,7 @@ def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Itera
             yield message + did_you_mean(family, families), (f"{here}.family",)
             continue
         if (first := named.setdefault(family, index)) != index:
-            # Nobody would keep two resources from handing out the same core.
+            # Nothing would keep two resources from handing out the same core.
             message = (
                 f"resources[{first}] offers {family} already, and a core can belong to one "
                 "resource only: take one out"

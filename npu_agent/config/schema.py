@@ -237,7 +237,7 @@ class TlsConfig:
     )
     key_file: str | None = _file("Its private key, PEM, without a passphrase.")
     client_ca_file: str | None = _file(
-        "Authorities of clients, PEM: whoever has no certificate by one of them is refused."
+        "Authorities of clients, PEM: a client without a certificate by one of them is refused."
     )
 
 
@@ -270,8 +270,8 @@ class MetricsConfig:
     )
     authorization: Literal["none", "kubernetes"] = _restart(
         "none",
-        "none: whoever reaches metrics.listen may read its pages; kubernetes: who has a token of "
-        "the cluster, and may get the path by its RBAC.",
+        "none: any client that reaches metrics.listen may read its pages; kubernetes: clients with "
+        "a token of the cluster whose RBAC lets them get the path.",
     )
     tls: TlsConfig = TlsConfig()
 

@@ -94,7 +94,7 @@ class Accounts:
             usages: who holds which cores.
             now: the time.
             longest: seconds between two readings of a card, above which it is not known how much
-                was used between them. Cores are reserved all the same.
+                was used between them. Cores still count as reserved.
         """
         self._reserve(now)
         cards = {state.card.key: state for state in snapshot.cards}

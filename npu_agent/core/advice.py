@@ -95,7 +95,7 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
         begins="counts new errors",
         many="count new errors",
         ends="has counted no new errors for 15 minutes",
-        remedy="ask whether the Pods that hold it are well; once is no reason to act",
+        remedy="check the Pods that use it; a single occurrence needs no action",
         runbook="npuerrorsrising",
     ),
     TrendKind.FLAPPING: TrendAdvice(

@@ -96,13 +96,13 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
 
 
 def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
-    """The cards that failed, recovered, came or left: who does so often flaps."""
+    """The cards that failed, recovered, came or left: a card with many of these flaps."""
     counted = (ChangeKind.REMOVED, ChangeKind.ADDED, ChangeKind.UNHEALTHY, ChangeKind.RECOVERED)
     return tuple(change.card for change in changes if change.kind in counted)
 
 
 def news(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
-    """The changes that people should find: of a card that flaps, each one is no news."""
+    """The changes that people should find: not each one of a card that flaps."""
     flapping = trends.of(TrendKind.FLAPPING)
     return (change for change in changes if change.card.id not in flapping)
 

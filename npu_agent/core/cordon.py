@@ -30,9 +30,9 @@ class Cordons:
     cards: Mapping[str, str] = field(default_factory=dict)
     """By card ID, the reason."""
     wrong: tuple[Trouble, ...] = ()
-    """What is wrong with the annotation; the rest of it counts all the same."""
+    """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """What it names that is no card here, and the reason."""
+    """The names that match no card here, and the reason."""
     present: Mapping[str, str] = field(default_factory=dict)
     """By ID, the names of all cards that there are."""
 
@@ -40,10 +40,10 @@ class Cordons:
 def entries(annotation: str) -> dict[str, str]:
     """The cards as a person has named them, each with its reason; "" has none.
 
-    A reason that is no text does not keep a card in service.
+    A reason of another type than text does not keep a card in service.
 
     Raises:
-        ValueError: it is no JSON object; the message says what it is.
+        ValueError: it is not a JSON object; the message says what it is.
     """
     if not annotation.strip():
         return {}
@@ -114,11 +114,11 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
 
 
 def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
-    """What is wrong with names that are no cards of this node."""
+    """What is wrong with names that match no card of this node."""
     first = one_line(names[0], 60)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"
     return Trouble(
-        what=f"{first}{more} is cordoned, and is no card of this node, which has {here}",
+        what=f"{first}{more} is cordoned, but this node has no such card; it has {here}",
         remedy=f"unless it comes back: `npu-agent uncordon {shlex.quote(first)}`",
     )

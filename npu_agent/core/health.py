@@ -47,7 +47,7 @@ class Policy:
     failures: int = 2
     recoveries: int = 3
     max_temperature: float | None = None
-    """°C; None: heat is no reason."""
+    """°C; None: temperature does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

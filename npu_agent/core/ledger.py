@@ -148,16 +148,16 @@ class PreparedClaim:
         return tuple(one.footprint for one in self.devices if not one.admin)
 
     def allocation(
-        self, without: Collection[str] = (), besides: Collection[Footprint] = ()
+        self, without: Collection[str] = (), except_for: Collection[Footprint] = ()
     ) -> Allocation | None:
         """What it keeps others from; None: nothing.
 
-        `without` are names of devices, and `besides` footprints, that do not count.
+        `without` are names of devices, and `except_for` footprints, that do not count.
         """
         footprints = tuple(
             one.footprint
             for one in self.devices
-            if not (one.admin or one.device in without or one.footprint in besides)
+            if not (one.admin or one.device in without or one.footprint in except_for)
         )
         if not footprints:
             return None
@@ -210,7 +210,7 @@ class OrphanedPod:
     """A Pod that the kubelet no longer lists while its containers run, and what it was given.
 
     After a delete by force it is not listed for seconds, and for ever if it cannot be killed. The
-    kubelet then takes its devices for free, and unprepares its claims (k8s.io/kubernetes,
+    kubelet then treats its devices as free, and unprepares its claims (k8s.io/kubernetes,
     pkg/kubelet/cm/dra/manager.go, `reconcileLoop`).
     """
 
@@ -408,7 +408,7 @@ class Ledger:
         ledger, before = self, self.prepared.get(claim.uid)
         for uid in before.pod_uids if before else ():
             kept = claim.footprints if uid in claim.pod_uids else ()
-            lost = before and uid in running and before.allocation(besides=kept)
+            lost = before and uid in running and before.allocation(except_for=kept)
             orphan = ledger.orphans.get(uid)
             if lost and not (orphan and set(lost.footprints).issubset(orphan.footprints)):
                 ledger = ledger.with_orphans([uid], lost, now, by_claim=True)

@@ -48,7 +48,7 @@ def prefer(
     """
     free = list(dict.fromkeys(available))
     _check(free, must, size)
-    # In card order, whatever the order asked for: of equally good ones the first is taken.
+    # In card order, not in the order asked for: of equally good ones the first is taken.
     places = dict(
         sorted(
             ((id_, _place(id_, devices)) for id_ in free),

@@ -104,7 +104,7 @@ def unready(state: AgentState) -> tuple[str, ...]:
     It is ready when the kubelet holds every resource that has cards open, or when another instance
     of the agent serves it (a rolling update with maxSurge waits for the new one to be ready before
     it ends the old one), and when the config file that is there is the one in force. Keys that
-    wait for a restart are no reason: only a restart would help, and that is the user's decision.
+    wait for a restart do not count: only a restart would help, and that is the user's decision.
     """
     return tuple(note.unready for note in blocking(state))
 
@@ -386,8 +386,8 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         yield Note(
             "assignments",
             f"the assignments of devices to Pods are unknown: {state.assignments_error}",
-            remedy="cards are served all the same; is the kubelet's directory pod-resources "
-            "mounted into the agent's Pod? `npu-agent doctor` there checks it",
+            remedy="check that the kubelet's directory pod-resources is mounted into the agent's "
+            "Pod: run `npu-agent doctor` there; cards are still served",
             runbook="log-lines",
             command=_DOCTOR,
         )

@@ -233,7 +233,7 @@ class AgentState:
     held_by: Mapping[str, str] = field(default_factory=dict)
     """By ID, who holds or may hold any of a cordoned card; those that are free are left out."""
     cordons_lost: Mapping[str, str] = field(default_factory=dict)
-    """What the Node's annotation names that is no card here, and why it is cordoned."""
+    """Names in the Node's annotation that match no card here, with the reasons."""
     cordons_wrong: tuple[Trouble, ...] = ()
     """What is wrong with the Node's annotation."""
     api_error: str | None = None
@@ -248,7 +248,7 @@ class AgentState:
     stale_after: float
     """Seconds after which a reading is stale: see `stale_after`."""
     max_temperature: float | None = None
-    """°C above which a card is fenced; None: heat is no reason."""
+    """°C above which a card is fenced; None: temperature does not count."""
     labels: LabelState | None = None
     """None: labels are switched off."""
     condition: ConditionState | None = None

@@ -1,6 +1,6 @@
 """What lasts on a card: heat, new errors, flapping, a UUID of two. Begins and ends once. Pure.
 
-Where a trend begins is not where it ends: a card that is just at a limit is no news each second.
+Where a trend begins is not where it ends: a card just at a limit is not reported each second.
 Start reading at `step`. Times are seconds of `time.monotonic`.
 """
 

@@ -73,7 +73,7 @@ class Tally:
     def utilization(self) -> float | None:
         """Per cent of the cycles that were counted.
 
-        Without any: 0 if it was not in use at some sample, else None: 0 of 0 is no ratio.
+        Without any: 0 if it was not in use at some sample, else None: 0 of 0 is not a ratio.
         """
         if self.cycles:
             return 100 * self.task_cycles / self.cycles

@@ -48,7 +48,7 @@ def pages(context: Context) -> Listener:
 
 
 def probes(context: Context) -> Listener:
-    """For the kubelet: without TLS and without a token, whatever the other one asks for."""
+    """For the kubelet: without TLS and without a token, also if the other one asks for them."""
     metrics = context.config.metrics
     host, port = metrics.probes_address
     shown = metrics.probes or f"{metrics.listen.rpartition(':')[0]}:{port}"
@@ -187,7 +187,7 @@ async def _who(context: Context, at: Listener) -> Answer:
 
 
 async def _get(context: Context, at: Listener, path: str) -> tuple[int | None, str]:
-    """Status and body; 0 as the status of what is no answer, None if no connection is taken."""
+    """Status and body; status 0 if the answer is not HTTP, None if no connection is taken."""
     import aiohttp
     from yarl import URL
 
@@ -238,7 +238,7 @@ async def _listener(context: Context, at: Listener) -> Check:
         )
         remedy = f"{stuck}liveness probe restarts it after half a minute. Else {remedy}"
     else:
-        detail = f"{at.shown} cannot be had{': another program has it' if found.taken else ''}"
+        detail = f"{at.shown} cannot be used{': another program has it' if found.taken else ''}"
     agent = await context.probe_or(owner, None)
     if context.in_pod or (agent is not None and agent.host == context.hostname):
         return wrong(detail, remedy, command)

@@ -29,7 +29,7 @@ class Directory:
 
 
 def directory(path: Path) -> Directory:
-    """Reads what is at `path`; may block. What is no directory is not `there`."""
+    """Reads what is at `path`; may block. Anything but a directory is not `there`."""
     try:
         info = path.stat()
     except (FileNotFoundError, NotADirectoryError):

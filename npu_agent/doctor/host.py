@@ -219,7 +219,7 @@ def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
     for node in card.access.nodes():
         try:
             if not is_device(root / "dev" / node, root):
-                yield f"/dev/{node} is no character device"
+                yield f"/dev/{node} is not a character device"
         except FileNotFoundError:
             yield f"/dev/{node} is missing"
         except OSError as error:

@@ -118,7 +118,7 @@ class Api:
         self._doubted = False
         """Whether `reads` may hold no longer: a read was refused since."""
         self.reads: ApiState | None = None
-        """As whom it reads; None: nothing was read yet, or it is no Pod's token."""
+        """As whom it reads; None: nothing was read yet, or it is not a Pod's token."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
         """The object that answers a request, within `deadline` seconds; raises ApiError only."""

@@ -37,7 +37,7 @@ class Kind(enum.Enum):
     CREDENTIALS = "credentials"
     """None on disk that can be used, or a certificate of the API server that is not good."""
     GARBAGE = "garbage"
-    """An answer that is no object of the kind asked for."""
+    """An answer that is not an object of the kind asked for."""
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     UNRELATED = "unrelated"
@@ -195,7 +195,7 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             remedy = IS_IT_KUBERNETES
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             kind = Kind.CREDENTIALS
-            why = "that is no URL of a server" + (
+            why = "that is not a URL of a server" + (
                 f", or the proxy {proxy} is none" if proxy else ""
             )
             remedy = f"check {source}, and HTTPS_PROXY"

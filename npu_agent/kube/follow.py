@@ -72,7 +72,7 @@ async def watched(
 ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
     """Opens a watch: the events after a version, until the API server ends it in so many seconds.
 
-    The query of `request` says which objects; each of them, if it is no bookmark, is its answer.
+    The query of `request` says which objects; each of them, except bookmarks, is its answer.
     """
     query = {
         **request.query,
@@ -104,7 +104,7 @@ class Hooks:
     list_: Callable[[], Awaitable[str]]
     """Lists the objects; returns the version from which on they have to be watched."""
     see: Callable[[WatchEvent], None]
-    """Takes an event that is no bookmark."""
+    """Takes an event that is not a bookmark."""
     opened: Callable[[], None]
     """Called when a watch is open."""
     failed: Callable[[str, ApiError, bool], None]

@@ -16,7 +16,7 @@ from npu_agent.threads import DaemonThread
 
 
 class Resolver(AbstractResolver):
-    """Asks the system, on a thread that nobody waits for."""
+    """Asks the system, on a thread that nothing waits for."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET

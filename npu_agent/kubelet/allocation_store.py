@@ -223,7 +223,7 @@ class AllocationStore:
             self.states.publish(self._ledger.with_offer(devices, self._snapshots.value.cards))
 
     def held_by_containers(self, pool: Collection[str]) -> Callable[[Device], str | None]:
-        """Why a device must not be allocated to a claim although the scheduler takes it for free.
+        """Why a device must not be allocated to a claim although the scheduler treats it as free.
 
         A container has its cores without a claim, or by a device that is not in `pool` now: cards
         are no longer cut, or have other names.
@@ -279,7 +279,7 @@ class AllocationStore:
         now = self._ledger.orphans
         for uid in now.keys() - before.keys():
             log.warning(
-                "nobody gets these cores until the containers that run on them have ended",
+                "cores withheld: containers of a deleted Pod are still running on them",
                 holder=now[uid].by,
                 uid=uid,
             )

@@ -114,10 +114,10 @@ def specs(
 ) -> dict[str, bytes]:
     """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
 
-    Devices whose ID is no name for CDI, or that have no nodes, are left out: one of them would make
+    Devices whose ID is not a CDI name, or that have no nodes, are left out: one of them would make
     the runtime refuse the whole file. Devices that containers hold (`held`, by ID) and that are not
-    offered now stay as in `before`: when a container starts again in its Pod, the kubelet asks
-    nobody, and passes on the CDI name of the first start. `held` None: nobody knows, so all stay.
+    offered now stay as in `before`: when a container starts again in its Pod, the kubelet does
+    not ask again, and passes on the CDI name of the first start. `held` None: unknown, so all stay.
     """
     found: dict[str, list[dict[str, object]]] = {}
     written = set()
@@ -144,7 +144,7 @@ def spec_file(kind: str) -> str:
 def recovered(kind: str, content: bytes) -> bytes:
     """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
 
-    Whatever else is in it, such as hooks that would run as root, is not taken over.
+    Anything else in it, such as hooks that would run as root, is not taken over.
     """
     try:
         devices = [each for each in json.loads(content)["devices"] if _is_ours(each)]
@@ -199,8 +199,8 @@ def host_specs(
     """The specs for people who name cards by hand, as in ``docker run --device``.
 
     A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
-    healthy cards of a vendor together ``all``; each has nodes and environment. Nobody keeps books
-    of who has what: two containers can be given the same card. Unhealthy cards and those of
+    healthy cards of a vendor together ``all``; each has nodes and environment. Allocations
+    are not tracked: two containers can be given the same card. Unhealthy cards and those of
     `disabled` are left out: a runtime then says that it does not know the device, and the container
     is not started.
     """

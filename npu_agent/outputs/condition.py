@@ -2,7 +2,7 @@
 
 Repair systems wait for a status to last, counted from lastTransitionTime. So that never moves while
 the status stays, and a status is not written before it has lasted a moment: a restart of kubelet or
-agent is no fault, and a card that comes and goes is one throughout.
+agent is not a fault, and a card that comes and goes is one throughout.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class ConditionWriter:
                     continue
                 live = await self._write(name, live, target.condition)
             except ApiError as error:
-                live = None  # it may have taken effect all the same
+                live = None  # it may still have taken effect
                 self._failed(target.type, error)
                 await asyncio.sleep(pause.next(error.retry_after))
             else:

@@ -210,7 +210,7 @@ class Events:
                 *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
             ]
             drivers = {
-                # What is tried again and fails again is no news.
+                # A retry that fails again is not reported again.
                 feed: before if feed.value.phase is SessionPhase.REGISTERING else feed.value
                 for feed, before in drivers.items()
             }

@@ -187,7 +187,7 @@ class StandInApiServer:
     ) -> ClaimRef:
         """A new claim that has these devices, reserved for the Pod.
 
-        Nobody checks whether they are free: a scheduler that is wrong about it can be played too.
+        Whether they are free is not checked: a test can play a scheduler that is wrong.
         """
         ref = ClaimRef(namespace=namespace, name=name, uid=uid or str(uuid4()))
         results = [

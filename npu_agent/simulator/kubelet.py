@@ -152,7 +152,7 @@ class StandInKubelet(wire.RegistrationBase):
         return grant
 
     async def allocate_ids(self, resource: str, ids: Sequence[str]) -> Grant:
-        """The Allocate call alone, whatever the IDs.
+        """The Allocate call alone, with any IDs.
 
         Raises:
             GRPCError: the plugin refuses.

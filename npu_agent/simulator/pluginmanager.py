@@ -211,7 +211,7 @@ class StandInPluginManager:
         return {key: one for key, one in self.health.value.items() if key[0] != driver}
 
     async def _receive(self, instance: Instance, channel: Channel) -> None:
-        # A kubelet 1.36 asks every driver for it, whatever the driver says it serves.
+        # A kubelet 1.36 asks every driver for it, even one that does not serve it.
         stub = v1alpha1.DraResourceHealthStub(channel)
         async for message in stub.node_watch_resources(v1alpha1.NodeWatchResourcesRequest()):
             driver = instance.driver

@@ -1,7 +1,7 @@
 """The simulated driver tree on disk: made, moved on, broken, repaired, and kept alive.
 
 All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
-is kept alive and on one that is not. It raises SimulatorError if ROOT is no simulated tree, or
+is kept alive and on one that is not. It raises SimulatorError if ROOT is not a simulated tree, or
 cannot be written.
 
 - `state.json` marks the tree as ours: the cards, their last moment, their faults, and each file,
@@ -17,7 +17,7 @@ Never `/`, and never one whose `sys` or `dev` is a symbolic link.
 A file is written outside of the tree and renamed into it: a reader sees the old or the new content,
 never a part, and a listing never shows a temporary name. Only what changed is written, so that a
 file changed by hand stays as it is until the simulator has something new to say in it, or until the
-next `make` or fault, which put right whatever differs.
+next `make` or fault, which correct every difference.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ def living(root: Path) -> bool:
     """Whether a process keeps this tree alive at this moment."""
     path = root / STATE_DIR / "alive"
     with _errors_of(root):
-        # Under the tree's lock: a simulator that starts now must not take this for a rival.
+        # Under the tree's lock: a simulator that starts now must not mistake this for a rival.
         if not path.exists():
             return False
         with _locked(root), path.open() as alive:
@@ -130,7 +130,7 @@ class Simulation:
 
     async def run(self) -> None:
         """Goes on until cancelled; raises SimulatorError if another process keeps it alive."""
-        cards(self._root)  # says so now if this is no simulated tree
+        cards(self._root)  # says so now if this is not a simulated tree
         with _alone(self._root):
             last = time.monotonic()
             while True:
@@ -389,7 +389,7 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _mkdir(path: Path) -> None:
-    """As `mkdir -p`, readable by all whatever the umask is: the agent may be another user."""
+    """As `mkdir -p`, readable by all under any umask: the agent may be another user."""
     if path.is_dir():
         return
     _mkdir(path.parent)
@@ -406,7 +406,7 @@ def _make_node(path: Path, *, plain: bool) -> None:
             plain = True
     if plain:
         path.touch(exist_ok=False)
-    path.chmod(0o666)  # whatever the umask is
+    path.chmod(0o666)  # under any umask
 
 
 def _shows(path: Path, content: Content) -> bool:

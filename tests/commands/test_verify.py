@@ -275,7 +275,7 @@ def test_what_stands_there_has_to_be_a_device(warboy: Container) -> None:
     (warboy.root / STATE_DIR).rmdir()
     failures = warboy.failures()
     assert set(failures) == {f"/dev/{node}" for node in FAMILIES["warboy"].nodes(0)}
-    assert "is no character device" in failures["/dev/npu0"]
+    assert "is not a character device" in failures["/dev/npu0"]
 
 
 def test_real_character_devices(warboy: Container) -> None:

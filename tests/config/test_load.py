@@ -258,7 +258,7 @@ def large(path: Path) -> None:
         (missing, "FILE: no such file: create it, or mount the ConfigMap there"),
         (Path.mkdir, "FILE: this is a directory: name a YAML file"),
         (os.mkfifo, "FILE: this is not a regular file: name a YAML file"),
-        (large, "FILE: larger than 256 KiB: this is no configuration of npu-agent"),
+        (large, "FILE: larger than 256 KiB: this is not a configuration of npu-agent"),
     ],
 )
 def test_files_that_cannot_be_read(

@@ -30,7 +30,7 @@ def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
     assert not found.wrong
     assert found.lost == {"npu9": "no reason given", "npu8": "no reason given"}
     assert str(unknown([*found.lost], HOST)) == (
-        "npu9 and 1 more is cordoned, and is no card of this node, which has npu0, npu3, npu4: "
+        "npu9 and 1 more is cordoned, but this node has no such card; it has npu0, npu3, npu4: "
         "unless it comes back: `npu-agent uncordon npu9`"
     )
     # Before all cards are known nothing is missing.

@@ -131,7 +131,9 @@ def test_a_host_that_is_no_node_is_one_line(laptop: Path) -> None:
     code, out, err = ran("doctor", *options)
     assert (code, err) == (1, "")
     (line,) = out.splitlines()
-    assert line.startswith("this host is no NPU node: no NPU, no driver for one, and no kubelet")
+    assert line.startswith(
+        "this host is not an NPU node: no NPU, no driver for one, and no kubelet"
+    )
     assert "`npu-agent demo`" in line
     # Everything is there for whoever wants it, and for programs.
     code, out, _ = ran("doctor", "--all", *options)

@@ -186,7 +186,7 @@ BREAKS: dict[str, Break] = {
     "a node that is none": Break(
         plain_file_for_a_node,
         {"card npu0": State.WRONG, "card npu1": State.WRONG},
-        "/dev/npu0_mgmt is no character device",
+        "/dev/npu0_mgmt is not a character device",
         "udev",
     ),
     "a card of no known type": Break(
@@ -288,7 +288,7 @@ BREAKS: dict[str, Break] = {
     "another program's port": Break(
         another_program,
         {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
-        "cannot be had: another program has it",
+        "cannot be used: another program has it",
         "give metrics.listen another one",
     ),
     "nobody at its port of the probes": Break(

@@ -480,8 +480,8 @@ def test_wrong_values_are_refused_with_their_places() -> None:
             'simulate has the family "wrboy", and there are warboy and rngd: write it as',
         ),
         ({"simulate": "warboy=1,"}, 'simulate has the family "", and there are warboy and rngd'),
-        ({"simulate": "warboy=two"}, 'simulate has "two", which is no number of cards'),
-        ({"simulate": "warboy=1=2"}, 'simulate has "1=2", which is no number of cards'),
+        ({"simulate": "warboy=two"}, 'simulate has "two", which does not name numbers of cards'),
+        ({"simulate": "warboy=1=2"}, 'simulate has "1=2", which does not name numbers of cards'),
         ({"simulate": "warboy=60, rngd=5"}, "simulate asks for 65 cards, and a node has 64 at"),
         (
             {"simulate": "rngd", "nodes": "nfd"},

@@ -95,7 +95,7 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     await granting
     assert room.store.states.value.orphans == {}
     assert [record.message for record in caplog.records] == [
-        "nobody gets these cores until the containers that run on them have ended",
+        "cores withheld: containers of a deleted Pod are still running on them",
         "these containers have ended, or are listed again",
     ]
 

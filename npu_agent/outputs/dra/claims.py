@@ -1,6 +1,6 @@
 """Prepares and unprepares claims: what the kubelet asks before a Pod starts and after it has ended.
 
-Start reading at `Claims.prepare`. Its order leaves nothing behind, whatever fails: read the claim,
+Start reading at `Claims.prepare`. Its order leaves nothing behind if a step fails: read the claim,
 ask the ledger, write the CDI spec, write the record, answer. A refusal's text is in the Pod's
 events.
 """
@@ -123,8 +123,8 @@ class Claims:
         """Ends the claims; the Pod stays Terminating while that fails.
 
         So it needs no card, no API server and no claim; `sync_specs` removes what stays on the
-        disk. Only an agent that does not own the node refuses: its owner would take the claims for
-        prepared.
+        disk. Only an agent that does not own the node refuses: its owner would treat the
+        claims as prepared.
         """
         if not await self._whole(self._end_all(refs)):
             return dict.fromkeys((ref.uid for ref in refs), self._store.why_not_owned)

@@ -297,7 +297,7 @@ class Driver:
             if not await self._record_cards():
                 continue
             placed = self._placed()
-            if placed or not self._unwritten.value or self.offered.value is not None:  # as above
+            if placed or not self._unwritten.value or self.offered.value is not None:
                 self.offered.publish(placed)
 
     async def _record_cards(self) -> bool:

@@ -190,7 +190,7 @@ class SlicePublisher:
             try:
                 await self._bring_about()
             except ApiError as error:
-                self._stale = True  # it may have taken effect all the same
+                self._stale = True  # it may still have taken effect
                 devices = self._publishable()
                 if error.status == 422 and devices != tuple(map(without_notes, devices)):
                     self._note_dropped((NOTES,))  # it does not know the effect

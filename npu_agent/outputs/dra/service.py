@@ -114,7 +114,7 @@ class Registration:
         self, stream: Stream[pluginregistration.RegistrationStatus, Encoded]
     ) -> None:
         status = await receive_request(stream)
-        # Whatever it says: an error in answer to a success would undo the registration.
+        # Even if it reports a failure: an error in answer to a success would undo the registration.
         await stream.send_message(Encoded(b""))
         before = self.state.value
         now = replace(

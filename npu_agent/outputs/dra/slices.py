@@ -217,7 +217,7 @@ def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
 
 
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
-    """`wanted` with the times of the taints that are live, in whatever slice.
+    """`wanted` with the times of the taints that are live, in any slice.
 
     Else the API server would put in the time of each write, and a Pod that tolerates a taint for
     some seconds would do so again after every write.

@@ -125,7 +125,7 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
 
 
 def _parts(text: str) -> dict[str, str | None]:
-    """A driver's version text, by `Label.part`; fits whatever it writes.
+    """A driver's version text, by `Label.part`; fits any text.
 
     ``2025.4.0~dev0, 7e25130``: the version is all before the prerelease and the commit.
     """

@@ -13,7 +13,7 @@ _LONGEST = 256
 def read_machine(host_root: Path) -> Machine:
     """The machine's vendor and name from /sys/class/dmi/id below `host_root`; may block.
 
-    What is absent or cannot be read is None; bytes that are no UTF-8 become U+FFFD.
+    What is absent or cannot be read is None; bytes that are not UTF-8 become U+FFFD.
     """
     return Machine(
         vendor=_text(host_root / VENDOR_FILE.lstrip("/")),

@@ -50,7 +50,7 @@ class NodeOutput:
             meta = self._node = await node.read(self._api, name)
         wrong = {key for key, value in labels.items() if meta.labels.get(key) != value}
         gone = meta.applied - labels.keys()
-        # The right value in somebody else's hands would stay behind when it no longer applies.
+        # The right value under another owner would stay behind when it no longer applies.
         theirs = labels.keys() - meta.applied - wrong
         if checks and not (wrong or gone or theirs):
             self._in_place = labels

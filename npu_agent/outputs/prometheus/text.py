@@ -26,7 +26,7 @@ _EXACT = 1 << 53
 def label_text(before: str = "", /, **labels: str | None) -> str:
     """The labels of a series, escaped, after those of `before`: ``arch="anvil",device="npu0"``.
 
-    A value that is None is no label. What is no valid Unicode becomes ``?``.
+    A label whose value is None is left out. Invalid Unicode becomes ``?``.
     """
     pieces = [before] if before else []
     for name, value in labels.items():

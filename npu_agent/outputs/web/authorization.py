@@ -37,7 +37,7 @@ class Timing:
     window: float = 5.0
     """In which an address has `questions`."""
     questions: int = 10
-    """New ones about one address's clients: ever new tokens are no flood for the API server."""
+    """New ones about one address's clients: ever new tokens do not flood the API server."""
 
 
 _AT_ONCE = 4

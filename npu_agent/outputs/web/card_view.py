@@ -30,14 +30,14 @@ def cards(state: AgentState, tracks: Tracks) -> str:
     gone = [_gone(one, state) for one in state.missing if one.state.id not in present]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
     if len(cards) + len(gone) <= MANY:
-        sick = sum(is_fenced(card) for card in cards)
+        fenced = sum(is_fenced(card) for card in cards)
         large = [_large(card, state, tracks(card.id)) for card in cards]
-        large[sick:sick] = gone
+        large[fenced:fenced] = gone
         small = []
     else:
         urgent = [card for card in cards if _urgency(card, state) < _WELL][:_IN_FULL]
         large = [_large(card, state, tracks(card.id)) for card in urgent] + gone[:_IN_FULL]
-        # Each has its place, whatever becomes of the others.
+        # Each keeps its place when others change.
         small = [
             _small(card, state, tracks(card.id), opens=card not in urgent)
             for card in state.snapshot.cards[: m.MOST]
@@ -141,7 +141,7 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
 
 
 def _look(card: CardState, state: AgentState) -> str:
-    return " sick" if is_fenced(card) else " warm" if is_hot(card, state) else ""
+    return " bad" if is_fenced(card) else " warm" if is_hot(card, state) else ""
 
 
 _APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}

@@ -132,7 +132,7 @@ _ICONS = {
 
 
 def icon(name: str) -> str:
-    """A sign beside a word that says the same: some people cannot tell colours apart."""
+    """A sign next to a word with the same meaning: some people cannot tell colours apart."""
     return f'<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{_ICONS[name]}</svg>'
 
 
@@ -156,8 +156,8 @@ def text(found: str) -> str:
 def plain(text: str, longest: int = LONGEST) -> str:
     """As `text`, for places that take no elements.
 
-    What is no character of a page (control characters, halves of surrogates, as in a driver's
-    odd bytes) is shown as an escape.
+    Control characters and halves of surrogates, which a driver's bytes may have, are shown as
+    escapes.
     """
     if len(text) > longest:
         text = text[:longest] + "…"

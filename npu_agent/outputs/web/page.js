@@ -22,7 +22,7 @@
     for (const name of main.querySelectorAll(".zone")) name.textContent = zone;
   };
 
-  // What somebody reads stays where it is, whatever is added or removed above it.
+  // The text on screen stays where it is when lines above it are added or removed.
   const read = (main) => {
     if (scrollY < 1) return null;
     for (const { id } of main.querySelectorAll("article[id], section[id] > h2, li a[id]")) {
@@ -32,7 +32,7 @@
     return null;
   };
 
-  // What somebody marks to copy it must not be pulled from under the mouse.
+  // A selection must not move while the user is copying it.
   const marking = (main) => {
     const selection = getSelection();
     return !selection.isCollapsed && selection.containsNode(main, true);

@@ -1,6 +1,6 @@
 """The status page: the state of the agent as one HTML document that needs nothing else. Pure.
 
-Made for somebody who is called at night: the first line says whether all is well, and if not, what
+Made for an engineer on call at night: the first line says whether all is well, and if not, what
 is wrong. Works without JavaScript (the page then reloads itself), on a phone and in dark mode.
 """
 
@@ -146,7 +146,7 @@ def _readiness(state: AgentState) -> str:
     reasons = unready(state)
     if not reasons:
         offers = state.resources or state.dra
-        registered = "whatever has cards is registered with the kubelet, and " if offers else ""
+        registered = "every resource with cards is registered, and " if offers else ""
         return f'<p class="ready">Ready: {registered}the config is in force.</p>'
     first = reasons[0].partition("\n")[0]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
@@ -190,7 +190,7 @@ def _anchor(note: Note, state: AgentState) -> str:
 
 
 _SHOWN = 8
-"""Entries of the timeline that are shown before somebody asks for more."""
+"""Entries of the timeline that are shown before the reader asks for more."""
 
 
 def _timeline(state: AgentState) -> str:

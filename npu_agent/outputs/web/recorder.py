@@ -14,8 +14,8 @@ from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 
 _SETTLE = 10.0
-"""Seconds after the start in which a Pod with a card is no news: the kubelet is asked who holds
-what, and those have held it before."""
+"""Seconds after the start without entries for Pods with a card: the kubelet's first
+answer names Pods that held theirs before."""
 
 Source = tuple[Feed[Any], Callable[[Any, Any], Iterable[TimelineEntry]]]
 

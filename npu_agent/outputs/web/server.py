@@ -48,7 +48,7 @@ class Limits:
     linger: float = 1.0
     """In which an unwanted request body is read, so that its client gets to the answer."""
     ending: float = 0.4
-    """To end all connections, whatever the clients do."""
+    """To end all connections, also those that clients keep open."""
     resolve: float = 5.0
     retry_first: float = 0.5
     retry_longest: float = 5.0

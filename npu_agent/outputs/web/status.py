@@ -43,7 +43,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
     (``device, reason``); ``dra``: ``driver, phase, reason, registrations, offered, untainted``,
     ``slices {published, generation, slices, devices, incomplete, writes, dropped, trouble}``, and
     ``claims``, those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device,
-    card`` (an ``id``), ``cores`` (as above), ``admin``);
+    card`` (an ``id``), ``cores`` (as those of a card), ``admin``);
     ``config``: ``generation, loaded_at, error, rejected, waiting``;
     ``labels``: null or ``output, labels, in_place, error, applied_at``;
     ``condition``, the Node's: null or ``type, status`` (null: not written yet), ``reason, message,

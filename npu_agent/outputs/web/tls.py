@@ -134,7 +134,7 @@ def _contents(where: TlsFiles) -> tuple[bytes, ...]:
         if content is None:
             raise RefusedError(f"{path} is missing", "mount the Secret there")
         if len(content) > _LARGEST:
-            raise RefusedError(f"{path} is larger than 1 MiB", "that is no certificate")
+            raise RefusedError(f"{path} is larger than 1 MiB", "that is not a certificate")
         found.append(content)
     return tuple(found)
 

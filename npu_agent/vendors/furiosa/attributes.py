@@ -70,7 +70,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
 def version(text: str | None) -> Version | None:
     """A driver's ``2025.4.0~dev0, 7e25130`` as the semver ``2025.4.0-dev0+7e25130``.
 
-    None for what is no semver: the API server refuses it.
+    None for a text that is not a semver: the API server refuses it.
     """
     front, _, commit = (text or "").partition(",")
     number, _, prerelease = front.partition("~")

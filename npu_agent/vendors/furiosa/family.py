@@ -28,7 +28,7 @@ class Unproven:
     known: str
     """What is public about it: for people, as Markdown."""
     guessed: str
-    """How it is read all the same; Markdown."""
+    """How the agent reads it; Markdown."""
     quantities: tuple[MetricSource, ...]
 
 

@@ -266,7 +266,7 @@ def _inode(path: str) -> int | None:
         return None  # unbound since the directory was listed
     except OSError as error:
         _unless_limited(error)
-        return 0  # `identify` says why; the others are found all the same
+        return 0  # `identify` says why; the others are still found
 
 
 _Figures = tuple[int, int]
@@ -285,8 +285,8 @@ class _CoreFiles:
     ) -> None:
         self._family = family
         self._covering = covering
-        beside = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
-        self._beside = f"{beside}/{family.core_entry.format(n=entry.index)}"
+        parent = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
+        self._core_prefix = f"{parent}/{family.core_entry.format(n=entry.index)}"
         self._fused: dict[str, _Figures | _NoReading] = {}
         self._occupied: tuple[int | None, ...] = ()
         if family.occupancy_file:
@@ -332,7 +332,7 @@ class _CoreFiles:
     ) -> tuple[CoreRange | None, _Figures | _NoReading]:
         without = _NoReading.NOTHING
         for cores in covering:
-            path = f"{self._beside}{cores}/{file}"
+            path = f"{self._core_prefix}{cores}/{file}"
             figures = self._fused.get(path)
             if figures is None:
                 figures = _figures(path, understand)

@@ -310,7 +310,7 @@ def test_the_condition_is_shown_whatever_it_is(condition: ConditionState, words:
 
 
 def test_whether_it_is_ready_and_why_not() -> None:
-    assert "Ready: whatever has cards is registered" in shown(Scene(cards=(state(),))).text
+    assert "Ready: every resource with cards is registered" in shown(Scene(cards=(state(),))).text
     alone = replace(Scene(cards=(state(),)).state(), resources=())
     assert "Ready: the config is in force." in Document(page(alone, lambda _: ())).text
     blocked = Scene(cards=(state(),), phase=SessionPhase.BLOCKED, reason="mount it")
@@ -361,7 +361,7 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     scene.cards = (*scene.cards[:20], fenced(scene.cards[20], "dead", 1), *scene.cards[21:])
     found = shown(scene)
     assert articles(found)[0] == "rngd-20", "large, before all others"
-    places = [a["href"] for tag, a in found.elements if a.get("class") == "small sick"]
+    places = [a["href"] for tag, a in found.elements if a.get("class") == "small bad"]
     assert places == ["#rngd-20"], "and its place among the small ones leads there"
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
@@ -371,8 +371,8 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
 def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
     scene = many()
     scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
-    assert html(scene).count('<article class="card sick"') == 6
-    assert html(scene).count('class="small sick"') == 64
+    assert html(scene).count('<article class="card bad"') == 6
+    assert html(scene).count('class="small bad"') == 64
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
