@@ -20,7 +20,6 @@ MOST_WORDS = 25
 UNFINISHED = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "README.md",
     "SECURITY.md",
     "docs/README.md",
     "docs/alerts.md",
@@ -36,6 +35,7 @@ UNFINISHED = {
     "docs/dev/hardware.md",
     "docs/dev/kubelet.md",
     "docs/dev/kubernetes-api.md",
+    "docs/dra-reference.md",
     "docs/dra.md",
     "docs/health.md",
     "docs/install.md",
@@ -45,6 +45,7 @@ UNFINISHED = {
     "docs/metrics.md",
     "docs/migration.md",
     "docs/packaging.md",
+    "docs/platforms.md",
     "docs/pods.md",
     "docs/reliability.md",
     "docs/scale.md",
