@@ -40,7 +40,6 @@ UNFINISHED = {
     "docs/health.md",
     "docs/install.md",
     "docs/kubectl.md",
-    "docs/labels.md",
     "docs/limitations.md",
     "docs/metrics.md",
     "docs/migration.md",
