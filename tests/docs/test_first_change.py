@@ -93,9 +93,8 @@ def test_a_driver_that_writes_something_else(clone: Path) -> None:
     assert "good" in passes(clone, check).splitlines()
 
 
-@pytest.mark.parametrize("heading", ["A new label", "A new metric"])
-def test_a_new_label_and_a_new_metric(clone: Path, heading: str) -> None:
-    (_, [test]), (_, [change]), (_, [renew, tests]) = blocks(heading)
+def test_a_new_label(clone: Path) -> None:
+    (_, [test]), (_, [change]), (_, [renew, tests]) = blocks("A new label")
     patch(clone, test)
     assert "1 failed" in fails(clone, tests)
     patch(clone, change)
@@ -109,3 +108,5 @@ def test_what_the_page_names_is_there() -> None:
     assert any(text in file.read_text() for file in (ROOT / where).rglob("*.py"))
     for name in re.findall(r"`((?:npu_agent|tests)/[\w/.]+)`", PAGE.prose):
         assert (ROOT / name).exists(), name
+    [(_, [renew])] = blocks("A new metric")
+    assert all((ROOT / name).exists() for name in re.findall(r"tests/[\w/.]+", renew))
