@@ -215,7 +215,7 @@ async def running(
         file.write_text(f"pluginDir: {plugins}\nmetrics: {at}\n{config}")
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
-            await until(lambda: simulator.living(root), interval=POLL)
+            await until(lambda: simulator.cards(root)[0].telemetry.ticks > 0, interval=POLL)
         stack.enter_context(prepare(directory))
         kubelet = StandInKubelet(plugins, directory / "pod-resources")
         manager = StandInPluginManager(directory)

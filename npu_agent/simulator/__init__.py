@@ -11,7 +11,6 @@ from npu_agent.simulator.tree import (
     SimulatorError,
     apply_fault,
     cards,
-    living,
     make,
     tick,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "cards",
     "default_cards",
     "fresh",
-    "living",
     "make",
     "parse_cards",
     "tick",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from npu_agent.simulator.cards import CardSpec, default_cards, example, parse_cards, suggest
 from npu_agent.simulator.faults import FAULTS, SimulatedCard
-from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, living, make
+from npu_agent.simulator.tree import Simulation, SimulatorError, apply_fault, cards, make
 from npu_agent.text import printable
 
 
@@ -79,11 +79,6 @@ def _act(args: argparse.Namespace) -> int:
 
 def _make(root: Path, wanted: str | None, *, once: bool) -> int:
     specs = _specs(root, wanted)
-    if not once and living(root):
-        raise SimulatorError(
-            f"{root} is kept alive by another simulator already; stop that one, "
-            "or use --once, which only changes its cards"
-        )
     make(root, specs)
     summary = _summary(root, specs, once=once)
     if once:
@@ -121,15 +116,12 @@ def _fault(root: Path, card: str | None, fault: str | None) -> int:
         )
     apply_fault(root, card, fault)
     print(f"{card}: {FAULTS[fault].summary}")
-    if not living(root):
-        print(f"(nothing moves: no simulator keeps {root} alive)")
     return 0
 
 
 def _status(root: Path) -> int:
     for card in cards(root):
         print(_line(card))
-    print("alive" if living(root) else "not kept alive: nothing moves")
     return 0
 
 

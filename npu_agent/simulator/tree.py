@@ -6,7 +6,7 @@ cannot be written.
 
 - `state.json` marks the tree as ours: the cards, their last moment, their faults, and each file,
   link and node that we made. Nothing else is ever replaced or removed.
-- `lock` is held for each change, `alive` by the process that keeps the tree alive.
+- `lock` is held for each change.
 
 Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
 does not exist or is empty; one with nothing in it but empty directories, what is mounted within
@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
@@ -110,17 +110,6 @@ def cards(root: Path) -> tuple[SimulatedCard, ...]:
         return _load(root).cards
 
 
-def living(root: Path) -> bool:
-    """Whether a process keeps this tree alive at this moment."""
-    path = root / STATE_DIR / "alive"
-    with _errors_of(root):
-        # Under the tree's lock: a simulator that starts now must not mistake this for a rival.
-        if not path.exists():
-            return False
-        with _locked(root), path.open() as alive:
-            return not _try_lock(alive)
-
-
 class Simulation:
     """Keeps a tree alive: readings move each `interval` seconds, faults that last go on."""
 
@@ -129,21 +118,20 @@ class Simulation:
         self._interval = interval
 
     async def run(self) -> None:
-        """Goes on until cancelled; raises SimulatorError if another process keeps it alive."""
-        cards(self._root)  # says so now if this is not a simulated tree
-        with _alone(self._root):
-            last = time.monotonic()
-            while True:
-                await asyncio.sleep(self._interval)
-                now = time.monotonic()
-                # On a thread: the demo runs the agent in the same event loop.
-                step = asyncio.create_task(asyncio.to_thread(tick, self._root, now - last))
-                try:
-                    await asyncio.shield(step)
-                finally:
-                    # The tree may be removed once this is cancelled.
-                    await asyncio.gather(step, return_exceptions=True)
-                last = now
+        """Goes on until cancelled; raises SimulatorError if this is no simulated tree."""
+        cards(self._root)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(self._interval)
+            now = time.monotonic()
+            # On a thread: the demo runs the agent in the same event loop.
+            step = asyncio.create_task(asyncio.to_thread(tick, self._root, now - last))
+            try:
+                await asyncio.shield(step)
+            finally:
+                # The tree may be removed once this is cancelled.
+                await asyncio.gather(step, return_exceptions=True)
+            last = now
 
 
 def _advanced(card: SimulatedCard, dt: float) -> SimulatedCard:
@@ -359,33 +347,6 @@ def _locked(root: Path) -> Iterator[None]:
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    with _errors_of(root):
-        alive = (root / STATE_DIR / "alive").open("a+")
-    with alive:
-        with _locked(root):
-            mine = _try_lock(alive)
-        if not mine:
-            alive.seek(0)
-            raise SimulatorError(
-                f"{root} is kept alive by another simulator already "
-                f"(process {alive.read().strip() or 'unknown'}); "
-                "stop that one, or give another directory"
-            )
-        alive.truncate(0)
-        print(os.getpid(), file=alive, flush=True)
-        yield
 
 
 def _mkdir(path: Path) -> None:

@@ -15,6 +15,7 @@ from npu_agent.cli import main
 from npu_agent.commands import run
 from npu_agent.simulator.cards import families
 from tests.processes import started
+from tests.until import wait_until
 
 SPEC = "etc/cdi/furiosa.ai-npu.json"
 QUIET = ("--no-kubelet", "--metrics-listen", "127.0.0.1:0", "--metrics-probes", "127.0.0.1:0")
@@ -36,7 +37,7 @@ def test_its_cards_are_alive_break_and_are_null_in_containers(tmp_path: Path) ->
         nodes = [node for one in devices for node in one["containerEdits"]["deviceNodes"]]
         assert {node["hostPath"] for node in nodes} == {os.devnull}
         assert "/dev/rngd/npu1pe0" in {node["path"] for node in nodes}
-        assert simulator.living(tmp_path)
+        wait_until(lambda: simulator.cards(tmp_path)[0].telemetry.ticks > 0)
         warboy, _ = simulator.cards(tmp_path)
         assert warboy.spec.uuid != simulator.card("warboy", 0).uuid  # each node has its own
         assert main(["simulate", str(tmp_path), "fault", "npu0", "dead"]) == 0

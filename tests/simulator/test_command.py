@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.simulator import FAULTS, cards, command, living
+from npu_agent.simulator import FAULTS, cards, command
+from npu_agent.simulator.tree import STATE_DIR
 from tests.until import wait_until
 
 PROGRAM = """
@@ -57,14 +58,13 @@ def test_fault_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     root = tmp_path / "root"
     simulate(root, "--once")
     assert simulate(root, "fault", "npu1", "dead") == 0
-    assert "nothing moves" in capsys.readouterr().out
+    capsys.readouterr()
     assert cards(root)[1].faults == ("dead",)
     assert simulate(root, "status") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("npu0")
     assert lines[0].endswith("ok")
     assert lines[1].endswith("dead")
-    assert "not kept alive" in lines[2]
 
 
 def test_the_faults_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,19 +120,13 @@ def test_it_lives_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_until(lambda: living(root))
+        wait_until((root / STATE_DIR / "state.json").exists)
         wait_until(lambda: cards(root)[0].telemetry.ticks > 0)
         assert simulate(root, "fault", "npu0", "dead") == 0
-        second = subprocess.run(
-            [sys.executable, "-c", PROGRAM, root], capture_output=True, text=True, timeout=20
-        )
-        assert second.returncode == 1
-        assert "kept alive by another simulator" in second.stderr
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 0
     assert err == ""
     assert "Ctrl-C" in out
     assert out.endswith("stopped; the tree stays as it is\n")
-    assert not living(root)
     assert cards(root)[0].faults == ("dead",)

@@ -11,7 +11,6 @@ from npu_agent.simulator import (
     SimulatorError,
     apply_fault,
     cards,
-    living,
     make,
     parse_cards,
     tick,
@@ -211,7 +210,6 @@ def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
         ):
             with pytest.raises(SimulatorError, match="is not a simulated tree"):
                 change(root)
-        assert not living(root)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -274,7 +272,6 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
 
     running = asyncio.create_task(Simulation(root, interval=0.001).run())
     await some_ticks()
-    assert living(root)
 
     apply_fault(root, "npu0", "dead")
     assert (root / liveness(PAIR[0])).read_text() == "0\n"
@@ -283,11 +280,6 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
     apply_fault(root, "npu1", "gone")
     await some_ticks()
     assert not (root / liveness(PAIR[1])).exists()
-
-    with pytest.raises(
-        SimulatorError, match=rf"another simulator already \(process {os.getpid()}\)"
-    ):
-        await asyncio.wait_for(Simulation(root).run(), 20)
 
     apply_fault(root, "npu0", "ok")
     apply_fault(root, "npu1", "back")
@@ -298,7 +290,6 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not living(root)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "cards": [{}]}'])
