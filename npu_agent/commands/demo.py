@@ -20,7 +20,7 @@ from pathlib import Path
 from npu_agent import logs, simulator
 from npu_agent.agent import Agent, Host
 from npu_agent.commands import FAILED, CommandError
-from npu_agent.commands.demo_claims import DEADLINE, ClaimsNode, Step
+from npu_agent.commands.demo_claims import DEADLINE, ClaimsNode, Lines, Step
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
@@ -176,25 +176,17 @@ class Tour:
     async def walk(self, more: Iterable[Step], deadline: float) -> bool:
         """Its own steps, then `more`: whether all happened; stops at the first that did not."""
         steps: tuple[Step, ...] = (
-            ("The agent registers with the kubelet", self._registered),
-            ("It lists the cards that the driver's files show, for the kubelet", self._listed),
-            ("It labels the Node with what is installed", self._labelled),
-            ("It serves a status page, and metrics for Prometheus", self._serves),
-            ("A Pod asks for one NPU", self._pod),
-            ("A second Pod gets the other card, a third has to wait", self._more_pods),
-            ("npu1 is taken out of the host: list and labels follow", self._vanishes),
-            ("npu1 comes back: so does its device, under the same ID", self._returns),
-            ("npu1 dies, and recovers", self._dies),
-            ("The config is edited while the agent runs: switch to single cores", self._edited),
-            ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
-            ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
+            *(self._registers, self._lists, self._labels_the_node, self._serves),
+            *(self._pod, self._more_pods, self._vanishes, self._returns, self._dies),
+            *(self._edited, self._bad_edit, self._restarts),
             *more,
         )
-        for number, (title, step) in enumerate(steps, 1):
+        for number, step in enumerate(steps, 1):
+            title = (step.__doc__ or "").rstrip(".")
             print(f"\n{_bold(f'{number}. {title}')}", flush=True)
             try:
                 async with asyncio.timeout(deadline):
-                    lines = await step()
+                    lines = [line async for line in step()]
             except TimeoutError:
                 return _failed(f"this did not happen within {deadline:g} s")
             except GRPCError as error:
@@ -205,125 +197,119 @@ class Tour:
                 print(f"   {_green('✔')} {line}", flush=True)
         return True
 
-    async def _registered(self) -> list[str]:
+    async def _registers(self) -> Lines:
+        """The agent registers with the kubelet."""
         plugin = await self._plugin(lambda p: p.connected)
-        return [f"it serves the resource {self._resource} on the socket {plugin.endpoint}"]
+        yield f"it serves the resource {self._resource} on the socket {plugin.endpoint}"
 
-    async def _listed(self) -> list[str]:
-        plugin = await self._plugin(lambda p: len(p.devices) == 2)
-        return [
-            f"{self._names[id_]} is the device {id_}: {health}" for id_, health in plugin.devices
-        ]
+    async def _lists(self) -> Lines:
+        """It lists the cards that the driver's files show, for the kubelet."""
+        for id_, health in (await self._plugin(lambda p: len(p.devices) == 2)).devices:
+            yield f"{self._names[id_]} is the device {id_}: {health}"
 
-    async def _labelled(self) -> list[str]:
-        labels = await self._labels(bool)
-        return [f"{key}={value}" for key, value in labels.items()]
+    async def _labels_the_node(self) -> Lines:
+        """It labels the Node with what is installed."""
+        for key, value in (await self._labels(bool)).items():
+            yield f"{key}={value}"
 
-    async def _serves(self) -> list[str]:
+    async def _serves(self) -> Lines:
+        """It serves a status page, and metrics for Prometheus."""
         address = await self.address()
-        return [
-            f"the status page: http://{address}/",
-            f"the metrics:     http://{address}/metrics",
-            *(f"among them:      {line}" for line in await self._metrics(MetricSource.ALIVE)),
-        ]
+        yield f"the status page: http://{address}/"
+        yield f"the metrics:     http://{address}/metrics"
+        for line in await self._metrics(MetricSource.ALIVE):
+            yield f"among them:      {line}"
 
-    async def _pod(self) -> list[str]:
+    async def _pod(self) -> Lines:
+        """A Pod asks for one NPU."""
         given = await self._kubelet.allocate(self._resource, 1)
-        return [
-            f"the Pod gets {self._named(given.ids)}",
-            *(f"environment: {k}={v}" for k, v in sorted(given.environment.items())),
-            f"device nodes: {' '.join(given.nodes)}",
-            *(f"/metrics: {line}" for line in await self._metrics(MetricSource.ASSIGNED)),
-        ]
+        yield f"the Pod gets {self._named(given.ids)}"
+        for variable, value in sorted(given.environment.items()):
+            yield f"environment: {variable}={value}"
+        yield f"device nodes: {' '.join(given.nodes)}"
+        for line in await self._metrics(MetricSource.ASSIGNED):
+            yield f"/metrics: {line}"
 
-    async def _more_pods(self) -> list[str]:
+    async def _more_pods(self) -> Lines:
+        """A second Pod gets the other card, a third has to wait."""
         second = await self._kubelet.allocate(self._resource, 1)
+        card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
+        yield f"the second Pod gets {card}: {variable}={second.environment[variable]}"
         try:
             await self._kubelet.allocate(self._resource, 1)
         except NotEnoughError as error:
-            waiting = f"the third Pod stays Pending: {error}"
+            yield f"the third Pod stays Pending: {error}"
         else:
             raise NotEnoughError("a third Pod got a card that is in use")
-        card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
         # What pod-resources never listed may be a Pod that starts: it is held for a minute.
         await self._metrics(MetricSource.ASSIGNED, f'"{card}"')
         self._kubelet.release(self._resource, second.ids)
-        return [
-            f"the second Pod gets {card}: {variable}={second.environment[variable]}",
-            waiting,
-            f"the second Pod ends, and {card} is free again",
-        ]
+        yield f"the second Pod ends, and {card} is free again"
 
-    async def _vanishes(self) -> list[str]:
+    async def _vanishes(self) -> Lines:
+        """npu1 is taken out of the host: list and labels follow."""
         before = await self._labels(bool)
         await self._fault("gone")
         plugin = await self._plugin(lambda p: len(p.devices) == 1)
+        yield f"the list is now: {self._listing(plugin)}"
         after = await self._labels(lambda found: found != before)
-        return [
-            f"the list is now: {self._listing(plugin)}",
-            *(
-                f"label {key}: {before.get(key, 'none')} -> {after.get(key, 'none')}"
-                for key in sorted(before.keys() | after.keys())
-                if before.get(key) != after.get(key)
-            ),
-        ]
+        for key in sorted(before.keys() | after.keys()):
+            if (old := before.get(key, "none")) != (new := after.get(key, "none")):
+                yield f"label {key}: {old} -> {new}"
 
-    async def _returns(self) -> list[str]:
+    async def _returns(self) -> Lines:
+        """npu1 comes back: so does its device, under the same ID."""
         labels = REGISTRY.label_sets[REGISTRY.label_set]
         (count,) = (
             labels.prefix + one.key for one in labels.labels if one.source is LabelSource.COUNT
         )
         await self._fault("back")
         plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
+        yield f"the list is now: {self._listing(plugin)}"
         await self._labels(lambda found: found.get(count) == "2")
-        return [
-            f"the list is now: {self._listing(plugin)}",
-            f"label {count}: 2 again",
-            f"{plugin.messages} messages from the agent so far: it sends changes only",
-        ]
+        yield f"label {count}: 2 again"
+        yield f"{plugin.messages} messages from the agent so far: it sends changes only"
 
-    async def _dies(self) -> list[str]:
+    async def _dies(self) -> Lines:
+        """npu1 dies, and recovers."""
         await self._fault("dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
-        metrics = await self._metrics(MetricSource.HEALTH, '"npu1"', 'state="unhealthy"', "} 1")
+        yield f"it dies:     {self._listing(dead)}"
+        for line in await self._metrics(MetricSource.HEALTH, '"npu1"', 'state="unhealthy"', "} 1"):
+            yield f"/metrics:    {line}"
         await self._fault("ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
-        return [
-            f"it dies:     {self._listing(dead)}",
-            *(f"/metrics:    {line}" for line in metrics),
-            f"it recovers: {self._listing(well)}",
-        ]
+        yield f"it recovers: {self._listing(well)}"
 
-    async def _edited(self) -> list[str]:
+    async def _edited(self) -> Lines:
+        """The config is edited while the agent runs: switch to single cores."""
         await self._edit("defaultPe: Fusion", "defaultPe: Single")
         single = await self._plugin(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
+        yield f"defaultPe: Single: {self._listing(single)}"
+        yield "the cores of npu0 wait, as the first Pod still holds the whole card"
         await self._edit("defaultPe: Single", "defaultPe: Fusion")
         fusion = await self._plugin(lambda p: len(p.devices) == 2 and len(p.healthy()) == 2)
-        return [
-            f"defaultPe: Single: {self._listing(single)}",
-            "the cores of npu0 wait, as the first Pod still holds the whole card",
-            f"defaultPe: Fusion again: {self._listing(fusion)}",
-        ]
+        yield f"defaultPe: Fusion again: {self._listing(fusion)}"
 
-    async def _bad_edit(self) -> list[str]:
+    async def _bad_edit(self) -> Lines:
+        """A bad edit is refused as a whole, and nothing changes."""
         before = self._kubelet.plugins.value[self._resource]
         await self._edit("defaultPe: Fusion", "defaultPe: Sinlge")
-        error = await self._config_error(refused=True)
+        yield f"the agent reports: {await self._config_error(refused=True)}"
         await self._edit("defaultPe: Sinlge", "defaultPe: Fusion")
         await self._config_error(refused=False)
         if self._kubelet.plugins.value[self._resource] != before:
             raise OSError("the kubelet got another list")
-        return [f"the agent reports: {error}", "the kubelet got nothing"]
+        yield "the kubelet got nothing"
 
-    async def _restarts(self) -> list[str]:
+    async def _restarts(self) -> Lines:
+        """The kubelet restarts and forgets the agent, which registers again."""
         before = self._kubelet.plugins.value[self._resource].endpoint
         await self._kubelet.stop()
         await self._kubelet.start()
         plugin = await self._plugin(lambda p: p.endpoint != before and len(p.healthy()) == 2)
-        return [
-            f"registered again, on the new socket {plugin.endpoint}",
-            f"the list is again: {self._listing(plugin)}",
-        ]
+        yield f"registered again, on the new socket {plugin.endpoint}"
+        yield f"the list is again: {self._listing(plugin)}"
 
     async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
         return await self._kubelet.until(self._resource, condition, DEADLINE)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ dra: {{partitions: {partitions}}}
 _WIDEST = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
 """The family whose cards have the most cores."""
 
-Step = tuple[str, Callable[[], Coroutine[Any, Any, Iterable[str]]]]
+Lines = AsyncIterator[str]
+Step = Callable[[], Lines]
+"""What it shows, by and by; its docstring is its title."""
 
 
 class ClaimsNode:
@@ -56,16 +58,8 @@ class ClaimsNode:
     def __init__(self, directory: Path, specs: Sequence[simulator.CardSpec]) -> None:
         """Nothing runs yet; of `specs` the last one has enough cores for several Pods."""
         self.steps: tuple[Step, ...] = (
-            ("DRA: the agent of another node offers its cards to claims", self._publishes),
-            ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
-            ("The claimed card dies, and recovers", self._dies),
-            ("A person takes the card out of service, and brings it back", self._cordoned),
-            (
-                "The Pod is deleted by force, so that its card looks free before it is",
-                self._waits,
-            ),
-            ("Its container has ended, and the next Pod gets the card", self._ends),
-            ("Cards are cut on demand: one card for three Pods", self._cuts),
+            *(self._publishes, self._prepares, self._dies, self._cordoned),
+            *(self._waits, self._ends, self._cuts),
         )
         self._root = directory / "host"
         self._directory = directory
@@ -96,115 +90,103 @@ class ClaimsNode:
         await self._kubelet.stop()
         await self._served.aclose()
 
-    async def _publishes(self) -> list[str]:
+    async def _publishes(self) -> Lines:
+        """DRA: the agent of another node offers its cards to claims."""
         await self._start()
         await self._api_server.until(lambda found: len(found) == len(self._specs), DEADLINE)
-        instances = await self._manager.instances.until(bool)
-        self._driver = instances[-1].driver
-        slices = self._api_server.slices
+        self._driver = (await self._manager.instances.until(bool))[-1].driver
+        yield f"the driver {self._driver} is registered with the kubelet"
+        yield f"the API server has the ResourceSlice {', '.join(self._api_server.slices)}:"
         devices = self._api_server.devices().values()
         for device in devices:
             uuid = device["attributes"]["uuid"]["string"]
             (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
-        called = {card: name for name, card in self._names.items()}
-        self._device = called[self._specs[0].name]
-        return [
-            f"the driver {self._driver} is registered with the kubelet",
-            f"the API server has the ResourceSlice {', '.join(slices)}:",
-            *map(_described, sorted(devices, key=lambda one: self._names[one["name"]])),
-        ]
+        self._device = min(self._names, key=self._names.__getitem__)
+        for device in sorted(devices, key=lambda one: self._names[one["name"]]):
+            yield _described(device)
 
-    async def _prepares(self) -> list[str]:
+    async def _prepares(self) -> Lines:
+        """A Pod claims one NPU, and the agent prepares the claim."""
         claim = self._claim("train-0")
+        yield f"the scheduler allocates {self._named} to {claim}"
         (given,) = (await self._manager.prepare(self._driver, claim))[claim.uid]
         (cdi_id,) = given.cdi_ids
         self._kind = cdi_id.partition("=")[0]
-        return [
-            f"the scheduler allocates {self._named} to {claim}",
-            f"the kubelet gets the CDI device {cdi_id}",
-            f"whose spec is {self._spec(claim)}:",
-            *_spec_lines(json.loads(await asyncio.to_thread(self._spec(claim).read_text))),
-        ]
+        yield f"the kubelet gets the CDI device {cdi_id}"
+        yield f"whose spec is {self._spec(claim)}:"
+        for line in await self._edits(claim):
+            yield line
 
-    async def _dies(self) -> list[str]:
+    async def _dies(self) -> Lines:
+        """The claimed card dies, and recovers."""
         await self._fault("dead")
         (taint,) = await self._tainted(bool)
         said = f"{taint['key']}:{taint['effect']}"
+        yield f"it dies:     the ResourceSlice has the taint {said} on {self._named}"
         state, message = await self._reported("Unhealthy")
+        yield f"             in the Pod's status it is {state}: {message}"
         condition = await self._condition("False")
+        yield f"             the Node's condition {condition['type']} is {condition['status']}:"
+        yield f"             {condition['message']}"
         await self._fault("ok")
         await self._tainted(lambda taints: not taints)
         recovered, _ = await self._reported("Healthy")
-        return [
-            f"it dies:     the ResourceSlice has the taint {said} on {self._named}",
-            f"             in the Pod's status it is {state}: {message}",
-            f"             the Node's condition {condition['type']} is {condition['status']}:",
-            f"             {condition['message']}",
-            f"it recovers: the taint is gone, and in the Pod's status it is {recovered}",
-            "             the condition is True again when the card has been well for 20 s",
-        ]
+        yield f"it recovers: the taint is gone, and in the Pod's status it is {recovered}"
+        yield "             the condition is True again when the card has been well for 20 s"
 
-    async def _cordoned(self) -> list[str]:
+    async def _cordoned(self) -> Lines:
+        """A person takes the card out of service, and brings it back."""
         assert self._api  # noqa: S101  (for the type checker)
         card = {"id": self._names[self._device], "name": self._names[self._device]}
         await set_cordon(self._api, _NODE, card, "swap fan")
+        yield f"`npu-agent cordon {card['name']} --reason 'swap fan'` annotates the Node:"
         node = self._api_server.objects[NODES][_NODE]
-        said = node["metadata"]["annotations"][ANNOTATION]
+        yield f"{ANNOTATION}: '{node['metadata']['annotations'][ANNOTATION]}'"
         (taint,) = await self._tainted(bool)
+        yield f"the ResourceSlice has the taint {taint['key']}:{taint['effect']} on {self._named}"
         await set_cordon(self._api, _NODE, card, None)
         await self._tainted(lambda taints: not taints)
-        return [
-            f"`npu-agent cordon {card['name']} --reason 'swap fan'` annotates the Node:",
-            f"{ANNOTATION}: '{said}'",
-            f"the ResourceSlice has the taint {taint['key']}:{taint['effect']} on {self._named}",
-            f"`npu-agent uncordon {card['name']}`: the taint is gone",
-        ]
+        yield f"`npu-agent uncordon {card['name']}`: the taint is gone"
 
-    async def _waits(self) -> list[str]:
+    async def _waits(self) -> Lines:
+        """The Pod is deleted by force, so that its card looks free before it is."""
         # The claim is gone with its Pod; it was not unprepared, as its container still runs.
         self._api_server.forget(self._claims[0])
         claim = self._claim("train-1")
+        yield f"the scheduler allocates {self._named} to {claim}"
         self._waiting = asyncio.create_task(self._manager.prepare(self._driver, claim))
         self._running.append(self._waiting)
         if (await asyncio.wait([self._waiting], timeout=_WAITS))[0]:
             raise OSError("two claims have the same card, or the second was refused")
-        return [
-            f"the scheduler allocates {self._named} to {claim}",
-            f"the agent does not answer yet: {self._claims[0]} still holds its cores",
-        ]
+        yield f"the agent does not answer yet: {self._claims[0]} still holds its cores"
 
-    async def _ends(self) -> list[str]:
+    async def _ends(self) -> Lines:
+        """Its container has ended, and the next Pod gets the card."""
         first, second = self._claims
         await self._manager.unprepare(self._driver, first)
         if await asyncio.to_thread(self._spec(first).exists):
             raise OSError(f"{self._spec(first)} is still there")
+        yield f"{first} is unprepared, and its CDI spec is gone"
         if self._waiting:
             await self._waiting
-        return [
-            f"{first} is unprepared, and its CDI spec is gone",
-            f"{second} is prepared",
-        ]
+        yield f"{second} is prepared"
 
-    async def _cuts(self) -> list[str]:
+    async def _cuts(self) -> Lines:
+        """Cards are cut on demand: one card for three Pods."""
         assert self._agent  # noqa: S101  (for the type checker)
         await self._configure("true")
         self._agent.poller.read_now()
-        devices = await self._api_server.until(
-            lambda found: len(found) > len(self._specs), DEADLINE
-        )
-        slices = self._api_server.slices
-        said = [
-            f"with dra.partitions there are {len(slices)} ResourceSlices, {len(devices)} devices:",
-            "each card in every width, with a counter for each core",
-        ]
+        every = len(self._specs)
+        devices = await self._api_server.until(lambda found: len(found) > every, DEADLINE)
+        slices = len(self._api_server.slices)
+        yield f"with dra.partitions there are {slices} ResourceSlices, {len(devices)} devices:"
+        yield "each card in every width, with a counter for each core"
         cores, taken = REGISTRY.core_counts[_WIDEST], set[str]()
         for pod, width in (("half", cores // 2), ("quarter", cores // 4), ("core", 1)):
             device = self._first_fit(width, taken)
             claim = self._api_server.allocate(self._driver, pod, [device], pod=pod)
             await self._manager.prepare(self._driver, claim)
-            spec = json.loads(await asyncio.to_thread(self._spec(claim).read_text))
-            said.append(f"Pod {pod:8} {_spec_lines(spec)[0]}")
-        return said
+            yield f"Pod {pod:8} {(await self._edits(claim))[0]}"
 
     def _first_fit(self, width: int, taken: set[str]) -> str:
         """The first free part with so many cores of the last card; it is taken now."""
@@ -245,6 +227,13 @@ class ClaimsNode:
 
     def _spec(self, claim: ClaimRef) -> Path:
         return self._root / cdi.DIRECTORY / cdi.claim_file(self._kind, claim.uid)
+
+    async def _edits(self, claim: ClaimRef) -> list[str]:
+        """What the CDI spec of a claim says, whose only device is one for its only request."""
+        (device,) = json.loads(await asyncio.to_thread(self._spec(claim).read_text))["devices"]
+        edits = device["containerEdits"]
+        nodes = " ".join(node["path"] for node in edits["deviceNodes"])
+        return [*(f"environment: {one}" for one in edits["env"]), f"device nodes: {nodes}"]
 
     @property
     def _named(self) -> str:
@@ -289,15 +278,3 @@ def _described(device: Mapping[str, Any]) -> str:
     }
     shown = " ".join(f"{key}={facts[key]}" for key in ("arch", "core", "memory") if key in facts)
     return f"{device['name']}: {shown}"
-
-
-def _spec_lines(spec: Mapping[str, Any]) -> list[str]:
-    return [
-        line
-        for device in spec["devices"]
-        for edits in [device["containerEdits"]]
-        for line in (
-            *(f"environment: {one}" for one in edits["env"]),
-            f"device nodes: {' '.join(node['path'] for node in edits['deviceNodes'])}",
-        )
-    ]
