@@ -75,7 +75,7 @@ def test_the_namespace_is_an_overlays_to_choose(path: Path) -> None:
 
 def test_rbac_is_least() -> None:
     assert one("ClusterRole")["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ]
     binding = one("ClusterRoleBinding")

@@ -75,7 +75,7 @@ def wanted(context: Context) -> tuple[Right, ...]:
     if labels or config.events or dra:
         rights.append(("get", "", "nodes"))
     if labels or config.cordon:
-        rights += [("list", "", "nodes"), ("watch", "", "nodes")]
+        rights.append(("watch", "", "nodes"))
     if labels:
         rights.append(("patch", "", "nodes"))
     if config.health.condition.type:

@@ -40,7 +40,7 @@ POD = "npu-agent-7xk2p"
 NODE_NAME = "n1"
 RESOURCE = "beta.furiosa.ai/npu"
 RIGHTS = {
-    *((verb, "nodes") for verb in ("get", "list", "watch", "patch")),
+    *((verb, "nodes") for verb in ("get", "watch", "patch")),
     *((verb, "events") for verb in ("create", "patch")),
 }
 
@@ -120,8 +120,9 @@ class ApiServer:
         assert what == "/resourceslices"
         if request.method == "GET":
             pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
+            of = {"driver": "npu.furiosa.ai", "pool": pool}
             items = [
-                {"metadata": {"name": name}, "spec": {"pool": pool, "devices": [RNGD] * count}}
+                {"metadata": {"name": name}, "spec": {**of, "devices": [RNGD] * count}}
                 for name, count in self.slices.items()
             ]
             found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
@@ -270,6 +271,7 @@ async def good_node(
         served = {"resource": RESOURCE, "healthy": len(ids)}
         pages.status = {
             "unready": [],
+            "cards": [],
             "problems": [],
             "resources": [served],
             "dra": [dra],

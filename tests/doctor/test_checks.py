@@ -40,6 +40,7 @@ from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
 from npu_agent.kubelet.ownership import Owner, lock_path
 from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.report import Report, Served
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.typedjson import convert
@@ -374,12 +375,12 @@ async def test_as_whom_the_agent_reads(bound: Node) -> None:
 
 
 async def test_by_a_kubeconfig_nothing_is_read_as_a_node(node: Node) -> None:
-    node.api.rights |= {(f"{AS_NODE}{verb}", "nodes") for verb in ("get", "list", "watch")}
+    node.api.rights |= {(f"{AS_NODE}{verb}", "nodes") for verb in ("get", "watch")}
     assert "reads as" not in await node.examined()
 
 
 async def test_the_rights_of_one_that_reads_as_its_node(bound: Node) -> None:
-    reads = {("get", "nodes"), ("list", "nodes"), ("watch", "nodes")}
+    reads = {("get", "nodes"), ("watch", "nodes")}
     bound.api.rights ^= reads | {(f"{AS_NODE}{verb}", noun) for verb, noun in reads}
     assert (await bound.examined())["rights"].state is State.OK
     bound.api.rights.discard((f"{AS_NODE}watch", "nodes"))
@@ -486,8 +487,8 @@ async def test_the_devices_that_the_kubelet_knows(
 ) -> None:
     odd = facts.pop(host.snapshot, ())
     if agent.report in facts:
-        served = (agent.Served(RESOURCE, facts[agent.report]),)
-        facts = {agent.report: agent.Report(resources=served)}
+        served = (Served(RESOURCE, facts[agent.report]),)
+        facts = {agent.report: Report(cards=(), resources=served)}
     facts = {
         kubelet.registered: {RESOURCE: frozenset(registered)},
         host.snapshot: replace(snapshot(state()), skipped=odd),

@@ -290,7 +290,7 @@ async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -
     found = to_fix((await claims.examined()).values())
     assert [one.name for one in found] == ["rights"]
     assert found[0].detail == (
-        "missing: nodes (get, list, watch, patch), events (create, patch), resourceclaims (get), "
+        "missing: nodes (get, watch, patch), events (create, patch), resourceclaims (get), "
         "resourceslices (list, watch, create, patch, delete)"
     )
     assert "add k8s/components/dra (Helm: dra.enabled)" in found[0].remedy
