@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from npu_agent.cluster.cel import CannotJudgeError, CelError, matches
-from npu_agent.cluster.objects import Cluster, Device, Node, Plain, ResourceClaim, ResourceSlice
+from npu_agent.cluster.objects import Cluster
 from npu_agent.cluster.quantity import quantity
 from npu_agent.cluster.scheduling import IMPLICIT, matches_selector, tolerates
-from npu_agent.kube.node import Taint
+from npu_agent.kube.objects import Device, Node, Plain, ResourceClaim, ResourceSlice, Taint
 
 MOST_DEVICES = 32
 """In the allocation of a claim."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from npu_agent.cluster.objects import Device
 from npu_agent.cluster.quantity import quantity
+from npu_agent.kube.objects import Device
 from npu_agent.text import one_line
 
 _SEMVER = re.compile(

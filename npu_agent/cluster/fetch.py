@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
-
-import msgspec
+from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.cluster.objects import (
-    Cluster,
+from npu_agent.cluster.objects import Cluster
+from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube.objects import (
     DeviceClass,
     DeviceTaintRule,
     Node,
     Object,
-    Page,
+    ObjectList,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -26,12 +25,11 @@ from npu_agent.cluster.objects import (
     ResourceSlice,
     StorageClass,
 )
-from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.pods import page_of
 from npu_agent.kube.request import Request
+from npu_agent.outputs.web.report import Report
 from npu_agent.typedjson import InvalidJsonError, convert
 
-T = TypeVar("T", bound=Object)
 KINDS: dict[str, type[Object]] = {
     "nodes": Node,
     "pods": Pod,
@@ -61,20 +59,11 @@ _ALL_PAGES = 15.0
 """Seconds for the agents' pages, together."""
 
 
-class _ListMeta(msgspec.Struct, frozen=True):
-    next: str = msgspec.field(default="", name="continue")
-
-
-class _List(msgspec.Struct, Generic[T], frozen=True):
-    metadata: _ListMeta = _ListMeta()
-    items: tuple[T, ...] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Pages:
     """What the agents said, by the Node's name; else why not, in a sentence."""
 
-    found: Mapping[str, Page] = field(default_factory=dict)
+    found: Mapping[str, Report] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
     """The user has no right to ask: those that are left were not asked."""
@@ -123,7 +112,7 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
 async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
     """The pages of these agents; what fails, or takes too long, is in the answer."""
     names = {pod.spec.node_name: pod for pod in agents}
-    found: dict[str, Page] = {}
+    found: dict[str, Report] = {}
     failed: dict[str, str] = {}
     refused: list[str] = []
 
@@ -131,7 +120,7 @@ async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
         if refused:
             return
         try:
-            found[node] = convert(await page_of(api, pod.namespace, pod.name), Page)
+            found[node] = convert(await page_of(api, pod.namespace, pod.name), Report)
         except InvalidJsonError as error:
             failed[node] = f"the agent's page cannot be used, is it of another version? {error}"
         except ApiError as error:
@@ -160,9 +149,9 @@ async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
     items: list[Object] = []
     pause = Backoff(longest=8.0)
     following = ""
-    list_of: Any = _List
+    list_of: Any = ObjectList
     while True:
-        request: Request[_List[Any]] = Request(
+        request: Request[ObjectList[Any]] = Request(
             verb="list",
             kind=KINDS[kind].__name__,
             namespace=scope.namespace if kind in _NAMESPACED else "",

@@ -15,9 +15,9 @@ from enum import IntEnum
 from fractions import Fraction
 from typing import Any
 
-from npu_agent.cluster.objects import Cluster, Container, Node, Plain, Pod
+from npu_agent.cluster.objects import Cluster
 from npu_agent.cluster.quantity import Amounts, amounts, largest, number, quantity, total
-from npu_agent.kube.node import Taint
+from npu_agent.kube.objects import Container, Node, Plain, Pod, Taint
 from npu_agent.text import listed, natural, one_line
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from npu_agent.cluster.allocation import Asked, Devices, GivesUpError, Offered
 from npu_agent.cluster.cel import CannotJudgeError, CelError, matches, terms
-from npu_agent.cluster.objects import Node, ResourceClaim
 from npu_agent.cluster.scheduling import Kind, Reason, most
+from npu_agent.kube.objects import Node, ResourceClaim
 from npu_agent.text import one_line
 
 _TAINTS = {"unhealthy": Kind.UNHEALTHY}

@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npu_agent.cluster.fetch import Pages
-from npu_agent.cluster.objects import Cluster, Device, Node, Page, Pod, condition
+from npu_agent.cluster.objects import Cluster
 from npu_agent.core.hardware import CoreRange
+from npu_agent.kube.objects import Device, Node, Pod, condition
+from npu_agent.outputs.web.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +297,7 @@ def _version(pod: Pod) -> str:
     return (tag or "latest") + ("" if ready and ready.status == "True" else " (not ready)")
 
 
-def _by_plugin(pod: Pod, words: Words, page: Page | None) -> Iterator[Holding]:
+def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]:
     wanted = dict(_requests(pod, words))
     if not pod.spec.node_name:
         if wanted or (pod.spec.resource_claims and not pod.claims):
@@ -351,7 +353,7 @@ def _cores(text: str | None) -> frozenset[int] | None:
     return frozenset(range(int(first), int(last or first) + 1))
 
 
-def _load(page: Page | None, name: str, cores: frozenset[int] | None) -> float | None:
+def _load(page: Report | None, name: str, cores: frozenset[int] | None) -> float | None:
     """The mean load of these cores of a card, or of all of them (None)."""
     loads = [
         core.utilization

@@ -11,17 +11,7 @@ from fractions import Fraction
 
 from npu_agent.cluster.allocation import Devices, GivesUpError, Search
 from npu_agent.cluster.cel import CannotJudgeError
-from npu_agent.cluster.objects import (
-    ClaimDevices,
-    ClaimSpec,
-    Cluster,
-    Container,
-    Node,
-    Plain,
-    Pod,
-    ResourceClaim,
-    condition,
-)
+from npu_agent.cluster.objects import Cluster
 from npu_agent.cluster.quantity import number, quantity
 from npu_agent.cluster.scheduling import (
     Kind,
@@ -33,7 +23,17 @@ from npu_agent.cluster.scheduling import (
     volume_claims,
 )
 from npu_agent.cluster.shortage import shortages
-from npu_agent.kube.pods import Meta
+from npu_agent.kube.objects import (
+    ClaimDevices,
+    ClaimSpec,
+    Container,
+    Meta,
+    Node,
+    Plain,
+    Pod,
+    ResourceClaim,
+    condition,
+)
 from npu_agent.text import closest, listed, natural, one_line
 
 _DEFAULT = "default-scheduler"

@@ -15,6 +15,7 @@ from npu_agent.commands.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, Kind, node, pods
+from npu_agent.kube.objects import AGENT
 from npu_agent.text import shown
 
 Known = Mapping[str, Any]
@@ -136,7 +137,7 @@ async def status_of(api: Api, name: str) -> dict[str, Any]:
     found = await pods.agent_status(api, name)
     if found is None:
         raise CommandError(
-            f"no agent runs on Node {name}: `kubectl get pods -A -o wide -l {pods.AGENT}`"
+            f"no agent runs on Node {name}: `kubectl get pods -A -o wide -l {AGENT}`"
         )
     return found
 

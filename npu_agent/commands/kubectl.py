@@ -18,7 +18,7 @@ from typing import Any
 from npu_agent import __version__
 from npu_agent.cluster import view as rows
 from npu_agent.cluster.fetch import Pages, Scope, fetch, pages
-from npu_agent.cluster.objects import Cluster, Page, PageHolder
+from npu_agent.cluster.objects import Cluster
 from npu_agent.commands import CommandError, kubectl_why, view
 from npu_agent.commands.cordon import status_of
 from npu_agent.commands.parser import Parser
@@ -27,7 +27,8 @@ from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials, CredentialsError
-from npu_agent.kube.pods import AGENT
+from npu_agent.kube.objects import AGENT
+from npu_agent.outputs.web.report import Holder, Report
 from npu_agent.text import one_line
 from npu_agent.typedjson import InvalidJsonError, convert
 from npu_agent.vendors import DRIVERS, REGISTRY
@@ -298,7 +299,7 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     if view.is_data(args):
         return view.data(status, args)
     try:
-        page = convert(status, Page)
+        page = convert(status, Report)
     except InvalidJsonError as error:
         what = f"the page of the agent on Node {args.node} cannot be used"
         raise CommandError(f"{what}, is it of another version? {error}") from error
@@ -325,5 +326,5 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     return "\n".join([table(columns, cells, args), "", *said])
 
 
-def _held(by: PageHolder) -> str:
+def _held(by: Holder) -> str:
     return f"{by.namespace}/{by.pod}" + (f" ({by.cores})" if by.cores else "")

@@ -18,7 +18,7 @@ from npu_agent.commands import CommandError
 from npu_agent.commands.cordon import cards_of
 from npu_agent.commands.kubectl import DEFAULTS, Login, parser
 from npu_agent.kube import Api, ApiError
-from npu_agent.kube.pods import AGENT
+from npu_agent.kube.objects import AGENT
 from npu_agent.text import one_line
 
 _FILES, _NO_FILES = 0, 4

@@ -14,6 +14,7 @@ from npu_agent.doctor.check import Check, Lines, note, ok, unused, wrong
 from npu_agent.doctor.context import Context
 from npu_agent.doctor.sockets import owner
 from npu_agent.outputs.web.authorization import HOW
+from npu_agent.outputs.web.report import Report
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
 
@@ -88,63 +89,8 @@ class Answer:
     """Whether nothing is answered."""
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """One of ``problems`` in /status.json."""
-
-    subject: str
-    text: str
-    remedy: str = ""
-    command: str = ""
-    unready: str = ""
-    cards: tuple[str, ...] = ()
-
-
-class Served(msgspec.Struct, frozen=True):
-    """One of ``resources`` in /status.json."""
-
-    resource: str
-    healthy: int
-
-
-class Slices(msgspec.Struct, frozen=True):
-    """``slices`` of a driver in /status.json."""
-
-    dropped: tuple[str, ...] = ()
-    """Fields that the API server does not keep."""
-
-
-class Driver(msgspec.Struct, frozen=True):
-    """One of ``dra`` in /status.json."""
-
-    driver: str
-    slices: Slices
-
-
-class Labels(msgspec.Struct, frozen=True):
-    """``labels`` in /status.json."""
-
-    in_place: bool
-    error: str | None
-    labels: dict[str, str]
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What the running agent reports, as far as it is used here."""
-
-    unready: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    resources: tuple[Served, ...] | None = None
-    """None: /status.json could not be read."""
-    dra: tuple[Driver, ...] | None = None
-    labels: Labels | None = None
-    answered: bool = True
-
-    def healthy(self, resource: str) -> int | None:
-        """How many healthy devices it offers; None: not known."""
-        return next((one.healthy for one in self.resources or () if one.resource == resource), None)
-
-
-NO_REPORT = Report(answered=False)
+NO_REPORT = Report(cards=())
+"""No agent has answered."""
 
 
 class _Readiness(msgspec.Struct):
@@ -172,7 +118,7 @@ async def report(context: Context) -> Report:
         try:
             if path == "/status.json":
                 return typedjson.decode(body, Report)
-            return Report(unready=typedjson.decode(body, _Readiness).reasons)
+            return Report(cards=(), unready=typedjson.decode(body, _Readiness).reasons)
         except typedjson.InvalidJsonError:
             continue  # it asks for a token, or is of another version
     return NO_REPORT
@@ -270,7 +216,7 @@ async def _occupied(at: Listener) -> str:
 
 
 def _ready(context: Context, found: Report) -> Check:
-    if found.answered:
+    if found is not NO_REPORT:
         return ok("the agent that answers is ready")
     in_pod = "" if context.in_pod else ": it may have a network of its own; ask in its Pod"
     return unused(f"no npu-agent answers on {probes(context).shown}{in_pod}")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-
-import msgspec
 
 from npu_agent import typedjson
 from npu_agent.core.hardware import Snapshot
@@ -20,6 +17,7 @@ from npu_agent.doctor.directories import directory
 from npu_agent.doctor.host import has_unread, snapshot, unreadable
 from npu_agent.doctor.sockets import candidates, delete_plugin, list_plugins, owner
 from npu_agent.files import SIMULATION, content
+from npu_agent.kubelet import pods
 from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
 from npu_agent.kubelet.pods import CGROUPS, CHECKPOINT
 from npu_agent.text import listed
@@ -95,30 +93,14 @@ async def _cgroups(context: Context) -> Check:
     )
 
 
-class _Data(msgspec.Struct):
-    registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices")
-
-
-class _Checkpoint(msgspec.Struct):
-    """See k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint."""
-
-    data: _Data = msgspec.field(name="Data")
-
-
 async def registered(context: Context) -> Mapping[str, frozenset[str]]:
     """For each resource, the healthy devices that the kubelet knows."""
     path = context.directory / CHECKPOINT
     raw = await context.in_thread(lambda: content(path, _LARGEST))
-    return {} if raw is None else registered_in(raw, path)
-
-
-def registered_in(checkpoint: bytes, path: Path) -> Mapping[str, frozenset[str]]:
-    """The same, of the content of the checkpoint at `path`; raises Unknown if it is none."""
     try:
-        found = typedjson.decode(checkpoint, _Checkpoint).data.registered or {}
+        return {} if raw is None else pods.registered(raw)
     except typedjson.InvalidJsonError as error:
         raise Unknown(f"{path} is not as kubelets write it: {error}") from None
-    return {name: frozenset(ids or ()) for name, ids in found.items()}
 
 
 async def healthy(context: Context, resource: Resource) -> int:

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import msgspec
 
 from npu_agent.backoff import Backoff
+from npu_agent.kube import objects
 from npu_agent.kube.client import FIELD_MANAGER, Api
 from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.objects import Condition, Meta
 from npu_agent.kube.request import Request
 
 
@@ -37,15 +39,12 @@ class Manager(msgspec.Struct, frozen=True):
         return frozenset(key.removeprefix("f:") for key in keys if key.startswith("f:"))
 
 
-class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
-    """A Node's metadata."""
+class NodeMeta(Meta, frozen=True, kw_only=True):
+    """A Node's metadata, with who has written what."""
 
-    name: str
     uid: Annotated[str, msgspec.Meta(min_length=1)]
     """Another one if the Node was deleted and created again."""
     resource_version: str
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
     managed_fields: tuple[Manager, ...] = ()
 
     @property
@@ -64,56 +63,10 @@ class NodeMeta(msgspec.Struct, frozen=True, rename="camel"):
         )
 
 
-class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition of a Node or Pod; times are RFC 3339 in whole seconds, or None."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_heartbeat_time: str | None = None
-    last_transition_time: str | None = None
-
-
-class _Info(msgspec.Struct, frozen=True, rename="camel"):
-    kubelet_version: str = ""
-
-
-class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """Quantities are as Kubernetes writes them: ``{"example.com/npu": "8"}``."""
-
-    allocatable: dict[str, str] = {}
-    capacity: dict[str, str] = {}
-    conditions: tuple[Condition, ...] = ()
-    node_info: _Info = _Info()
-
-
-class Taint(msgspec.Struct, frozen=True):
-    """A taint of a Node, or of a device."""
-
-    key: str
-    effect: str = ""
-    value: str = ""
-
-    @property
-    def bars(self) -> bool:
-        """Whether it keeps out what does not tolerate it."""
-        return self.effect in ("NoSchedule", "NoExecute")
-
-
-class NodeSpec(msgspec.Struct, frozen=True):
-    """The desired state of a Node."""
-
-    unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
-
-
-class Node(msgspec.Struct, frozen=True):
-    """A Node: what is read of it (k8s.io/api/core/v1, types.go)."""
+class Node(objects.Node, frozen=True):
+    """Our own Node."""
 
     metadata: NodeMeta
-    spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
 
 
 class _Partial(msgspec.Struct, frozen=True):

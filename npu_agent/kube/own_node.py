@@ -10,7 +10,7 @@ from npu_agent.kube import follow
 from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.follow import Timing
-from npu_agent.kube.node import Node, Taint
+from npu_agent.kube.node import Node
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
@@ -29,7 +29,6 @@ class OwnNode:
     """Whether it is cordoned."""
     conditions: Mapping[str, str]
     """By type, the status: ``True``, ``False`` or ``Unknown``."""
-    taints: tuple[Taint, ...]
 
 
 class NodeWatch:
@@ -95,7 +94,6 @@ def _followed(node: Node) -> OwnNode:
         annotations=node.metadata.annotations,
         unschedulable=node.spec.unschedulable,
         conditions={one.type: one.status for one in node.status.conditions},
-        taints=node.spec.taints,
     )
 
 

@@ -5,54 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.objects import AGENT, ObjectList, Pod
 from npu_agent.kube.request import Request
 
-AGENT = "app.kubernetes.io/name=npu-agent"
-"""Selects the agent's Pods."""
 _PAGE = 5.0
 """Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """An object that another one belongs to."""
-
-    kind: str
-    uid: str = ""
-
-
-class Meta(msgspec.Struct, frozen=True, rename="camel"):
-    """An object's metadata; times are RFC 3339."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    owner_references: tuple[Owner, ...] = ()
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-
-
-class Pod(msgspec.Struct, frozen=True):
-    """A Pod (k8s.io/api/core/v1, types.go)."""
-
-    metadata: Meta
-
-    @property
-    def stays(self) -> str:
-        """Why it would be back after an eviction; "" if it would not."""
-        if "kubernetes.io/config.mirror" in self.metadata.annotations:
-            return "a static Pod of the node"
-        daemon = any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
-        return "a Pod of a DaemonSet" if daemon else ""
-
-
-class _Pods(msgspec.Struct, frozen=True):
-    items: tuple[Pod, ...] | None = None
 
 
 async def get(api: Api, namespace: str, name: str) -> Pod | None:
@@ -92,7 +51,7 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
 async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
     """/status.json of the agent on a Node; None: no agent runs there."""
     query = {"labelSelector": AGENT, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
-    found = await api.ask(Request("list", "Pod", _Pods, query=query))
+    found = await api.ask(Request("list", "Pod", ObjectList[Pod], query=query))
     failed: ApiError | None = None
     for pod in found.items or ():
         try:

@@ -10,102 +10,48 @@ import msgspec
 from npu_agent import typedjson
 from npu_agent.core.claim import UID, Claim, Parameters, Result
 from npu_agent.kube.client import Api
+from npu_agent.kube.objects import Meta, Name, ResourceClaim
 from npu_agent.kube.request import Request
 
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
-"""Of an object, a pool or a device: it is part of messages."""
-_Uid = Annotated[str, msgspec.Meta(pattern=rf"^{UID}\Z")]
-_Request = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(/.*)?\Z")]
-"""A name, part of a CDI device's, and after a slash the alternative that a prioritized list
-chose."""
+
+class _Meta(Meta, frozen=True, kw_only=True):
+    name: Name
+    namespace: Name
+    uid: Annotated[str, msgspec.Meta(pattern=rf"^{UID}\Z")]
 
 
-class _Toleration(msgspec.Struct):
-    key: str | None = None
-
-
-class _Result(msgspec.Struct, rename="camel"):
-    request: _Request
-    driver: _Name
-    pool: _Name
-    device: _Name
-    admin_access: bool | None = None
-    tolerations: list[_Toleration] | None = None
-
-
-class _Opaque(msgspec.Struct):
-    driver: str
-
-
-class _Config(msgspec.Struct):
-    source: str = ""
-    requests: list[_Request] | None = None
-    opaque: _Opaque | None = None
-
-
-class _Devices(msgspec.Struct):
-    results: list[_Result] | None = None
-    config: list[_Config] | None = None
-
-
-class _Allocation(msgspec.Struct):
-    devices: _Devices | None = None
-
-
-class _Consumer(msgspec.Struct):
-    name: _Name
-    uid: _Uid
-    resource: str = ""
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    reserved_for: list[_Consumer] | None = None
-
-
-class _Metadata(msgspec.Struct):
-    namespace: _Name
-    name: _Name
-    uid: _Uid
+class _ResourceClaim(ResourceClaim, frozen=True):
+    metadata: _Meta
 
 
 class _Classes(msgspec.Struct):
     items: list[dict[str, Any]] | None = None
 
 
-class _ResourceClaim(msgspec.Struct):
-    """Format: ``ResourceClaim`` of k8s.io/api/resource/v1, types.go."""
-
-    metadata: _Metadata
-    status: _Status | None = None
-
-
 def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
     """A ResourceClaim with this driver's devices; raises InvalidJsonError if it is malformed."""
     found = typedjson.convert(answer, _ResourceClaim)
-    status = found.status or _Status()
-    devices = (status.allocation and status.allocation.devices) or _Devices()
-    consumers = status.reserved_for or ()
+    allocation, consumers = found.status.allocation, found.status.reserved_for
     return Claim(
         namespace=found.metadata.namespace,
         name=found.metadata.name,
         uid=found.metadata.uid,
-        allocated=status.allocation is not None,
+        allocated=allocation is not None,
         results=tuple(
             Result(
                 request=one.request.partition("/")[0],
                 pool=one.pool,
                 device=one.device,
                 admin=bool(one.admin_access),
-                tolerated=frozenset(each.key or "" for each in one.tolerations or ()),
+                tolerated=frozenset(each.get("key") or "" for each in one.tolerations),
             )
-            for one in devices.results or ()
+            for one in found.results
             if one.driver == driver
         ),
         parameters=tuple(
-            Parameters(from_class=one.source == "FromClass", requests=tuple(one.requests or ()))
-            for one in devices.config or ()
-            if one.opaque and one.opaque.driver == driver
+            Parameters(from_class=one.source == "FromClass", requests=one.requests)
+            for one in (allocation.devices.config if allocation else ())
+            if one.opaque.get("driver") == driver
         ),
         reserved_for=tuple(one.name for one in consumers),
         pod_uids=tuple(one.uid for one in consumers if one.resource == "pods"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
 from npu_agent.kube.follow import Versioned
+from npu_agent.kube.objects import ResourceSlice
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 
@@ -29,35 +28,6 @@ class Listing(NamedTuple):
     """A watch begins there."""
 
 
-# What is read of a slice, which travels as it is: it is compared with what was sent, field by
-# field.
-
-
-class _Device(msgspec.Struct, frozen=True):
-    name: str
-    taints: list[dict[str, str]] | None = None
-
-
-class _Pool(msgspec.Struct, frozen=True, rename="camel"):
-    generation: int
-    resource_slice_count: int
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    pool: _Pool
-    devices: list[_Device] | None = None
-
-
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    owner_references: list[Any] | None = None
-
-
-class _Slice(msgspec.Struct, frozen=True):
-    metadata: _Meta
-    spec: _Spec
-
-
 class _List(Versioned, frozen=True):
     items: list[dict[str, Any]] | None = None
 
@@ -74,7 +44,7 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
 
 def watch(node: str, driver: str) -> Request[Any]:
     """For `follow`: each event has a slice as its object, or is a bookmark."""
-    return Request("watch", "ResourceSlice", _Slice, query=_of(node, driver))
+    return Request("watch", "ResourceSlice", ResourceSlice, query=_of(node, driver))
 
 
 async def apply(api: Api, slice_: Slice) -> Slice:
@@ -101,7 +71,7 @@ async def delete(api: Api, name: str) -> bool:
 def _checked(request: Request[Any], found: dict[str, Any]) -> dict[str, Any]:
     """`found`, or an ApiError if it lacks what is read of it."""
     try:
-        convert(found, _Slice)
+        convert(found, ResourceSlice)
     except InvalidJsonError as error:
         raise unusable(request, error) from error
     return found

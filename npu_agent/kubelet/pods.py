@@ -36,10 +36,17 @@ class _Entry(msgspec.Struct):
 
 class _Data(msgspec.Struct):
     PodDeviceEntries: list[_Entry] | None
+    RegisteredDevices: dict[str, list[str] | None] | None = None
 
 
 class _Checkpoint(msgspec.Struct):
     Data: _Data
+
+
+def registered(checkpoint: bytes) -> dict[str, frozenset[str]]:
+    """For each resource, the healthy devices that the kubelet knows; raises InvalidJsonError."""
+    found = typedjson.decode(checkpoint, _Checkpoint).Data.RegisteredDevices or {}
+    return {name: frozenset(ids or ()) for name, ids in found.items()}
 
 
 _LARGEST = 8 << 20

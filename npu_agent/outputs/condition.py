@@ -23,7 +23,7 @@ from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
 from npu_agent.core.state import AgentState, ConditionState
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, node
-from npu_agent.kube.node import Condition
+from npu_agent.kube.objects import Condition
 from npu_agent.logs import Reporter, logger
 from npu_agent.ticks import set_within, stamp
 

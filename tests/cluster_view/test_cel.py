@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from npu_agent.cluster import cel
-from npu_agent.cluster.objects import Device
+from npu_agent.kube.objects import Device
 
 OWN = 'device.attributes["a.b"]'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent.cluster.objects import Node, Pod, ResourceClaim, ResourceSlice, condition
+from npu_agent.kube.objects import Node, Pod, ResourceClaim, ResourceSlice, condition
 from npu_agent.typedjson import InvalidJsonError
 from tests.cluster_view.build import read
 

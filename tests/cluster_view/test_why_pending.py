@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.cluster.objects import Pod
 from npu_agent.cluster.why import Verdict, why
+from npu_agent.kube.objects import Pod
 from tests.cluster_view.build import (
     Json,
     claim,

@@ -35,14 +35,13 @@ from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
-from npu_agent.doctor import host, kubelet
-from npu_agent.doctor.check import Unknown
+from npu_agent.doctor import host
 from npu_agent.feed import Feed
 from npu_agent.kube import Node, client, errors, follow, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
-from npu_agent.kubelet import decode, ownership
+from npu_agent.kubelet import decode, ownership, pods
 from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
@@ -51,6 +50,7 @@ from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages, text_answer
+from npu_agent.typedjson import InvalidJsonError
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.spec import SPEC
@@ -260,7 +260,7 @@ def _pod_resources(data: bytes) -> None:
 
 
 def _kubelet_checkpoint(data: bytes) -> None:
-    for name, ids in kubelet.registered_in(data, Path("checkpoint")).items():
+    for name, ids in pods.registered(data).items():
         assert isinstance(name, str)
         assert all(isinstance(id_, str) for id_ in ids)
 
@@ -472,7 +472,7 @@ TARGETS = (
     Target(name="pod-resources", parse=_pod_resources, allowed=(ValueError,)),
     Target(name="allocatable", parse=decode.read_allocatable, allowed=(ValueError,)),
     Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
-    Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(Unknown,)),
+    Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(InvalidJsonError,)),
     Target(name="ledger-record", parse=_ledger_record),
     Target(name="lock", parse=_lock),
     Target(name="api-refusal", parse=_refusal),

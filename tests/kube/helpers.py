@@ -27,7 +27,10 @@ TIMING = Timing(deadline=DEADLINE)
 SLICE: dict[str, Any] = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "resourceVersion": "7"},
-    "spec": {"pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}},
+    "spec": {
+        "driver": "npu.example.com",
+        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+    },
 }
 NODE: dict[str, Any] = {
     "kind": "PartialObjectMetadata",

@@ -15,7 +15,7 @@ from tests.kube.helpers import NODE, SLICE, Server, says, status
 
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRA = "/apis/resource.k8s.io/v1"
-META = NodeMeta("n1", "7b0c", "42")
+META = NodeMeta(name="n1", uid="7b0c", resource_version="42")
 
 
 async def garbage(reading: Any) -> str:
@@ -198,7 +198,10 @@ async def test_the_slices_of_a_driver_on_a_node(server: Server, api: Api) -> Non
     [
         ([5], "items[0]: expected object, got int"),
         ([{}], "metadata is missing"),
-        ([{**SLICE, "spec": {"pool": {"generation": 1}}}], "spec.pool.resourceSliceCount is"),
+        (
+            [{**SLICE, "spec": {**SLICE["spec"], "pool": {"name": "n1", "generation": 1}}}],
+            "spec.pool.resourceSliceCount is",
+        ),
         ([{**SLICE, "spec": {**SLICE["spec"], "devices": ["npu-0"]}}], "spec.devices[0]: expected"),
     ],
 )

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from npu_agent.cluster.objects import Cluster as Objects
-from npu_agent.cluster.objects import Pod
 from npu_agent.cluster.why import Verdict, why
+from npu_agent.kube.objects import Pod
 from tests.cluster import Answer, Cluster
 from tests.cluster.node import ClusterError
 from tests.cluster_view.build import TYPES, read

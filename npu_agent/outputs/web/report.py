@@ -1,0 +1,107 @@
+"""/status.json as our own commands read it, of an agent of any version: see `status`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Core(msgspec.Struct, frozen=True):
+    """A core's load in per cent."""
+
+    core: int
+    utilization: float | None = None
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a card measures."""
+
+    cores: tuple[Core, ...] = ()
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A Pod that has the card, or these cores of it: ``0-3``."""
+
+    namespace: str
+    pod: str
+    cores: str | None = None
+    claim: str | None = None
+    resource: str = ""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """A card's health, and why it is not healthy."""
+
+    state: str = "unknown"
+    reason: str = ""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A card, as its agent sees it."""
+
+    name: str
+    core_count: int
+    family: str = ""
+    cordoned: str | None = None
+    health: Health = Health()
+    holders: tuple[Holder, ...] = ()
+    reading: Reading | None = None
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong, and what to do."""
+
+    text: str
+    subject: str = ""
+    severity: str = ""
+    remedy: str = ""
+    command: str = ""
+    unready: str = ""
+    cards: tuple[str, ...] = ()
+    """IDs."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A resource of the device plugin."""
+
+    resource: str
+    healthy: int
+
+
+class Slices(msgspec.Struct, frozen=True):
+    """The ResourceSlices of a DRA driver."""
+
+    dropped: tuple[str, ...] = ()
+    """Fields that the API server does not keep."""
+
+
+class Driver(msgspec.Struct, frozen=True):
+    """A DRA driver."""
+
+    driver: str
+    slices: Slices = Slices()
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """The Node's labels."""
+
+    in_place: bool = False
+    error: str | None = None
+    labels: dict[str, str] = {}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a running agent reports, as far as it is used."""
+
+    cards: tuple[Card, ...]
+    version: str = "?"
+    node: str | None = "?"
+    ready: bool = False
+    unready: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    resources: tuple[Served, ...] | None = None
+    dra: tuple[Driver, ...] | None = None
+    labels: Labels | None = None
+
+    def healthy(self, resource: str) -> int | None:
+        """How many healthy devices it offers; None: not known."""
+        return next((one.healthy for one in self.resources or () if one.resource == resource), None)
