@@ -118,7 +118,7 @@ class Simulation:
         self._interval = interval
 
     async def run(self) -> None:
-        """Goes on until cancelled; raises SimulatorError if this is no simulated tree."""
+        """Goes on until cancelled; raises SimulatorError if this is not a simulated tree."""
         cards(self._root)
         last = time.monotonic()
         while True:
