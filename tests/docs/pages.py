@@ -51,8 +51,8 @@ class Page:
 
     @cached_property
     def prose(self) -> str:
-        """The page without its code blocks."""
-        return _FENCE.sub("", self.text)
+        """The page without its code blocks and comments."""
+        return re.sub("<!-- .*? -->", "", _FENCE.sub("", self.text))
 
     @cached_property
     def inline(self) -> list[str]:
