@@ -26,7 +26,6 @@ UNFINISHED = {
     "docs/metrics.md",
     "docs/migration.md",
     "docs/packaging.md",
-    "docs/security.md",
     "docs/terms.md",
     "docs/troubleshooting.md",
     "docs/without-kubernetes.md",
