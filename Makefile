@@ -16,7 +16,7 @@ NEED_ROOT := --ignore=tests/conformance --ignore=tests/e2e --ignore=tests/k8s --
 # In CI what fails is run once more, alone, and named (tests/again.py).
 PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
-PACKAGES := binutils chromium fish prometheus prometheus-alertmanager systemd zsh
+PACKAGES := binutils chromium debootstrap fish patchelf prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
 .PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean

@@ -2,9 +2,10 @@
 
 All that are installed run at the same time, each with two workers: the tests wait for about half
 of their time, so that three interpreters take little longer than one after the other worker.
-An interpreter is looked for on PATH and among pyenv's; one that is not installed is left out, and
-named. Beside the one that runs this, each gets a virtual environment below $NPU_AGENT_CACHE
-(default: ~/.cache/npu-agent), made once from requirements/dev.txt.
+An interpreter is looked for on PATH and among pyenv's. Root on Debian takes one that Debian's
+stable release has not got from the unstable one; what else is not installed is left out, and named.
+Each but the one that runs this gets a virtual environment below $NPU_AGENT_CACHE (default:
+~/.cache/npu-agent), made once from requirements/dev.txt.
 """
 
 import hashlib
@@ -16,10 +17,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+UNSTABLE = ("3.14",)
+"""Those of Debian's unstable release."""
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
+CACHE = Path(os.environ.get("NPU_AGENT_CACHE") or Path.home() / ".cache" / "npu-agent")
 
 
 def main() -> int:
@@ -28,7 +32,7 @@ def main() -> int:
     for version in VERSIONS:
         if version == OWN:
             continue
-        python = interpreter(version)
+        python = interpreter(version) or (version in UNSTABLE and unstable(version)) or None
         if python is None:
             print(f"Python {version}: not installed, left out", flush=True)
         else:
@@ -96,17 +100,48 @@ def candidates(version: str) -> Iterator[str]:
     yield from map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python"), reverse=True))
 
 
+def unstable(version: str) -> str | None:
+    """That of Debian's unstable release, with the C library that it needs, into the cache."""
+    home = CACHE / f"python-{version}"
+    python, libraries = home / "usr" / "bin" / f"python{version}", home / "usr" / "lib"
+    if python.exists():
+        return str(python)
+    mirror = os.environ.get("NPU_AGENT_DEBIAN_MIRROR")
+    include = f"--include=python{version},python{version}-venv"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as directory:
+        made, root = Path(directory, "made"), Path(directory, "root")
+        options = ("--foreign", "--variant=minbase", include)
+        try:
+            _quiet("debootstrap", *options, "sid", root, *([mirror] if mirror else []))
+            for package in root.glob("var/cache/apt/archives/*.deb"):
+                _quiet("dpkg-deb", "--extract", package, made)
+            (loader,) = made.glob("usr/lib/*/ld-linux-*.so.*")
+            loader = libraries / loader.relative_to(made / "usr" / "lib")
+            paths = ("--set-interpreter", loader, "--force-rpath", "--set-rpath", loader.parent)
+            _quiet("patchelf", *paths, made / python.relative_to(home))
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            print(f"Python {version}: not to be had from Debian: {error}", flush=True)
+            return None
+        made.rename(home)
+    return str(python)
+
+
+def _quiet(*command: str | Path) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def environment(version: str, python: str) -> str:
     """The Python of a virtual environment with what the tests need; made if it is missing."""
-    cache = Path(os.environ.get("NPU_AGENT_CACHE") or Path.home() / ".cache" / "npu-agent")
     pins = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
-    venv = cache / "venvs" / f"{version}-{pins}"
+    venv = CACHE / "venvs" / f"{version}-{pins}"
     ours = str(venv / "bin" / "python")
     ready = venv / "ready"
     if not ready.exists():
-        subprocess.run([python, "-m", "venv", "--clear", venv], check=True)
-        pip = [ours, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--require-hashes", "-r", REQUIREMENTS], check=True)
+        subprocess.run([python, "-m", "venv", "--clear", "--without-pip", venv], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", ours, "install", "--quiet"]
+        options = ["--disable-pip-version-check", "--require-hashes"]
+        subprocess.run([*pip, *options, "-r", REQUIREMENTS], check=True)
         ready.touch()
     return ours
 
