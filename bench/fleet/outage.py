@@ -24,7 +24,7 @@ PATIENCE = 400.0
 """Seconds after the outage."""
 
 
-class _CountedTime(asyncio.SelectorEventLoop):
+class CountedTime(asyncio.SelectorEventLoop):
     """Goes to the next moment at which there is anything to do."""
 
     _now = 0.0
@@ -97,7 +97,7 @@ def outage(nodes: int, seconds: float) -> Outage:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    _run(play())
+    run(play())
     assert found.back == 2 * nodes, f"{found.back} watches are open"
     return found
 
@@ -109,8 +109,9 @@ def _follow(api: Api, watch: Request[Any], list_: Any) -> Coroutine[Any, Any, No
     return follow.follow(api, watch, hooks, follow.Timing(shortest=10**6, longest=10**6))
 
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    loop = _CountedTime()
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """As `asyncio.run`, in counted time."""
+    loop = CountedTime()
     try:
         loop.run_until_complete(main)
     finally:

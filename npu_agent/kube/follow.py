@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -66,13 +66,23 @@ class Timing:
     """That a watch has to last to count as one that worked."""
 
 
+class Seen(NamedTuple):
+    """What happened to an object that is watched."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
+    version: str
+    object: Any
+    """As the answer of the watch's request; None: a bookmark has only a version."""
+
+
 @contextlib.asynccontextmanager
 async def watched(
     api: Api, request: Request[Any], version: str, seconds: float
-) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+) -> AsyncIterator[AsyncIterator[Seen]]:
     """Opens a watch: the events after a version, until the API server ends it in so many seconds.
 
-    The query of `request` says which objects; each of them, except bookmarks, is its answer.
+    The query of `request` says which objects.
     """
     query = {
         **request.query,
@@ -82,19 +92,18 @@ async def watched(
         "timeoutSeconds": str(round(seconds)),
     }
     async with api.watch(replace(request, query=query), silence=_SILENCE) as events:
-        yield (_checked(request, event) async for event in events)
+        yield (_read(request, event) async for event in events)
 
 
-def _checked(request: Request[Any], event: WatchEvent) -> WatchEvent:
-    try:
-        convert(event.object, Versioned)
-        if event.type != "BOOKMARK":
-            convert(event.object, request.answer)
-    except InvalidJsonError as error:
-        raise unusable(request, error) from error
+def _read(request: Request[Any], event: WatchEvent) -> Seen:
     if event.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
         raise unusable(request, ValueError("an event of an unknown type"))
-    return event
+    try:
+        version = convert(event.object, Versioned).metadata.resource_version
+        found = None if event.type == "BOOKMARK" else convert(event.object, request.answer)
+    except InvalidJsonError as error:
+        raise unusable(request, error) from error
+    return Seen(event.type, version, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +112,7 @@ class Hooks:
 
     list_: Callable[[], Awaitable[str]]
     """Lists the objects; returns the version from which on they have to be watched."""
-    see: Callable[[WatchEvent], None]
+    see: Callable[[Seen], None]
     """Takes an event that is not a bookmark."""
     opened: Callable[[], None]
     """Called when a watch is open."""
@@ -131,7 +140,7 @@ async def follow(api: Api, watch: Request[Any], hooks: Hooks, timing: Timing) ->
                 since = loop.time()
                 hooks.opened()
                 async for event in events:
-                    version = event.object["metadata"]["resourceVersion"]
+                    version = event.version
                     if event.type != "BOOKMARK":
                         hooks.see(event)
         except ApiError as error:

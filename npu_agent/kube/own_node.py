@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from npu_agent.feed import Feed
 from npu_agent.kube import follow
-from npu_agent.kube.client import Api, WatchEvent
+from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.follow import Timing
 from npu_agent.kube.node import Node
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
-from npu_agent.typedjson import convert
 
 log = logger(__name__)
 
@@ -79,9 +78,9 @@ class NodeWatch:
                 await self._wanted.until(lambda wanted: not wanted)
             self._reporter.works()
 
-    def _see(self, event: WatchEvent) -> None:
+    def _see(self, event: follow.Seen) -> None:
         if event.type != "DELETED":
-            self.state.publish(_followed(convert(event.object, Node)))
+            self.state.publish(_followed(event.object))
 
     def _failed(self, _doing: str, error: ApiError, trouble: bool) -> None:
         if trouble:

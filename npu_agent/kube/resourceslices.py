@@ -43,7 +43,7 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
 
 
 def watch(node: str, driver: str) -> Request[Any]:
-    """For `follow`: each event has a slice as its object, or is a bookmark."""
+    """For `follow`: the slices, as far as they are read here."""
     return Request("watch", "ResourceSlice", ResourceSlice, query=_of(node, driver))
 
 

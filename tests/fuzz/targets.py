@@ -428,8 +428,9 @@ def _slices(data: bytes) -> None:
     async def events(api: Any) -> None:
         async with follow.watched(api, resourceslices.watch("n", "d"), "1", 1) as found:
             async for event in found:
-                if event.type != "BOOKMARK":
-                    _planned({event.object["metadata"]["name"]: event.object})
+                assert event.version
+                assert (event.object is None) == (event.type == "BOOKMARK")
+                assert event.object is None or isinstance(event.object.metadata.name, str)
 
     _run(events(_Api(rest)))
 

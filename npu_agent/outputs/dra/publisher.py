@@ -17,7 +17,6 @@ from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind, follow, node, resourceslices
-from npu_agent.kube.client import WatchEvent
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
@@ -156,11 +155,10 @@ class SlicePublisher:
         self._change(incomplete=slices.is_incomplete(listing.slices))
         return listing.resource_version
 
-    def _see(self, event: WatchEvent) -> None:
-        found, gone = event.object, event.type == "DELETED"
-        known = (self.live.value or {}).get(found["metadata"]["name"])
+    def _see(self, event: follow.Seen) -> None:
+        known = (self.live.value or {}).get(event.object.metadata.name)
         version = known and known["metadata"].get("resourceVersion")
-        if known if gone else version != found["metadata"]["resourceVersion"]:
+        if known if event.type == "DELETED" else version != event.version:
             self._check()
 
     def _check(self) -> None:
