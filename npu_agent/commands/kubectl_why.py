@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from npu_agent.cluster.fetch import KINDS, Scope, fetch
 from npu_agent.cluster.objects import Cluster
-from npu_agent.cluster.why import Verdict, why
+from npu_agent.cluster.why import NodeVerdict, Verdict, why
 from npu_agent.commands import CommandError
 from npu_agent.kube import Api
-from npu_agent.text import one_line
+from npu_agent.text import listed, one_line
 
 _LONGEST = 1000
 """Characters of a line."""
 _NEEDED = ("Node", "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "DeviceTaintRule")
 """Without these an answer may be wrong, which is then said."""
+_NAMED = 3
+"""Nodes of a line that several share."""
+_MANY = 20
+"""Lines for Nodes: beyond these, Nodes with reasons of the same kinds share one."""
 
 
 async def verdict(api: Api, namespace: str, name: str) -> tuple[Verdict, Cluster]:
@@ -35,10 +40,31 @@ async def verdict(api: Api, namespace: str, name: str) -> tuple[Verdict, Cluster
     raise CommandError(one_line(found.refused.get("Pod") or f"{missing}; {owner}"))
 
 
-def lines(found: Verdict) -> str:
-    """A sentence, what is to be said of the Pod, and a line for each Node."""
-    nodes = [f"  {each.node}: {each}" for each in found.nodes]
-    return "\n".join(one_line_kept(text) for text in (found.sentence, *found.details, *nodes))
+def lines(found: Verdict, *, each: bool = False) -> str:
+    """A sentence, what is to be said of the Pod, and what Nodes say, `each` on its own line."""
+    alone = (f"  {one.node}: {one}" for one in found.nodes)
+    texts = (found.sentence, *found.details, *(alone if each else _shared(found.nodes)))
+    return "\n".join(map(one_line_kept, texts))
+
+
+def _shared(nodes: Sequence[NodeVerdict]) -> Iterator[str]:
+    groups = _groups(nodes, str)
+    if len(groups) > _MANY:
+        groups = _groups(nodes, lambda one: frozenset(reason.kind for reason in one.reasons))
+    for group in groups:
+        first, *more = group
+        who = f"{len(group)} Nodes ({listed((one.node for one in group), _NAMED)})"
+        differ = any(str(one) != str(first) for one in more)
+        yield f"  {who if more else first.node}{', the first' * differ}: {first}"
+
+
+def _groups(
+    nodes: Sequence[NodeVerdict], key: Callable[[NodeVerdict], Hashable]
+) -> Collection[list[NodeVerdict]]:
+    found: dict[Hashable, list[NodeVerdict]] = defaultdict(list)
+    for one in nodes:
+        found[key(one)].append(one)
+    return found.values()
 
 
 def one_line_kept(text: str) -> str:

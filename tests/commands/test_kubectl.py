@@ -16,8 +16,9 @@ import yaml
 from aiohttp import web
 
 from npu_agent import cli
-from npu_agent.cluster import fetch
-from npu_agent.commands import CommandError, drain, kubectl, screen
+from npu_agent.cluster import fetch, why
+from npu_agent.cluster.scheduling import Kind, Reason
+from npu_agent.commands import CommandError, drain, kubectl, kubectl_why, screen
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube import node as kube_node
@@ -362,7 +363,7 @@ async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("cluster")
 async def test_why_a_pod_waits() -> None:
-    sentence, *lines = (await shown("why", "waits", "-n", "team")).splitlines()
+    sentence, *lines = (await shown("why", "waits", "-n", "team", "-o", "wide")).splitlines()
     assert sentence.startswith("Pod team/waits waits: ")
     assert [line.split(":")[0] for line in lines if line.startswith("  ")] == [
         *("  n1", "  n2", "  plain")
@@ -370,6 +371,39 @@ async def test_why_a_pod_waits() -> None:
     data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
     assert data["sentence"] == sentence
     assert data["nodes"][0]["reasons"]
+    assert "2 Nodes (n1, plain): offers no" in await shown("why", "waits", "-n", "team")
+
+
+def said_by(*texts: str) -> why.Verdict:
+    """An answer with a Node for each text; digits are what differs between alike reasons."""
+    kinds = {text: Kind.TAINT if "cordoned" in text else Kind.IN_USE for text in texts}
+    return why.Verdict(
+        "It waits.",
+        tuple(
+            why.NodeVerdict(f"n{at}", (Reason(kinds[text], text),))
+            for at, text in enumerate(texts, 1)
+        ),
+    )
+
+
+def test_nodes_that_say_the_same_share_a_line() -> None:
+    found = said_by("in use", "is cordoned", "in use", "in use", "in use")
+    assert kubectl_why.lines(found).splitlines() == [
+        "It waits.",
+        "  4 Nodes (n1, n3, n4 and 1 more): in use",
+        "  n2: is cordoned",
+    ]
+    assert kubectl_why.lines(found, each=True).count("in use") == 4
+    assert len(kubectl_why.data(found)["nodes"]) == 5
+
+
+def test_many_nodes_that_say_alike_things_share_a_line_too() -> None:
+    texts = [f"in use by p{at}" for at in range(20)]
+    assert len(kubectl_why.lines(said_by(*texts)).splitlines()) == 21
+    assert kubectl_why.lines(said_by("is cordoned", *texts)).splitlines()[1:] == [
+        "  n1: is cordoned",
+        "  20 Nodes (n2, n3, n4 and 17 more), the first: in use by p0",
+    ]
 
 
 async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:
