@@ -14,8 +14,9 @@ from npu_agent.commands import WRONG, CommandError
 from npu_agent.commands.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
-from npu_agent.kube import Api, ApiError, Kind, node, pods
+from npu_agent.kube import Api, ApiError, Kind, node
 from npu_agent.kube.objects import AGENT
+from npu_agent.kube.pods import Agent
 from npu_agent.text import shown
 
 Known = Mapping[str, Any]
@@ -109,7 +110,7 @@ def _names(card: Known) -> set[str]:
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        cards = await (cards_of(api, name) if args.node else _here(args))
+        cards = await (cards_of(Agent(api, name)) if args.node else _here(args))
         try:
             card = card_of(args.npu, cards)
         except CommandError:
@@ -121,23 +122,23 @@ async def _change(args: argparse.Namespace) -> None:
     print(f"{args.npu} of Node {name} is {args.command}ed")
 
 
-async def cards_of(api: Api, name: str) -> list[Known]:
+async def cards_of(agent: Agent) -> list[Known]:
     """The cards of a Node, as its agent has them; raises as `status_of`."""
-    cards: list[Known] = (await status_of(api, name))["cards"]
+    cards: list[Known] = (await status_of(agent))["cards"]
     return cards
 
 
-async def status_of(api: Api, name: str) -> dict[str, Any]:
+async def status_of(agent: Agent) -> dict[str, Any]:
     """/status.json of a Node's agent.
 
     Raises:
         ApiError: of any kind.
         CommandError: no agent runs there.
     """
-    found = await pods.agent_status(api, name)
+    found = await agent.status()
     if found is None:
         raise CommandError(
-            f"no agent runs on Node {name}: `kubectl get pods -A -o wide -l {AGENT}`"
+            f"no agent runs on Node {agent.node}: `kubectl get pods -A -o wide -l {AGENT}`"
         )
     return found
 

@@ -28,14 +28,15 @@ def main(args: argparse.Namespace) -> int:
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        card = card_of(args.npu, await cards_of(api, name))
+        agent = pods.Agent(api, name)
+        card = card_of(args.npu, await cards_of(agent))
         if args.dry_run:
             for pod in holders(card) or ["no Pod"]:
                 print(f"would evict {pod}")
             return
         await set_cordon(api, name, card, args.reason)
         print(f"{card['name']} of Node {name} is cordoned: {args.reason}")
-        await _empty(api, name, card["id"], args)
+        await _empty(api, agent, card["id"], args)
     again = f"npu-agent uncordon {args.npu} --node {name}"
     if args.login:
         again = f"kubectl npu uncordon {name} {args.npu}"
@@ -47,7 +48,7 @@ def holders(card: Known) -> list[str]:
     return sorted({f"{one['namespace']}/{one['pod']}" for one in card["holders"]})
 
 
-async def _empty(api: Api, name: str, card_id: str, args: argparse.Namespace) -> None:
+async def _empty(api: Api, agent: pods.Agent, card_id: str, args: argparse.Namespace) -> None:
     """Evicts who holds the card until the agent says that it is free.
 
     Raises:
@@ -56,7 +57,7 @@ async def _empty(api: Api, name: str, card_id: str, args: argparse.Namespace) ->
     """
     until, granted = time.monotonic() + args.timeout, set[str]()
     while True:
-        card = card_of(card_id, await cards_of(api, name))
+        card = card_of(card_id, await cards_of(agent))
         held = holders(card)
         if card["cordoned"] is None:
             waits = ["the agent has not seen the cordon: has its config `cordon: false`?"]

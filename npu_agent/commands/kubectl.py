@@ -28,6 +28,7 @@ from npu_agent.kube import Api, ApiError
 from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials, CredentialsError
 from npu_agent.kube.objects import AGENT
+from npu_agent.kube.pods import Agent
 from npu_agent.outputs.web.report import Holder, Report
 from npu_agent.text import one_line
 from npu_agent.typedjson import InvalidJsonError, convert
@@ -208,7 +209,8 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if args.command == "why":
         found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
         asks_data = view.is_data(args)
-        text = view.data(kubectl_why.data(found_), args) if asks_data else kubectl_why.lines(found_)
+        data = view.data(kubectl_why.data(found_), args) if asks_data else ""
+        text = data or kubectl_why.lines(found_, each=args.output == "wide")
         return text, [*kubectl_why.notes(cluster)]
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
     cluster, of_agents = await asyncio.gather(
@@ -295,7 +297,7 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """A Node's page: its cards, who holds them, and what is wrong."""
-    status = await status_of(api, args.node)
+    status = await status_of(Agent(api, args.node))
     if view.is_data(args):
         return view.data(status, args)
     try:

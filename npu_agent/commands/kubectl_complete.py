@@ -19,6 +19,7 @@ from npu_agent.commands.cordon import cards_of
 from npu_agent.commands.kubectl import DEFAULTS, Login, parser
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.objects import AGENT
+from npu_agent.kube.pods import Agent
 from npu_agent.text import one_line
 
 _FILES, _NO_FILES = 0, 4
@@ -101,7 +102,7 @@ async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
     api = Api(login)
     try:
         if kind == "npu":
-            return [card["name"] for card in await cards_of(api, line.named[0])]
+            return [card["name"] for card in await cards_of(Agent(api, line.named[0]))]
         if kind == "node":
             return sorted(agents(await fetch(api, Scope(("pods",), selectors={"pods": AGENT}))))
         if kind == "namespace":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -48,19 +49,36 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
     return True
 
 
-async def agent_status(api: Api, node: str) -> dict[str, Any] | None:
-    """/status.json of the agent on a Node; None: no agent runs there."""
-    query = {"labelSelector": AGENT, "fieldSelector": f"spec.nodeName={node},status.phase=Running"}
-    found = await api.ask(Request("list", "Pod", ObjectList[Pod], query=query))
-    failed: ApiError | None = None
-    for pod in found.items or ():
-        try:
-            return await page_of(api, pod.metadata.namespace, pod.metadata.name)
-        except ApiError as error:
-            failed = failed or error
-    if failed:
-        raise failed
-    return None
+class Agent:
+    """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
+
+    def __init__(self, api: Api, node: str) -> None:
+        self.node = node
+        self._api = api
+        self._pods: tuple[Pod, ...] = ()
+
+    async def status(self) -> dict[str, Any] | None:
+        """/status.json; None: no agent runs there."""
+        with contextlib.suppress(ApiError):
+            if found := await self._first():
+                return found
+        fields = f"spec.nodeName={self.node},status.phase=Running"
+        query = {"labelSelector": AGENT, "fieldSelector": fields}
+        found = await self._api.ask(Request("list", "Pod", ObjectList[Pod], query=query))
+        self._pods = found.items or ()
+        return await self._first()
+
+    async def _first(self) -> dict[str, Any] | None:
+        """The first page that can be read."""
+        failed: ApiError | None = None
+        for pod in self._pods:
+            try:
+                return await page_of(self._api, pod.metadata.namespace, pod.metadata.name)
+            except ApiError as error:
+                failed = failed or error
+        if failed:
+            raise failed
+        return None
 
 
 async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:

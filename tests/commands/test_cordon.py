@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from npu_agent.commands import CommandError, catalogue
+from npu_agent.commands import CommandError, catalogue, drain
 from npu_agent.commands.cordon import _change
 from npu_agent.commands.drain import _drain
 from npu_agent.core.cordon import ANNOTATION
@@ -35,7 +35,10 @@ class Cluster:
     """How often an eviction is refused for a PodDisruptionBudget."""
     evictions: list[dict[str, Any]] = field(default_factory=list)
     owners: list[dict[str, str]] = field(default_factory=list)
-    agent: bool = True
+    agent: str | None = "agent"
+    replaced: bool = False
+    """Whether an eviction that is refused finds another agent there."""
+    listings: int = 0
 
     @property
     def annotation(self) -> dict[str, str]:
@@ -54,9 +57,12 @@ class Cluster:
                 assert (
                     request.query["fieldSelector"] == f"spec.nodeName={NODE},status.phase=Running"
                 )
-                items = [pod("agent", "kube-system")] if self.agent else []
+                self.listings += 1
+                items = [pod(self.agent, "kube-system")] if self.agent else []
                 return web.json_response({"kind": "PodList", "items": items})
-            case ["namespaces", "kube-system", "pods", "agent:", "proxy", "status.json"]:
+            case ["namespaces", "kube-system", "pods", name, "proxy", "status.json"]:
+                if name != f"{self.agent}:":
+                    return await status(404, "not found")(request)
                 return web.json_response({"cards": [self.card(card) for card in CARDS]})
             case ["namespaces", "team", "pods", name]:
                 if name not in self.held:
@@ -65,6 +71,7 @@ class Cluster:
             case ["namespaces", "team", "pods", name, "eviction"]:
                 if self.budget:
                     self.budget -= 1
+                    self.agent = "next" if self.replaced else self.agent
                     return await status(429, "Cannot evict pod: budget")(request)
                 assert CARDS[self.held[name]] in self.annotation, "cordoned first"
                 self.evictions.append(await request.json())
@@ -150,7 +157,7 @@ async def test_missing_rights_and_agents_are_said(cluster: Cluster) -> None:
     cluster.server.instead["patch"] = status(403, "nodes is forbidden: cannot patch")
     with pytest.raises(CommandError, match=r"k8s/examples/npu-service.yaml"):
         await cluster.run("cordon", "npu1")
-    cluster.agent = False
+    cluster.agent = None
     with pytest.raises(CommandError, match="no agent runs on Node n1: `kubectl get pods"):
         await cluster.run("drain", "npu1")
 
@@ -189,6 +196,16 @@ async def test_a_budget_that_holds_ends_the_drain_and_the_card_stays_cordoned(
     with pytest.raises(CommandError, match=r"team/a is held by its PodDisruptionBudget"):
         await cluster.run("drain", "npu1", "--timeout", "0.1")
     assert "UUID-1" in cluster.annotation
+
+
+@pytest.mark.parametrize(("replaced", "listings"), [(False, 1), (True, 2)])
+async def test_a_drain_looks_for_the_agent_once_and_again_when_it_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, replaced: bool, listings: int
+) -> None:
+    monkeypatch.setattr(drain, "_EVERY", 0.0)
+    cluster.held, cluster.budget, cluster.replaced = {"a": "npu1"}, 5, replaced
+    await cluster.run("drain", "npu1")
+    assert cluster.listings == listings
 
 
 async def test_pods_of_a_daemonset_are_named(cluster: Cluster) -> None:
