@@ -60,8 +60,8 @@ class Agent:
     async def status(self) -> dict[str, Any] | None:
         """/status.json; None: no agent runs there."""
         with contextlib.suppress(ApiError):
-            if found := await self._first():
-                return found
+            if status := await self._first():
+                return status
         fields = f"spec.nodeName={self.node},status.phase=Running"
         query = {"labelSelector": AGENT, "fieldSelector": fields}
         found = await self._api.ask(Request("list", "Pod", ObjectList[Pod], query=query))
