@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from bench import report
+from npu_agent.config import parse
+from npu_agent.vendors import REGISTRY
 
 from .pages import ROOT, Page, page
 
@@ -45,6 +47,14 @@ def test_the_figures_are_those_of_the_benchmarks(one: Page) -> None:
     shown = dict(re.findall(r"<!-- (.+?) -->(.+?) \|", one.text))
     assert len(shown) == 5
     assert shown.items() <= {report.DATE: run, **figures}.items()
+
+
+def test_the_value_for_rngd_is_a_config_that_offers_the_name_in_the_pod() -> None:
+    [(key, value)] = re.findall(r"--set-json 'config\.(\w+)=(.+?)'", ENGLISH.text)
+    config = parse(f"{key}: {value}".encode(), "README.md", REGISTRY).config
+    assert [one.name for one in config.resources] == re.findall(
+        r"# (furiosa\.ai/\w+): 1", ENGLISH.text
+    )
 
 
 def test_the_one_file_is_installed_with_the_image_of_ones_own() -> None:
