@@ -25,10 +25,7 @@ UNFINISHED = {
     "docs/dra.md",
     "docs/metrics.md",
     "docs/migration.md",
-    "docs/packaging.md",
-    "docs/terms.md",
     "docs/troubleshooting.md",
-    "docs/without-kubernetes.md",
 }
 """Pages that are not rewritten yet. Take a page off this list with its rewrite."""
 
