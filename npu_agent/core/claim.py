@@ -14,62 +14,6 @@ def is_uid(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A device that the scheduler has allocated to a request of a claim."""
-
-    request: str
-    """In the claim's spec, without the alternative that a prioritized list chose."""
-    pool: str
-    device: str
-    admin: bool = False
-    """Whether it is an administrator's, who shares the device with its holder."""
-    tolerated: frozenset[str] = frozenset()
-    """Keys of the taints that the request tolerates; an empty key is every taint."""
-
-    def tolerates(self, key: str) -> bool:
-        """Whether it was allocated in spite of a taint with this key."""
-        return key in self.tolerated or "" in self.tolerated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """Opaque parameters in a claim's allocation: our driver takes none."""
-
-    from_class: bool
-    requests: tuple[str, ...]
-    """Those they are for; none: all of the claim's."""
-
-    def __str__(self) -> str:
-        several = "s" if len(self.requests) > 1 else ""
-        whose = f"the request{several} {', '.join(self.requests)}" if self.requests else "it"
-        if self.from_class:
-            return f"FromClass, for {whose}: remove them from spec.config of the DeviceClass"
-        return (
-            f"FromClaim, for {whose}: remove them from spec.devices.config of the ResourceClaim, "
-            "or of its ResourceClaimTemplate"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A ResourceClaim; of its allocation, what is one driver's."""
-
-    namespace: str
-    name: str
-    uid: str
-    allocated: bool
-    results: tuple[Result, ...] = ()
-    """Of our driver only, in the claim's order."""
-    parameters: tuple[Parameters, ...] = ()
-    reserved_for: tuple[str, ...] = ()
-    """Names of the Pods that may use it."""
-    pod_uids: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"ResourceClaim {self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRef:
     """A claim as the kubelet names it."""
 

@@ -285,13 +285,32 @@ class Result(_Struct, frozen=True):
     tolerations: tuple[Plain, ...] = ()
     share_id: str | None = msgspec.field(default=None, name="shareID")
 
+    @property
+    def admin(self) -> bool:
+        """Whether it is an administrator's, who shares the device with its holder."""
+        return bool(self.admin_access)
+
+    def tolerates(self, key: str) -> bool:
+        """Whether it was allocated in spite of a taint with this key; "" tolerates each."""
+        return any((one.get("key") or key) == key for one in self.tolerations)
+
 
 class Parameters(_Struct, frozen=True):
-    """Opaque parameters for drivers; without requests they are for all."""
+    """Opaque parameters for a driver; without requests they are for all."""
 
     source: str = ""
     requests: tuple[RequestName, ...] = ()
     opaque: Plain = {}
+
+    def __str__(self) -> str:
+        several = "s" if len(self.requests) > 1 else ""
+        whose = f"the request{several} {', '.join(self.requests)}" if self.requests else "it"
+        if self.source == "FromClass":
+            return f"FromClass, for {whose}: remove them from spec.config of the DeviceClass"
+        return (
+            f"FromClaim, for {whose}: remove them from spec.devices.config of the ResourceClaim, "
+            "or of its ResourceClaimTemplate"
+        )
 
 
 class Results(_Struct, frozen=True):
@@ -346,6 +365,24 @@ class ResourceClaim(Object, frozen=True):
     def results(self) -> tuple[Result, ...]:
         """The devices that it was given."""
         return self.status.allocation.devices.results if self.status.allocation else ()
+
+    @property
+    def parameters(self) -> tuple[Parameters, ...]:
+        """Those that it was allocated with."""
+        return self.status.allocation.devices.config if self.status.allocation else ()
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The names of the Pods that may use it."""
+        return tuple(one.name for one in self.status.reserved_for)
+
+    @property
+    def pod_uids(self) -> tuple[str, ...]:
+        """Their UIDs."""
+        return tuple(one.uid for one in self.status.reserved_for if one.resource == "pods")
+
+    def __str__(self) -> str:
+        return f"ResourceClaim {self.key}"
 
 
 class ClaimTemplateSpec(_Struct, frozen=True):

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from npu_agent import typedjson
-from npu_agent.core.claim import UID, Claim, Parameters, Result
+from npu_agent.core.claim import UID
 from npu_agent.kube.client import Api
-from npu_agent.kube.objects import Meta, Name, ResourceClaim
+from npu_agent.kube.objects import Meta, Name, ResourceClaim, Results
 from npu_agent.kube.request import Request
 
 
@@ -28,34 +29,24 @@ class _Classes(msgspec.Struct):
     items: list[dict[str, Any]] | None = None
 
 
-def claim_of(answer: Mapping[str, Any], driver: str) -> Claim:
-    """A ResourceClaim with this driver's devices; raises InvalidJsonError if it is malformed."""
+def claim_of(answer: Mapping[str, Any], driver: str) -> ResourceClaim:
+    """A claim with what is this driver's of its allocation; raises InvalidJsonError.
+
+    Its requests are without the alternative that a prioritized list chose.
+    """
     found = typedjson.convert(answer, _ResourceClaim)
-    allocation, consumers = found.status.allocation, found.status.reserved_for
-    return Claim(
-        namespace=found.metadata.namespace,
-        name=found.metadata.name,
-        uid=found.metadata.uid,
-        allocated=allocation is not None,
-        results=tuple(
-            Result(
-                request=one.request.partition("/")[0],
-                pool=one.pool,
-                device=one.device,
-                admin=bool(one.admin_access),
-                tolerated=frozenset(each.get("key") or "" for each in one.tolerations),
-            )
-            for one in found.results
+    if (given := found.status.allocation) is None:
+        return found
+    of = given.devices
+    ours = Results(
+        tuple(
+            replace(one, request=one.request.partition("/")[0])
+            for one in of.results
             if one.driver == driver
         ),
-        parameters=tuple(
-            Parameters(from_class=one.source == "FromClass", requests=one.requests)
-            for one in (allocation.devices.config if allocation else ())
-            if one.opaque.get("driver") == driver
-        ),
-        reserved_for=tuple(one.name for one in consumers),
-        pod_uids=tuple(one.uid for one in consumers if one.resource == "pods"),
+        tuple(one for one in of.config if one.opaque.get("driver") == driver),
     )
+    return replace(found, status=replace(found.status, allocation=replace(given, devices=ours)))
 
 
 async def get(

@@ -13,19 +13,22 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from npu_agent import text
-from npu_agent.core.claim import Claim, ClaimRef, ClaimUse, PreparedResult, Result
+from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
+from npu_agent.kube import objects
 from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kube.resourceclaims import claim_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
 from npu_agent.logs import Reporter, logger
@@ -175,7 +178,7 @@ class Claims:
         """Whether any of these uses is by a claim, or for a device, that is not prepared."""
         return not all(map(self._store.states.value.has_claim, uses))
 
-    def _recovered(self, claim: Claim, uses: Iterable[ClaimUse]) -> PreparedClaim:
+    def _recovered(self, claim: ResourceClaim, uses: Iterable[ClaimUse]) -> PreparedClaim:
         used, here = {use.device for use in uses}, self._devices()
         requests = {result.device: result.request for result in claim.results}
         return PreparedClaim(
@@ -237,7 +240,7 @@ class Claims:
                 continue  # it is tried again
             async with self._changing:
                 if now := self._store.prepared.value.get(found.uid):
-                    pods, uids = found.reserved_for or now.pods, found.pod_uids or now.pod_uids
+                    pods, uids = found.users or now.pods, found.pod_uids or now.pod_uids
                     await self._record(replace(now, pods=pods, pod_uids=uids))
 
     async def sync_specs(self) -> None:
@@ -342,12 +345,12 @@ class Claims:
                 "it has just started; the kubelet tries again",
             ) from None
 
-    async def _read(self, namespace: str, name: str) -> Claim:
+    async def _read(self, namespace: str, name: str) -> ResourceClaim:
         """A claim as the API server has it; raises ApiError, or ValueError if it is malformed."""
         async with self._reading:
             return claim_of(await self._fetch(namespace, name), self._dra.driver)
 
-    async def _checked(self, ref: ClaimRef) -> Claim:
+    async def _checked(self, ref: ClaimRef) -> ResourceClaim:
         """The claim that the kubelet means; raises ApiError or RefusalError."""
         known = self._store.prepared.value.get(ref.uid)
         try:
@@ -367,7 +370,7 @@ class Claims:
                 f"{ref} has the UID {claim.uid} and not {ref.uid}: it was deleted and made again; "
                 "delete the Pod",
             )
-        if not claim.allocated:
+        if not claim.status.allocation:
             raise RefusalError(Refusal.UNFIT, f"{ref} is not allocated (any more)")
         if not claim.results:
             raise RefusalError(
@@ -380,13 +383,13 @@ class Claims:
                 f"{ref} has opaque parameters for the driver {self._dra.driver}, which takes none "
                 f"({where}), and create the claim and its Pod again",
             )
-        if not claim.reserved_for:
+        if not claim.users:
             raise RefusalError(
                 Refusal.UNFIT, f"{ref} is reserved for no Pod: its Pod has ended, or was deleted"
             )
         return claim
 
-    async def _joined(self, claim: Claim) -> bool:
+    async def _joined(self, claim: ResourceClaim) -> bool:
         """Whether the requests of a claim are all one container's.
 
         A container has the variables of the last CDI device that the runtime applies, so each of
@@ -405,7 +408,7 @@ class Claims:
         return all(len(of_pod) == 1 for of_pod in containers)
 
     async def _grant(
-        self, claim: Claim, call: _Call, *, joined: bool
+        self, claim: ResourceClaim, call: _Call, *, joined: bool
     ) -> tuple[PreparedResult, ...]:
         """As `_prepare`; `joined` as `PreparedClaim.joined`."""
         async with self._changing:
@@ -440,7 +443,7 @@ class Claims:
                 for one in claim.results
             )
 
-    def _usable(self, claim: Claim) -> list[tuple[Result, Device]]:
+    def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
         """The devices of a claim; raises RefusalError if its Pods must not have one of them."""
         found = [(result, self._device(claim, result)) for result in claim.results]
         if claim.uid not in self._store.prepared.value:  # else its Pods may have that already
@@ -454,7 +457,7 @@ class Claims:
     def _devices(self) -> dict[str, Device]:
         return {one.name: one.device for one in self._pool.devices.value or ()}
 
-    def _device(self, claim: Claim, result: Result) -> Device:
+    def _device(self, claim: ResourceClaim, result: Result) -> Device:
         """The device of a result; raises RefusalError if it is none of this node's."""
         if result.pool != self._pool.name:
             raise RefusalError(
@@ -558,14 +561,14 @@ def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
 
 
 def _prepared(
-    claim: Claim, found: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
+    claim: ResourceClaim, found: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
 ) -> PreparedClaim:
     return PreparedClaim(
         driver=driver,
         uid=claim.uid,
         namespace=claim.namespace,
         name=claim.name,
-        pods=claim.reserved_for,
+        pods=claim.users,
         pod_uids=claim.pod_uids,
         joined=joined,
         devices=tuple(
@@ -581,22 +584,28 @@ def _prepared(
     )
 
 
-def _as_before(known: PreparedClaim) -> Claim:
-    return Claim(
-        namespace=known.namespace,
-        name=known.name,
-        uid=known.uid,
-        allocated=True,
-        results=tuple(
-            Result(request=one.request, pool=one.pool, device=one.device, admin=one.admin)
-            for one in known.devices
-        ),
-        reserved_for=known.pods,
-        pod_uids=known.pod_uids,
+def _as_before(known: PreparedClaim) -> ResourceClaim:
+    results = tuple(
+        Result(
+            request=one.request,
+            driver=known.driver,
+            pool=one.pool,
+            device=one.device,
+            admin_access=one.admin,
+        )
+        for one in known.devices
+    )
+    users = tuple(
+        objects.Consumer(name=pod, uid=uid, resource="pods" if uid else "")
+        for pod, uid in zip_longest(known.pods, known.pod_uids, fillvalue="")
+    )
+    return ResourceClaim(
+        objects.Meta(name=known.name, namespace=known.namespace, uid=known.uid),
+        status=objects.ClaimStatus(objects.Allocation(objects.Results(results)), users),
     )
 
 
-def _check_overlap(claim: Claim, found: Sequence[tuple[Result, Device]]) -> None:
+def _check_overlap(claim: ResourceClaim, found: Sequence[tuple[Result, Device]]) -> None:
     """Raises RefusalError if the claim has the same cores twice, which no scheduler does."""
     own = [(result, device) for result, device in found if not result.admin]
     for number, (result, device) in enumerate(own):
