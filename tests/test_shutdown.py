@@ -23,18 +23,6 @@ LONG = 12.0
 """Seconds: far more than an end takes, and less than what hangs would have taken (16 s, or for
 ever)."""
 
-NAMES_HANG = """
-import socket, threading
-known = socket.getaddrinfo
-def getaddrinfo(host, *rest, **options):
-    if host == "kubernetes.example.com":
-        open({asked!r}, "w").close()
-        threading.Event().wait()
-    return known(host, *rest, **options)
-socket.getaddrinfo = getaddrinfo
-"""
-
-
 LOOP_HANGS = """
 import signal, time
 def hang(*_):
@@ -109,18 +97,6 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGTERM)
     _, log = await asyncio.to_thread(process.communicate, timeout=LONG)
     return process.returncode, log
-
-
-async def test_with_a_name_that_is_never_resolved(node: Node, kubelet: StandInKubelet) -> None:
-    asked = node.directory / "asked"
-    (node.directory / "sitecustomize.py").write_text(NAMES_HANG.format(asked=str(asked)))
-    config = kubeconfig(node.directory, "https://kubernetes.example.com:6443")
-    path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with node.agent(PYTHONPATH=path, KUBECONFIG=str(config), NODE_NAME="n1") as agent:
-        await registered(kubelet)
-        await until(asked.exists)
-        code, log = await ended(agent)
-    assert (code, "ended" in log) == (0, True)
 
 
 async def test_with_a_token_that_blocks(node: Node, kubelet: StandInKubelet) -> None:

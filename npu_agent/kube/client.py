@@ -303,14 +303,11 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _new_session() -> ClientSession:
-    from aiohttp import ClientSession, ClientTimeout, TCPConnector
-
-    from npu_agent.kube.resolver import Resolver
+    from aiohttp import ClientSession, ClientTimeout
 
     # Without `trust_env`: a line for this server in ~/.netrc, which kubectl does not read either,
     # would break every call.
     return ClientSession(
-        connector=TCPConnector(resolver=Resolver()),
         headers={"User-Agent": USER_AGENT},
         timeout=ClientTimeout(total=None),  # each call and each watch has its own
     )
