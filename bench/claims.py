@@ -71,7 +71,7 @@ async def answers() -> AsyncIterator[Figure]:
             claims = [_allocated(agent.node, instance, devices[:count]) for _ in range(ROUNDS)]
             prepared, unprepared = await asyncio.to_thread(rounds, instance, claims, count)
             yield Figure(f"Prepare {cards}, p50 / p99", quantiles(prepared), f"p99 <= {limit} ms")
-            yield Figure(f"Unprepare {cards}, p50 / p99", quantiles(unprepared))
+        yield Figure(f"Unprepare {cards}, p50 / p99", quantiles(unprepared))
 
 
 async def _registered(agent: Agent) -> Instance:
