@@ -15,6 +15,7 @@ from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import TrendKind
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import Figures, Track, step_of
+from npu_agent.outputs.web.words import say
 
 MANY = 12
 """Cards from which on a tile is small, and shows the rest of it when it is opened."""
@@ -81,12 +82,12 @@ def _large(card: CardState, state: AgentState, track: Track, look: str | None = 
     more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
     more += m.pill("warn", "cordoned", "off") if card.id in state.cordons else ""
     if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
-        more += m.pill("plain", f"moves to {api}", "wait")
+        more += m.pill("plain", say(f"moves to {api}"), "wait")
     return _article(
         anchor,
         look,
         card.card,
-        f"{PILLS[card.health.state]}{more}",
+        f"{pill_of(card)}{more}",
         _why(card.health, state)
         + _figures(card, state, track)
         + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
@@ -117,14 +118,14 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     hot = ' class="hot"' if is_hot(card, state) else ' class="dim"' if stale else ""
     load = 0.0 if math.isnan(now.load) or stale else min(100.0, max(0.0, now.load))
     holdings = state.usages_of(card)
-    who = m.text(holdings[0].assignment.pod) if holdings else "free"
+    who = m.text(holdings[0].assignment.pod) if holdings else say("free")
     if len(holdings) > 1:
         who += f" +{len(holdings) - 1}"
     if state.is_disabled(card) or (card.id in state.cordons and not holdings):
-        who = "disabled" if state.is_disabled(card) else "cordoned"
+        who = say("disabled" if state.is_disabled(card) else "cordoned")
     brief = (
         f'<span class="{kind} sign">{m.icon(kind)}'
-        f'<span class="away">{card.health.state.value}</span></span>'
+        f'<span class="away">{say(card.health.state.value)}</span></span>'
         f"<b>{m.text(card.card.name)}</b><span{hot}>{_shown(now.temperature, '°C')}</span>"
         f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect width="{load:.0f}" height="10"/></svg>'
@@ -155,7 +156,9 @@ def _gone(one: GoneCard, state: AgentState) -> str:
         if state.name_of_gone(holder) == card.name
     ]
     held = (
-        f'<ul class="users"><li>held by {m.text(", ".join(holders))}</li></ul>' if holders else ""
+        f'<ul class="users"><li>{say("held by {0}", m.text(", ".join(holders)))}</li></ul>'
+        if holders
+        else ""
     )
     anchor = f"gone-{'-'.join(map(str, card.key))}-{one.since:.0f}"
     facts = (("PCI address", card.pci_bus_id), ("Serial", card.serial), ("Device ID", one.state.id))
@@ -164,26 +167,31 @@ def _gone(one: GoneCard, state: AgentState) -> str:
         " gone",
         card,
         m.pill("bad", "gone"),
-        '<p class="why"><b>not found on this host any more</b>'
-        f"since {m.when(state.wall(one.since), state.now)}"
-        f' (<a id="to-{anchor}" href="runbook#npucardmissing">what to do</a>)</p>{held}'
+        f'<p class="why"><b>{say("not found on this host any more")}</b>'
+        f"{_since(one.since, state)}"
+        f' (<a id="to-{anchor}" href="runbook#npucardmissing">{say("what to do")}</a>)</p>{held}'
         f'<div class="traits">{m.facts(facts)}</div>',
     )
 
 
 def _why(health: Health, state: AgentState) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
-    since = f"since {m.when(state.wall(health.since), state.now)}"
+    since = _since(health.since, state)
     if health.state is HealthState.HEALTHY:
         return f'<p class="why">{m.text(health.reason)} {since}</p>'
     return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{since}</p>'
 
 
-PILLS = {
-    HealthState.HEALTHY: m.pill("good", "healthy"),
-    HealthState.UNHEALTHY: m.pill("bad", "unhealthy"),
-    HealthState.UNKNOWN: m.pill("warn", "unknown", "unknown"),
-}
+def _since(at: float, state: AgentState) -> str:
+    return say("since {0}", m.when(state.wall(at), state.now))
+
+
+def pill_of(card: CardState) -> str:
+    """Its health, in colour and words."""
+    health = card.health.state
+    if health is HealthState.UNKNOWN:
+        return m.pill("warn", "unknown", "unknown")
+    return m.pill("good" if health is HealthState.HEALTHY else "bad", health.value)
 
 
 def _shown(value: float, unit: str) -> str:
@@ -202,18 +210,19 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
         values = [point.figures[column] for point in track]
         alert = hot and title == "Temperature"
         ends = (0.0, 100.0) if unit == "%" else m.bounds(values, least)
-        curve = m.curve(title, zip(at, values, strict=True), ends, alert=alert)
+        curve = m.curve(say(title), zip(at, values, strict=True), ends, alert=alert)
         rows.append(
-            f"<div><dt>{title}</dt>"
+            f"<div><dt>{say(title)}</dt>"
             f'<dd class="value{" hot" if alert else " stale" if stale else ""}">'
             f"{_shown(now[column], unit)}</dd>{curve}</div>"
         )
     old = axis = ""
     if stale and card.reading:
         read = m.when(state.wall(card.reading.at), state.now)
-        old = f'<p class="why">{m.pill("warn", "stale")} read {read}</p>'
+        old = f'<p class="why">{m.pill("warn", "stale")} {say("read {0}", read)}</p>'
     if track:
-        axis = '<p class="axis" aria-hidden="true"><span>1 h ago</span><span>now</span></p>'
+        ago, now_ = say("1 h ago"), say("now")
+        axis = f'<p class="axis" aria-hidden="true"><span>{ago}</span><span>{now_}</span></p>'
     return f'<dl class="figures">{"".join(rows)}</dl>{axis}{old}'
 
 
@@ -233,32 +242,32 @@ def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
         items.append(
             f'<li><svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
             f"<b>{f'{load:.0f}' if known else m.UNKNOWN}</b>"
-            '<span class="away">% on core </span> '
-            f"<span>{'core ' if few else ''}{core.core}</span></li>"
+            f'<span class="away">{say("% on core")} </span> '
+            f"<span>{say('core {0}', core.core) if few else core.core}</span></li>"
         )
     return (
-        '<div><p class="caption" aria-hidden="true">Load of each core in %</p>'
-        f'<ul class="cores{" few" if few else ""}" aria-label="Load of each core in per cent">'
+        f'<div><p class="caption" aria-hidden="true">{say("Load of each core in %")}</p>'
+        f'<ul class="cores{" few" if few else ""}" aria-label="{say("Load of each core in %")}">'
         f"{''.join(items)}</ul></div>"
     )
 
 
 def _users(card: CardState, holdings: Sequence[Usage]) -> str:
     if not holdings:
-        return '<ul class="users"><li class="dim">not in use</li></ul>'
+        return f'<ul class="users"><li class="dim">{say("not in use")}</li></ul>'
     items = "".join(
         f'<li><span class="cut">{cores_of(holding, card)}</span>'
         f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
         f"{pod(holding.assignment)}</span></li>"
         for holding in holdings[: m.MOST]
     )
-    return f'<ul class="users" aria-label="In use by">{items}</ul>'
+    return f'<ul class="users" aria-label="{say("In use by")}">{items}</ul>'
 
 
 def cores_of(holding: Usage, card: CardState) -> str:
     if holding.cores == card.card.all_cores:
-        return "all cores"
-    return f"core{'s' if len(holding.cores) > 1 else ''} {holding.cores}"
+        return say("all cores")
+    return say("cores {0}" if len(holding.cores) > 1 else "core {0}", holding.cores)
 
 
 def pod(holder: Assignment) -> str:
@@ -274,7 +283,7 @@ def _traits(card: CardState, anchor: str) -> str:
     )
     numa = None if what.numa_node is None else str(what.numa_node)
     driver = what.driver_version and what.driver_version.partition(",")[0]
-    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and f"driver {driver}")
+    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and say("driver {0}", driver))
     uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
     pairs = (
         ("Product", what.product),
@@ -288,8 +297,8 @@ def _traits(card: CardState, anchor: str) -> str:
     )
     return (
         '<div class="traits">'
-        + (f'<p class="errors">errors counted: {m.text(errors)}</p>' if errors else "")
+        + (f'<p class="errors">{say("errors counted: {0}", m.text(errors))}</p>' if errors else "")
         + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
-        f"{m.text(' · '.join(filter(None, brief))) or 'Details'}</summary>"
+        f"{m.text(' · '.join(filter(None, brief))) or say('Details')}</summary>"
         f"{m.facts(pairs)}</details></div>"
     )

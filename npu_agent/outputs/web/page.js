@@ -74,7 +74,7 @@
     running = false;
     document.body.classList.toggle("old", since !== null);
     lost.hidden = since === null;
-    const words = since && `Connection lost at ${clock(since)}: this page shows what was then. Retrying.`;
+    const words = since && lost.dataset.words.replace("{}", clock(since));
     if (since && lost.textContent !== words) lost.textContent = words;
     if (!document.hidden) timer = setTimeout(update, EVERY);
   };

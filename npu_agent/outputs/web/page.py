@@ -19,29 +19,15 @@ from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, Slices
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
+from npu_agent.outputs.web.words import LANGUAGES, say, speaking, template
 
 _HERE = Path(__file__).parent
-_HTML = Template((_HERE / "page.html").read_text())
+_HTML = (_HERE / "page.html").read_text()
 """Its links are relative: the page may be seen through a proxy, below a path."""
 _STYLE = (_HERE / "page.css").read_text()
 _SCRIPT = (_HERE / "page.js").read_text()
-_RUNBOOK = Template((_HERE / "page.runbook.html").read_text())
-_RUNBOOK_WORDS = {
-    "en": (
-        "What to do",
-        "Back to the status page",
-        "of the agent on this node; alerts first, then symptoms",
-    ),
-    "ko": ("런북", "상태 페이지로 돌아가기", "(이 노드의 에이전트). 알림, 증상의 순서입니다"),
-    "ja": (
-        "ランブック",
-        "ステータスページに戻る",
-        "(このノードのエージェント)。アラート、症状の順",
-    ),
-}
-_STEPS = {language: (_HERE / f"runbook.{language}.html").read_text() for language in _RUNBOOK_WORDS}
-LANGUAGES = frozenset(_RUNBOOK_WORDS)
-"""Of the runbook."""
+_RUNBOOK = (_HERE / "page.runbook.html").read_text()
+_STEPS = {language: (_HERE / f"runbook.{language}.html").read_text() for language in LANGUAGES}
 """Made of docs/ by docs/generate.py."""
 
 
@@ -60,40 +46,46 @@ POLICY = (
 _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
-def page(state: AgentState, history: view.Tracks) -> str:
+def page(state: AgentState, history: view.Tracks, language: str = "en") -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
+    with speaking(language):
+        return Template(template(_HTML)).substitute(language=language, **_parts(state, history))
+
+
+def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
     found = problems(state)
-    summary = "all well"
+    summary = say("all well")
     if found:
         summary = found[0].short + (f" (+{len(found) - 1})" if len(found) > 1 else "")
-    return _HTML.substitute(
-        build=_BUILD,
-        title=m.plain(f"{summary} - {state.node or _NO_NODE} - npu-agent"),
-        style=_STYLE,
-        script=_SCRIPT,
-        node=m.text(state.node or _NO_NODE),
-        version=m.text(state.version),
-        up=m.span(state.monotonic - state.started_at),
-        now=m.clock(state.now, state.now),
-        head=_head(state, found),
-        sum=_sum(state),
-        cards=_cards(state, history),
-        timeline=_timeline(state),
-        assignments=_assignments(state),
-        resources=_resources(state),
-        dra=_dra(state),
-        config=_config(state),
-        labels=_labels(state),
-        condition=_condition(state),
-        odd=_skipped(state),
-    )
+    node = state.node or say(_NO_NODE)
+    return {
+        "build": _BUILD,
+        "title": m.plain(f"{summary} - {node} - npu-agent"),
+        "style": _STYLE,
+        "script": _SCRIPT,
+        "node": m.text(node),
+        "version": m.text(state.version),
+        "up": m.span(state.monotonic - state.started_at),
+        "now": m.clock(state.now, state.now),
+        "head": _head(state, found),
+        "sum": _sum(state),
+        "cards": _cards(state, history),
+        "timeline": _timeline(state),
+        "assignments": _assignments(state),
+        "resources": _resources(state),
+        "dra": _dra(state),
+        "config": _config(state),
+        "labels": _labels(state),
+        "condition": _condition(state),
+        "odd": _skipped(state),
+    }
 
 
 def runbook(language: str = "en") -> str:
     """What to do, step by step: the document that the problems link to; in one of `LANGUAGES`."""
-    title, back, facts = _RUNBOOK_WORDS[language]
-    words = {"language": language, "title": title, "back": back, "facts": facts}
-    return _RUNBOOK.substitute(style=_STYLE, steps=_STEPS[language], **words)
+    with speaking(language):
+        document = Template(template(_RUNBOOK))
+    return document.substitute(language=language, style=_STYLE, steps=_STEPS[language])
 
 
 _NO_NODE = "unknown node"
@@ -104,7 +96,7 @@ def _cards(state: AgentState, history: view.Tracks) -> str:
     none = "No cards on this host." if state.snapshot.complete else _SEARCHING
     more = ""
     if len(state.snapshot.cards) > m.MOST:
-        more = m.empty(f'The first {m.MOST} are shown: see <a href="status.json">status.json</a>')
+        more = m.empty(say("The first {0} are shown: see {1}", m.MOST, m.ALL))
     return (view.cards(state, history) or f'<div class="box">{m.empty(none)}</div>') + more
 
 
@@ -113,8 +105,10 @@ def _sum(state: AgentState) -> str:
     if not cards:
         return ""
     in_use = sum(bool(state.usages_of(card)) for card in cards)
-    fence = "" if limit is None else f", taken out of service above {limit:g}{m.NBSP}°C"
-    return f"<small>{len(cards)} installed, {in_use} in use{fence}</small>"
+    text = say("{0} installed, {1} in use", len(cards), in_use)
+    if limit is not None:
+        text += say(", taken out of service above {0}", f"{limit:g}{m.NBSP}°C")
+    return f"<small>{text}</small>"
 
 
 def _head(state: AgentState, found: Sequence[Note]) -> str:
@@ -124,12 +118,13 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
         bad = found[0].severity == "critical" or unready(state)
         kind = icon = "bad" if bad else "warn"
         text = m.text(found[0].short)
-        text += f", and {m.number(len(found) - 1, 'more problem')}" if len(found) > 1 else ""
+        if len(found) > 1:
+            text += say(", and {0}", m.number(len(found) - 1, "more problem"))
     elif state.snapshot.complete:
         kind = icon = "good"
-        text = f"Healthy: {counted}" if cards else "Healthy: no cards on this node"
+        text = say("Healthy: {0}", counted) if cards else say("Healthy: no cards on this node")
     else:
-        kind, icon, text = "plain", "wait", _SEARCHING
+        kind, icon, text = "plain", "wait", say(_SEARCHING)
     shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
@@ -146,17 +141,19 @@ def _readiness(state: AgentState) -> str:
     reasons = unready(state)
     if not reasons:
         offers = state.resources or state.dra
-        registered = "every resource with cards is registered, and " if offers else ""
-        return f'<p class="ready">Ready: {registered}the config is in force.</p>'
+        registered = "Ready: every resource with cards is registered, and the config is in force."
+        words = say(registered if offers else "Ready: the config is in force.")
+        return f'<p class="ready">{words}</p>'
     first = reasons[0].partition("\n")[0]
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return f'<p class="ready"><b>Not ready:</b> {m.text(first)}{more}</p>'
+    more = say(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
+    return f'<p class="ready"><b>{say("Not ready:")}</b> {m.text(first)}{more}</p>'
 
 
 def _since(note: Note, state: AgentState) -> str:
     if note.since is None:
         return ""
-    return f' <small class="since">since {m.when(state.wall(note.since), state.now)}</small>'
+    since = say("since {0}", m.when(state.wall(note.since), state.now))
+    return f' <small class="since">{since}</small>'
 
 
 def _to_do(note: Note, number: int) -> str:
@@ -164,7 +161,7 @@ def _to_do(note: Note, number: int) -> str:
     remedy = m.prose(note.remedy) if note.remedy else ""
     steps = ""
     if note.runbook:
-        words = "Steps" if remedy else "What to do"
+        words = say("Steps" if remedy else "What to do")
         steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
     command = f'<code class="command">{m.text(note.command)}</code>' if note.command else ""
     return f'<p class="do">{remedy} {steps}{command}</p>' if remedy or steps or command else ""
@@ -201,9 +198,10 @@ def _timeline(state: AgentState) -> str:
     lines = [_entry(one, state) for one in found]
     rest = ""
     if len(found) > _SHOWN:
+        last = m.clock(state.wall(found[-1].at), state.now)
+        more = say("{0} more, back to {1}", len(found) - _SHOWN, last)
         rest = (
-            f'<details id="earlier"><summary id="to-earlier">{len(found) - _SHOWN} more, back to '
-            f"{m.clock(state.wall(found[-1].at), state.now)}</summary>"
+            f'<details id="earlier"><summary id="to-earlier">{more}</summary>'
             f'<ol class="happened">{"".join(lines[_SHOWN:])}</ol></details>'
         )
     first = f'<ol class="happened">{"".join(lines[:_SHOWN])}</ol>'
@@ -214,7 +212,7 @@ def _entry(one: TimelineEntry, state: AgentState) -> str:
     times = ""
     if one.count > 1:
         first = m.clock(state.wall(one.first), state.now)
-        times = f" <small>{one.count} times since {first}</small>"
+        times = f" <small>{say('{0} times since {1}', one.count, first)}</small>"
     icon = m.icon("dot" if one.tone == "plain" else one.tone)
     return (
         f'<li class="{one.tone}-tone">{m.clock(state.wall(one.at), state.now)}{icon}'
@@ -233,7 +231,7 @@ def _strip(found: Sequence[TimelineEntry], now: float) -> str:
         if now - at < SPAN
     )
     drawn = "".join(f'<path class="{tone}-tone" d="M{x} 2V22"/>' for tone, x in marks)
-    labels = "".join(f"<span>{label}</span>" for label in ("24 h ago", "18", "12", "6", "now"))
+    labels = "".join(f"<span>{say(label)}</span>" for label in ("24 h ago", "18", "12", "6", "now"))
     return (
         '<div class="strip" aria-hidden="true"><svg viewBox="0 0 1440 24" '
         f'preserveAspectRatio="none"><path class="base" d="M0 23H1440"/>{drawn}</svg>'
@@ -244,32 +242,34 @@ def _strip(found: Sequence[TimelineEntry], now: float) -> str:
 def _assignments(state: AgentState) -> str:
     held = []
     for card in state.snapshot.cards:
-        healthy = card.health.state is HealthState.HEALTHY
-        pill = "" if healthy else view.PILLS[card.health.state]
+        pill = "" if card.health.state is HealthState.HEALTHY else view.pill_of(card)
         held += [
             (one.assignment, f"{view.link(card, number)}, {view.cores_of(one, card)} {pill}")
             for number, one in enumerate(state.usages_of(card))
         ]
-    gone = view.PILLS[HealthState.UNHEALTHY]
-    held += [(one, f"gone: {m.text(state.name_of_gone(one))} {gone}") for one in state.gone]
+    gone = m.pill("bad", "unhealthy")
+    held += [
+        (one, f"{say('gone: {0}', m.text(state.name_of_gone(one)))} {gone}") for one in state.gone
+    ]
     rows = [
         (
             m.text(holder.namespace),
             view.pod(holder),
             what,
-            m.text(holder.resource) + (f", claim {m.text(holder.claim)}" if holder.claim else ""),
+            m.text(holder.resource)
+            + (say(", claim {0}", m.text(holder.claim)) if holder.claim else ""),
         )
         for holder, what in sorted(held, key=lambda one: one[0])
     ]
     trouble = ""
     if state.assignments_error is not None:
-        trouble = m.error("warn", f"As last known: {state.assignments_error}")
+        trouble = m.error("warn", say("As last known: {0}", state.assignments_error))
     table = m.table(("Namespace", "Pod", "Holds", "Resource"), rows)
     return trouble + (table or m.empty("No container holds a card."))
 
 
 def _count(good: int, devices: Sequence[object], words: str) -> str:
-    return f"{good} of {len(devices)} {words}" if devices else "none"
+    return say(f"{{0}} of {{1}} {words}", good, len(devices)) if devices else say("none")
 
 
 def _resources(state: AgentState) -> str:
@@ -330,28 +330,30 @@ def _slices(slices: SlicesState) -> str:
     if slices.published:
         state = m.pill("good", "published")
     else:
-        state = m.pill("bad", "not published") if slices.trouble else _NOT_YET
-    lines = [state, f"{m.number(slices.slices, 'slice')}, generation {slices.generation}"]
+        state = m.pill("bad", "not published") if slices.trouble else _not_yet()
+    lines = [state, say("{0}, generation {1}", m.number(slices.slices, "slice"), slices.generation)]
     if slices.incomplete:
-        lines.append("the pool is incomplete: the scheduler does not use it")
+        lines.append(say("the pool is incomplete: the scheduler does not use it"))
     if slices.trouble:
         lines.append(m.text(str(slices.trouble)))
     if slices.dropped:
-        lines.append(m.text(f"dropped by the API server: {', '.join(slices.dropped)}"))
+        lines.append(say("dropped by the API server: {0}", m.text(", ".join(slices.dropped))))
     return f"<span>{'<br>'.join(lines)}</span>"
 
 
-_NOT_YET = m.pill("plain", "not yet", "wait")
+def _not_yet() -> str:
+    return m.pill("plain", "not yet", "wait")
 
 
 def _claimed(device: PreparedDevice, state: AgentState) -> str:
     """A device of a claim: its card, if that is present, and what it is for."""
     cards = {card.id: card.card for card in state.snapshot.cards}
     card = cards.get(card_of(device.footprint, state.snapshot.cards) or "")
-    what = m.text(card.name) if card else f"gone: {m.text(device.device)}"
+    what = m.text(card.name) if card else say("gone: {0}", m.text(device.device))
     if part := part_of(device.footprint, state.snapshot.cards):
-        what += f" core{'s' if len(part) > 1 else ''} {part}"
-    return f"{what} for {m.text(device.request)}{', admin access' if device.admin else ''}"
+        what += f" {say('cores {0}' if len(part) > 1 else 'core {0}', part)}"
+    admin = say(", admin access") if device.admin else ""
+    return say("{0} for {1}", what, m.text(device.request)) + admin
 
 
 def _phase(session: SessionStatus) -> str:
@@ -370,7 +372,7 @@ def _config(state: AgentState) -> str:
     config = state.config
     status = m.pill("good", "in force")
     if config.error is not None:
-        status = f"{m.pill('bad', 'file refused')} the last good one stays in force"
+        status = f"{m.pill('bad', 'file refused')} {say('the last good one stays in force')}"
     pairs = [
         ("State", status),
         ("Generation", str(config.generation)),
@@ -385,19 +387,22 @@ def _config(state: AgentState) -> str:
     return m.pairs(pairs)
 
 
+_WRITERS = {"api": "the Node itself", "nfd": "Node Feature Discovery"}
+
+
 def _labels(state: AgentState) -> str:
     labels = state.labels
     if labels is None or labels.output == "none":
         return m.empty("Switched off.")
-    status = m.pill("good", "in place") if labels.in_place else _NOT_YET
+    status = m.pill("good", "in place") if labels.in_place else _not_yet()
     if labels.error is not None:
         status = m.pill("bad", "not in place")
-    written = "not by this process"
+    written = say("not by this process")
     if labels.applied_at is not None:
         written = m.when(state.wall(labels.applied_at), state.now)
     pairs = [
         ("State", status),
-        ("Written to", "the Node itself" if labels.output == "api" else "Node Feature Discovery"),
+        ("Written to", say(_WRITERS[labels.output])),
         ("Last written", written),
     ]
     if labels.error is not None:
@@ -410,7 +415,7 @@ def _condition(state: AgentState) -> str:
     """The condition as the Node has it; nothing where the config asks for none."""
     if (found := state.condition) is None:
         return ""
-    status = _NOT_YET
+    status = _not_yet()
     if found.status is not None:
         status = m.pill("good" if found.status else "bad", str(found.status))
     pairs = [("Type", m.text(found.type)), ("Status", status)]

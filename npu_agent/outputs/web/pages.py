@@ -15,8 +15,9 @@ from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.page import LANGUAGES, POLICY, page, runbook
+from npu_agent.outputs.web.page import POLICY, page, runbook
 from npu_agent.outputs.web.status import as_json
+from npu_agent.outputs.web.words import LANGUAGES
 
 log = logger(__name__)
 
@@ -81,7 +82,7 @@ def pages(
         return _answer(metrics(wanted.openmetrics), kind)
 
     return {
-        "/": lambda _: _html(page(state(), history.of)),
+        "/": lambda wanted: _html(page(state(), history.of, wanted.language)),
         "/status.json": lambda _: _json(as_json(state())),
         "/runbook": lambda wanted: _html(runbook(wanted.language)),
         "/metrics": for_prometheus,

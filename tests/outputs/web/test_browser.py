@@ -232,6 +232,24 @@ async def test_times_are_those_of_the_reader() -> None:
         assert "UTC" not in await page.run("document.querySelector('.top').innerText")
 
 
+async def test_it_is_in_the_readers_language_and_stays_so() -> None:
+    scene = Scene(cards=(read(state()), read(state(index=1))))
+    async with tab() as page:
+        await page.screen(360)
+        agent = await page.run("navigator.userAgent")
+        await page.say("Emulation.setUserAgentOverride", userAgent=agent, acceptLanguage="ko-KR,en")
+        async with serving(scene) as (host, port):
+            await page.open(f"http://{host}:{port}/")
+            assert await page.run(HEADLINE) == "정상: 카드 2장"
+            assert await page.run("document.documentElement.lang") == "ko"
+            scene.cards = (scene.cards[0], fenced(scene.cards[1], "dead", 1))
+            await page.until(f"{HEADLINE} === 'npu1 is unhealthy'")
+            assert "비정상" in await page.run("document.getElementById('warboy-1').innerText")
+            assert await page.run("document.documentElement.scrollWidth") == 360
+        await page.until("document.getElementById('lost').innerText.includes('연결이 끊겼습니다')")
+        assert "{}" not in await page.run("document.getElementById('lost').innerText")
+
+
 async def test_nothing_jumps_when_something_happens_above() -> None:
     scene = Scene(cards=tuple(read(state(index=index)) for index in range(9)))
     async with looking(scene, 500) as page:

@@ -3,10 +3,11 @@
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
-from npu_agent.outputs.web.page import LANGUAGES, page, runbook
+from npu_agent.outputs.web.page import page, runbook
+from npu_agent.outputs.web.words import LANGUAGES, WORDS
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
@@ -259,7 +261,37 @@ def troubled() -> Scene:
     )
 
 
-@pytest.mark.parametrize("language", sorted(LANGUAGES))
+@pytest.mark.parametrize("language", ["ko", "ja"])
+@pytest.mark.parametrize("name", SCENES)
+def test_the_pages_own_words_are_in_the_readers_language(
+    language: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a translation; what comes from elsewhere is never asked for."""
+    missing = set[str]()
+
+    class Asked(dict[str, Sequence[str]]):
+        def get(self, english: str, default: object = None) -> Any:
+            if english.isascii() and english not in self:
+                missing.add(english)
+            return super().get(english, default)
+
+    monkeypatch.setattr("npu_agent.outputs.web.words.WORDS", Asked(WORDS))
+    found = Document(page(SCENES[name](), lambda _: (), language))
+    assert not [
+        one for one in missing if re.search("[a-z]", re.sub(r"npu-agent|\$[a-z]+", "", one))
+    ]
+    assert ("html", language) in [(tag, attrs.get("lang")) for tag, attrs in found.elements]
+
+
+def test_translations_put_in_the_same_values() -> None:
+    for english, others in WORDS.items():
+        values = sorted(re.findall(r"\{\d*\}|\$[a-z]+", english))
+        for other in others:
+            assert sorted(re.findall(r"\{\d*\}|\$[a-z]+", other)) == values, english
+            assert other[-1] == " " or not english.endswith(" "), english
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_each_problem_has_its_steps_in_the_runbook(language: str) -> None:
     sections = anchors_of(Document(runbook(language)))
     steps = {link[8:] for link in links_of(shown(troubled())) if link.startswith("runbook#")}
@@ -273,7 +305,7 @@ def test_each_problem_has_its_steps_in_the_runbook(language: str) -> None:
     } == steps
 
 
-@pytest.mark.parametrize("language", sorted(LANGUAGES))
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_the_runbook_leads_nowhere_else(language: str) -> None:
     """It is read where there may be nothing else: in a cluster without the internet."""
     found = Document(runbook(language))

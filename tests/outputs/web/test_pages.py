@@ -72,9 +72,10 @@ def test_a_page_brings_all_that_it_may_use(path: str, foreign: tuple[bytes, ...]
         ("fr,*;q=0.1", "en"),
     ],
 )
-def test_the_runbook_is_in_the_readers_language(accepted: str, language: str) -> None:
-    answer = Scene().pages().answer("GET", "/runbook", languages=accepted)
-    assert f'<html lang="{language}">'.encode() in answer.body
+@pytest.mark.parametrize("path", ["/", "/runbook"])
+def test_pages_are_in_the_readers_language(accepted: str, language: str, path: str) -> None:
+    answer = Scene().pages().answer("GET", path, languages=accepted)
+    assert f'<html lang="{language}"'.encode() in answer.body
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
