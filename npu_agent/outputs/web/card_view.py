@@ -142,7 +142,7 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
 
 
 def _look(card: CardState, state: AgentState) -> str:
-    return " bad" if is_fenced(card) else " warm" if is_hot(card, state) else ""
+    return " fenced" if is_fenced(card) else " warm" if is_hot(card, state) else ""
 
 
 _APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}

@@ -393,7 +393,7 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     scene.cards = (*scene.cards[:20], fenced(scene.cards[20], "dead", 1), *scene.cards[21:])
     found = shown(scene)
     assert articles(found)[0] == "rngd-20", "large, before all others"
-    places = [a["href"] for tag, a in found.elements if a.get("class") == "small bad"]
+    places = [a["href"] for tag, a in found.elements if a.get("class") == "small fenced"]
     assert places == ["#rngd-20"], "and its place among the small ones leads there"
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
@@ -403,8 +403,8 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
 def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
     scene = many()
     scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
-    assert html(scene).count('<article class="card bad"') == 6
-    assert html(scene).count('class="small bad"') == 64
+    assert html(scene).count('<article class="card fenced"') == 6
+    assert html(scene).count('class="small fenced"') == 64
 
 
 @pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
