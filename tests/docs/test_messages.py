@@ -16,7 +16,6 @@ PAGES = {
     "docs/troubleshooting.md": "npu-agent says",
     "docs/ko/troubleshooting.md": "npu-agent의 메시지",
     "docs/ja/troubleshooting.md": "npu-agentの出力",
-    "docs/ko/dra.md": "npu-agent의 메시지",
 }
 """The first column's heading in the tables of each page."""
 
