@@ -108,7 +108,8 @@ $(PICTURES)/ready: $(VENV)/ready requirements/pictures.txt
 		--upgrade --target $(PICTURES) -r requirements/pictures.txt
 	@touch $@
 
-pictures: $(PICTURES)/ready ## draw the dashboards again, from a real Prometheus (three minutes; make packages)
+pictures: $(PICTURES)/ready ## take those of the status page, and draw the dashboards from a real Prometheus (three minutes; make packages)
+	$(BIN)/python -m docs.images.make
 	PYTHONPATH=$(PICTURES) $(BIN)/python -m docs.images.dashboards
 
 lock: $(VENV)/ready ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=--upgrade for newer versions)

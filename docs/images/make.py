@@ -1,4 +1,4 @@
-"""Takes the pictures of the status page: `python -m docs.images.make` at the root.
+"""Takes the pictures of the status page: `make pictures`, or `python -m docs.images.make`.
 
 The page is the agent's own, shown by Chromium as in tests/outputs/web; the cards are made up. Needs
 Chromium (`make packages`).
