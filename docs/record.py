@@ -50,8 +50,8 @@ monospace;fill:var(--text);white-space:pre}
 _TITLE = "npu-agent demo: the agent on simulated NPUs"
 _ABOUT = (
     "A terminal in which npu-agent registers with a stand-in for the kubelet, lists two cards, "
-    "labels the node, gives a Pod its NPU, follows cards that go, come back, die and recover, "
-    "survives a bad config and a restart of the kubelet, and offers cards by DRA."
+    "labels the node, gives a Pod its NPU, reports cards that are drained, fail and recover, "
+    "rejects an invalid config, registers again after a kubelet restart, and offers cards by DRA."
 )
 
 
