@@ -73,7 +73,7 @@ Called = tuple[int, str, str]
         (("config", "check"), "required: FILE"),
         (("completion", "ksh"), "must be bash, zsh or fish, not ksh"),
         (("simulate", "--onec"), "--onec: no such option: did you mean --once?"),
-        (("simulate", "/tmp", "falt", "npu0", "dead"), "did you mean 'fault'?"),
+        (("simulate", "/tmp", "falt", "npu0", "dead"), "did you mean fault?"),
         (("info", "--log-level", "loud"), "--log-level: must be debug, error, info or warning"),
         (("info", "--host-root", "/missing"), "--host-root: /missing: No such file or directory"),
         (("run", "--default-pe", "Fusoin"), "must be Fusion or Single, not Fusoin"),

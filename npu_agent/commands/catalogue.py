@@ -408,7 +408,7 @@ def _simulate(parser: Parser) -> None:
       npu-agent simulate /tmp/host status           # what is wrong with the cards
     """
     # Its help lists the faults, which the simulator knows.
-    from npu_agent.simulator.command import add_arguments
+    from npu_agent.commands.simulate import add_arguments
 
     add_arguments(parser)
 

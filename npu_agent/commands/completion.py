@@ -46,7 +46,6 @@ end""",
 }
 """How each shell lists the cards: of the tree that `simulate` is about, else of this host."""
 _WORDS = {
-    "simulate_action": ("fault", "status"),
     "fault": (*FAULTS,),
     "config.resourceName": (REGISTRY.resource_name,),
 }

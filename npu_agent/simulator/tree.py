@@ -4,8 +4,8 @@ All state is in ROOT/.npu-simulator, so every function here works from any proce
 is kept alive and on one that is not. It raises SimulatorError if ROOT is not a simulated tree, or
 cannot be written.
 
-- `state.json` marks the tree as ours: the cards, their last moment, their faults, and each file,
-  link and node that we made. Nothing else is ever replaced or removed.
+- `state.json` marks the tree as ours: the cards, their last moment, and their faults. What these
+  cards show without faults is ours, and nothing else is ever replaced or removed.
 - `lock` is held for each change.
 
 Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
@@ -50,7 +50,6 @@ _Cards = tuple[SimulatedCard, ...]
 class _State:
     cards: _Cards
     plain_nodes: bool
-    paths: frozenset[str]
     version: Literal[1] = 1
 
 
@@ -157,13 +156,13 @@ def _change(
     """
     with _locked(root):
         new = create and not _state(root).exists()
-        state = _State((), plain_nodes, frozenset()) if new else _load(root)
+        state = _State((), plain_nodes) if new else _load(root)
         before, after = state.cards, change(state.cards)
         wanted = _picture(after)
-        tree = _Tree(root, plain_nodes or state.plain_nodes, state.paths)
+        made = {} if new else _picture([replace(card, faults=()) for card in before])
+        tree = _Tree(root, plain_nodes or state.plain_nodes, frozenset(made))
         tree.refuse_taken(wanted)
-        # Before they are made: a crash leaves nothing that is not known to be ours.
-        tree.save(after, state.paths | wanted.keys())
+        tree.save(after)
         known = {} if repair else _picture(before)
         # A card that is swapped for another is out before the other is in, so that no
         # process reads one's UUID and the other's serial number.
@@ -175,8 +174,6 @@ def _change(
         if len(stays) < len(after):
             tree.show(_picture(stays), known, bases)
         tree.show(wanted, known, bases)
-        if not state.paths <= wanted.keys():
-            tree.save(after, frozenset(wanted))
 
 
 def _picture(cards: Sequence[SimulatedCard]) -> Picture:
@@ -190,10 +187,9 @@ class _Tree:
     root: Path
     plain_nodes: bool
     made: frozenset[str]
-    """The paths that are ours when the change begins."""
 
-    def save(self, cards: _Cards, paths: frozenset[str]) -> None:
-        state = _State(cards, self.plain_nodes, paths)
+    def save(self, cards: _Cards) -> None:
+        state = _State(cards, self.plain_nodes)
         self._replace(_state(self.root), msgspec.json.encode(state, order="deterministic"))
 
     def refuse_taken(self, wanted: Picture) -> None:

@@ -1,4 +1,3 @@
-import argparse
 import signal
 import subprocess
 import sys
@@ -6,23 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.simulator import FAULTS, cards, command
+from npu_agent import cli
+from npu_agent.simulator import FAULTS, cards
 from npu_agent.simulator.tree import STATE_DIR
 from tests.until import wait_until
 
-PROGRAM = """
-import argparse, sys
-from npu_agent.simulator import command
-parser = argparse.ArgumentParser(prog="npu-agent simulate")
-command.add_arguments(parser)
-sys.exit(command.main(parser.parse_args()))
-"""
-
 
 def simulate(*args: str | Path) -> int:
-    parser = argparse.ArgumentParser(prog="npu-agent simulate")
-    command.add_arguments(parser)
-    return command.main(parser.parse_args([str(arg) for arg in args]))
+    return cli.main(["simulate", *map(str, args)])
 
 
 def test_once_makes_a_tree_and_says_how_to_go_on(
@@ -115,7 +105,7 @@ def test_what_went_wrong_is_said_and_counted(
 def test_it_lives_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     root = tmp_path / "root"
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, root, "--cards", "warboy=1"],
+        [sys.executable, "-m", "npu_agent", "simulate", str(root), "--cards", "warboy=1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
