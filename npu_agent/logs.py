@@ -83,7 +83,7 @@ class LoopErrors:
                 self._left_out += 1
                 return
             why, left_out = error.strerror, self._left_out
-            log.error("no connection can be accepted", reason=why, left_out=left_out)
+            log.error("cannot accept connections", reason=why, left_out=left_out)
             self._next, self._left_out = now + _SELDOM, 0
             return
         loop.default_exception_handler(context)
@@ -115,7 +115,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
             self.handleError(record)
         if self._left_out:
             lines, self._left_out = self._left_out, 0
-            log.warning("lines of the log were left out because no process read it", lines=lines)
+            log.warning("log lines were dropped because no process reads the log", lines=lines)
 
     def _takes_more(self) -> bool:
         """Whether a write returns; waits for a reader, but not again for the same one."""

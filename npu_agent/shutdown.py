@@ -77,7 +77,7 @@ def _force_exit() -> NoReturn:
         for each in reversed(traceback.extract_stack(at)[-6:])
     )
     last = threading.Thread(
-        target=lambda: log.error("ended without waiting for something that hangs", at=where),
+        target=lambda: log.error("exited without waiting for a hung task", at=where),
         daemon=True,
     )
     with suppress(RuntimeError):  # no more threads

@@ -34,9 +34,9 @@ async def keep_running(
         try:
             await _to_its_end(asyncio.create_task(run(), name=part))
         except Exception:
-            log.exception("a part failed and will be started again", part=part)
+            log.exception("a part of the agent failed; restarting it", part=part)
         else:
-            log.error("a part ended and will be started again", part=part)
+            log.error("a part of the agent ended; restarting it", part=part)
         if restarts is not None:
             restarts[part] += 1
         if loop.time() - since > steady:
@@ -68,7 +68,9 @@ async def _to_its_end(running: asyncio.Task[None]) -> None:
             running.cancel()
     if cancelled:
         if not running.cancelled() and (error := running.exception()):
-            log.debug("a part failed while it was ended", part=running.get_name(), reason=error)
+            log.debug(
+                "a part of the agent failed during shutdown", part=running.get_name(), reason=error
+            )
         raise asyncio.CancelledError
     if running.cancelled():
         raise _CancelledByItselfError

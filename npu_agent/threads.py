@@ -46,7 +46,7 @@ class DaemonThread(Executor):
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
             except (RuntimeError, MemoryError) as error:
                 self._calls.pop()
-                message = "no more threads: is the limit of processes reached?"
+                message = "no more threads: check the limit of processes"
                 raise OSError(errno.EAGAIN, message) from error
             self._runs = True
         return future

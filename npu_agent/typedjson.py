@@ -38,7 +38,7 @@ def convert(value: Any, type_: type[T]) -> T:
 
 def _words(error: Exception) -> str:
     if not isinstance(error, msgspec.ValidationError):
-        return f"no JSON ({error})"
+        return f"not JSON ({error})"
     what, _, path = str(error).replace("`", "").partition(" - at $")
     path = path.removeprefix(".")
     if missing := re.fullmatch(r"Object missing required field (.+)", what):

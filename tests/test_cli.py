@@ -304,8 +304,8 @@ def test_allocations_without_a_kubelet(
     code, out, err = called(capsys, "allocations", "--plugin-dir", plugin_dir)
     assert (code, out) == (1, "")
     assert err == (
-        f"npu-agent: error: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: is the "
-        "kubelet running, and is its directory mounted here?\n"
+        f"npu-agent: error: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: check "
+        "that the kubelet runs and that its directory is mounted here\n"
     )
 
 

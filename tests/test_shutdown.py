@@ -143,7 +143,7 @@ async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet
         agent.send_signal(signal.SIGUSR1)
         await until(hangs.exists)
         code, log = await ended(agent)
-    assert (code, "ended without waiting for something that hangs" in log) == (1, True)
+    assert (code, "exited without waiting for a hung task" in log) == (1, True)
 
 
 async def test_with_a_log_that_nobody_reads(node: Node, kubelet: StandInKubelet) -> None:

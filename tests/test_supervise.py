@@ -69,7 +69,7 @@ async def test_a_part_that_ends_comes_back(caplog: pytest.LogCaptureFixture) -> 
     run = Failing(3, None)
     await until_cancelled("inventory", run)
     assert run.runs == 4
-    assert caplog.messages == ["a part ended and will be started again"] * 3
+    assert caplog.messages == ["a part of the agent ended; restarting it"] * 3
 
 
 async def test_a_part_that_ran_for_long_starts_at_the_first_pause_again(
@@ -130,7 +130,7 @@ async def test_a_part_that_something_in_it_cancels_comes_back(
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()
-    assert caplog.messages == ["a part failed and will be started again"] * 2
+    assert caplog.messages == ["a part of the agent failed; restarting it"] * 2
 
 
 async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:

@@ -35,11 +35,11 @@ def test_what_is_read_and_what_is_ignored() -> None:
             "taints[1]: expected object, got int",
         ),
         ("[]", "expected object, got array"),
-        ("<html>", "no JSON (JSON is malformed: invalid character (byte 0))"),
-        ("", "no JSON (Input data was truncated)"),
+        ("<html>", "not JSON (JSON is malformed: invalid character (byte 0))"),
+        ("", "not JSON (Input data was truncated)"),
         (
             b'{"metadata": {"resourceVersion": "\xff"}}',
-            "no JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)",
+            "not JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)",
         ),
     ],
 )
@@ -50,7 +50,7 @@ def test_one_error_that_names_the_field(document: bytes | str, words: str) -> No
 
 
 def test_values_that_are_nested_too_deep() -> None:
-    with pytest.raises(InvalidJsonError, match="no JSON"):
+    with pytest.raises(InvalidJsonError, match="not JSON"):
         decode('{"metadata": ' * 100_000, Node)
     with pytest.raises(InvalidJsonError, match=r"resourceVersion is missing"):
         convert({}, Meta)

@@ -32,34 +32,35 @@ class Advice:
 
 
 KUBELET = "systemctl status kubelet"
-COOLING = "see to its fan, its slot and the air around it"
+COOLING = "check its fan, slot and airflow"
 
 ADVICE: Mapping[Cause, Advice] = {
     Cause.DEAD: Advice(
         means="the driver reports the card dead",
         example="alive says 0",
-        remedy="read what the driver says in `dmesg` on the node; then reset the card, reload the "
-        "driver, or reboot the node",
+        remedy="check `dmesg` on the node for the driver's messages; then reset the card, "
+        "reload the driver, or reboot the node",
     ),
     Cause.NODES: Advice(
-        means="device nodes of it are missing",
+        means="its device nodes are missing",
         example="/dev/npu0pe0 missing",
-        remedy="the driver is half unloaded, or udev was stopped: load the driver again",
+        remedy="reload the driver: it is partially unloaded, or udev was stopped",
     ),
     Cause.HANGS: Advice(
         means="it does not answer",
         example="no answer within 0.5 s",
-        remedy="a read hangs in the kernel: see `dmesg` on the node; most likely it takes a reboot",
+        remedy="check `dmesg` on the node for the read that hangs in the kernel; most likely a "
+        "reboot is needed",
     ),
     Cause.NONSENSE: Advice(
-        means="the driver does not give a sound answer",
+        means="the driver returned an invalid value",
         example='alive says neither 0 nor 1 but "?"',
         remedy="reload the driver; if that does not help, reboot the node",
     ),
     Cause.HOT: Advice(
         means="it is too hot",
         example="97.4 °C, above 95 °C",
-        remedy=f"{COOLING}: it comes back by itself when it has cooled down",
+        remedy=f"{COOLING}; it recovers when it has cooled down",
         command="npu-agent info",
         shared="the cooling of the host, not the cards",
         runbook="nputemperaturehigh",
@@ -101,18 +102,17 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
     TrendKind.FLAPPING: TrendAdvice(
         begins="is flapping",
         many="are flapping",
-        ends="flaps no longer: see how it is now",
-        remedy="take it out of service until it is repaired: a card that comes and goes takes "
-        "the Pods down that it is given to",
+        ends="has stopped flapping: check its health",
+        remedy="cordon it until it is repaired: each failure also fails the Pods that use it",
         runbook="npucardflapping",
         command="npu-agent cordon {card} --reason flapping",
     ),
     TrendKind.TWINS: TrendAdvice(
         begins="reports the UUID of another card",
         many="report one UUID",
-        ends="has a UUID of its own",
-        remedy="give one of them a UUID of its own (firmware), or take it out: they are served "
-        "under other IDs, and records by UUID mix them up",
+        ends="has its own UUID",
+        remedy="give one of them its own UUID (firmware), or remove it: they are served under "
+        "other IDs, and records by UUID mix them up",
         runbook="log-lines",
         command="npu-agent info -o wide",
     ),
@@ -120,14 +120,14 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
         begins="has a narrow PCIe link",
         many="have a narrow PCIe link",
         ends="has all lanes of its PCIe link",
-        remedy="it works, and is slower to reach: seat it again when its Pods have ended",
+        remedy="reseat it when its Pods have ended; until then it works with less bandwidth",
         runbook="npulinknarrow",
         command="lspci -vv",
     ),
 }
 """For each thing that lasts."""
 
-UNREADABLE = "it may be a card: see `dmesg` on the node, and reload the driver"
+UNREADABLE = "check `dmesg` on the node and reload the driver: it may be a card"
 """What to do about an entry that cannot be read: `SkippedDevice.unread`."""
 
 

@@ -67,7 +67,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         said.append(f"{listed(gone, _NAMED)}: gone from the host")
     said += [note.text for note in services]
     if expected is None and not wanted:
-        reason, said[0] = NO_CARDS, "no healthy card was seen since the Node booted"
+        reason, said[0] = NO_CARDS, "no healthy card has been seen since the Node booted"
     elif found < wanted:
         reason = "CardUnhealthy" if fenced else "CardMissing" if gone else "TooFewCards"
     elif services:
@@ -76,8 +76,8 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         reason = "NPUsDegraded" if fenced or degraded else "NPUsReady"
     if reason == "TooFewCards":
         said.append(
-            f"the host has shown {seen} since it booted: `lspci` on the node shows what the bus "
-            "has; or correct health.expectedCards"
+            f"the host has shown {seen} since it booted: check the bus with `lspci` on the node, "
+            "or correct health.expectedCards"
         )
     said += degraded
     said += (
@@ -86,7 +86,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         if card.id in state.cordons
     )
     if state.maintenance:
-        said.append(f"work on the Node is under way: {state.maintenance}")
+        said.append(f"the Node is under maintenance: {state.maintenance}")
     message = "; ".join(said)
     return NodeCondition(
         status=reason in ("NPUsReady", "NPUsDegraded"),

@@ -50,9 +50,9 @@ def entries(annotation: str) -> dict[str, str]:
     try:
         found = json.loads(annotation)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from error
+        raise ValueError(f"not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError("no map of cards to reasons")  # noqa: TRY004 (what a reader expects)
+        raise ValueError("not a map of cards to reasons")  # noqa: TRY004 (what a reader expects)
     return {named: _reason(reason) for named, reason in found.items()}
 
 
@@ -108,7 +108,7 @@ def _unreadable(why: str) -> Trouble:
 
 def _ambiguous(name: str, ids: list[str]) -> Trouble:
     return Trouble(
-        what=f"{name} is cordoned, and {len(ids)} cards are called so: none of them is",
+        what=f"{name} is cordoned, but {len(ids)} cards have this name: none of them is",
         remedy=f"`npu-agent uncordon {name}`, and cordon one of {', '.join(ids)}",
     )
 
@@ -120,5 +120,5 @@ def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"
     return Trouble(
         what=f"{first}{more} is cordoned, but this node has no such card; it has {here}",
-        remedy=f"unless it comes back: `npu-agent uncordon {shlex.quote(first)}`",
+        remedy=f"if it will not come back: `npu-agent uncordon {shlex.quote(first)}`",
     )

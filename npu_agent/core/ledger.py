@@ -385,7 +385,7 @@ class Ledger:
             opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
             orphans[uid] = OrphanedPod(
                 footprints=_sorted({*before, *held.footprints}),
-                by=f"{opened}not listed by the kubelet, but its containers run)",
+                by=f"{opened}not listed by the kubelet, but its containers still run)",
                 by_claim=by_claim,
                 since=now,
             )

@@ -132,7 +132,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     if stale := [card for card in cards if state.is_stale(card) and not is_fenced(card)]:
         yield Note(
             "card",
-            f"the readings of {_names(stale)} are stale: no new ones arrive",
+            f"the readings of {_names(stale)} are stale",
             _ids(stale),
             remedy="temperature, load and errors of it are unknown: see `dmesg` on the node; a "
             "read that hangs in the kernel needs the driver reloaded, or a reboot",
@@ -172,7 +172,7 @@ def _lasting(
         named = (f"{card.card.name} " * several + _counted(card) for card in cards[:_NAMED])
         detail = "; ".join(named)
     elif kind is TrendKind.FLAPPING:
-        detail += ", again and again"
+        detail += ", repeatedly"
         away = (pod for card in cards for pod in _held(state).get(card.card.name, ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = found.command.format(card=cards[0].card.name)
@@ -192,7 +192,7 @@ def _lasting(
     )
 
 
-_LOAD = "take the load away now: delete the Pods that hold it"
+_LOAD = "stop the load now: delete the Pods that hold it"
 _NAMED = 4
 """Cards that are named; of more there is the number."""
 
@@ -233,7 +233,7 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
         text += f": {found.shared}"
     remedy = found.remedy
     if pods:
-        remedy = f"delete the Pods that hold it, so that they get another card; {remedy}"
+        remedy = f"delete the Pods that hold it to move them to another card; {remedy}"
     return Note(
         "card",
         f"{text}{_used(pods)}",
@@ -278,7 +278,7 @@ def _gone(state: AgentState) -> Iterator[Note]:
             "assignments",
             f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} {', '.join(held)}, whose "
             f"card{'s are' if several else ' is'} gone",
-            remedy="delete that Pod if it hangs: what it held is not there any more",
+            remedy="delete that Pod if it hangs: its devices no longer exist",
             runbook="npucardmissing",
             severity="critical",
             pods=tuple(pods),
@@ -293,8 +293,8 @@ def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Note:
     return Note(
         "card",
         f"{_names(states)} {are} gone: {were} here while this agent ran{_used(pods)}",
-        remedy="unless a person removed it on purpose, `lspci` on the node shows whether "
-        "the bus still has it, and `dmesg` why it left",
+        remedy="if it was not removed on purpose, check on the node with `lspci` whether the bus "
+        "still has it, and with `dmesg` why it left",
         runbook="npucardmissing",
         severity="critical" if pods else "warning",
         since=min(one.since for one in cards),
@@ -328,7 +328,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     found = [*served, *_of_the_rest(state, away)]
     waiting = [note for note in found if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
-    text = f"the API server does not answer: {state.api_error}; what waits for it: {what}"
+    text = f"the API server does not answer: {state.api_error}; waiting for it: {what}"
     unready = text if any(note.unready for note in waiting) else ""
     return _as_one(found, waiting, text=text, unready=unready, since=None)
 
@@ -374,8 +374,8 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         yield Note(
             "config",
             f"the config file is refused, the last good one stays in force: {first}",
-            remedy="correct the file, and try it with `npu-agent config check FILE`: an agent that "
-            "starts now would not come up",
+            remedy="correct the file and check it with `npu-agent config check FILE`: an agent "
+            "restarted now would exit",
             runbook="npuconfigrejected",
             unready=f"config: {error}",
             since=_noted(state, "config"),
@@ -462,11 +462,11 @@ def _noted(state: AgentState, subject: Subject) -> float | None:
 
 
 _WITHOUT_CARDS = (SessionPhase.NO_CARDS, SessionPhase.REGISTERING)
-_AGAIN = "the agent tries again by itself; `npu-agent doctor` in its Pod checks all it needs"
+_AGAIN = "run `npu-agent doctor` in its Pod to check all it needs; the agent retries by itself"
 _REMEDIES = {SessionPhase.WAITING: _AGAIN, SessionPhase.BLOCKED: _AGAIN}
 _KUBELET = (
-    "is the kubelet running? `systemctl status kubelet` on the node: the agent registers by itself "
-    "as soon as it is back"
+    "check the kubelet with `systemctl status kubelet` on the node; the agent registers as soon "
+    "as it is back"
 )
 _COMMANDS = {_AGAIN: _DOCTOR, _KUBELET: KUBELET}
 """What to type for these remedies."""
@@ -526,9 +526,9 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
     elif slices.incomplete:
         yield Note(
             "dra",
-            f"{what}: its pool is incomplete: no card of it is used",
-            remedy="the agent publishes what is missing by itself; `npu-agent doctor` names slices "
-            "of other owners",
+            f"{what}: its ResourceSlices are incomplete: the scheduler ignores this node's cards",
+            remedy="run `npu-agent doctor` to find slices of other owners; the agent publishes "
+            "missing slices by itself",
             runbook="npudrapoolincomplete",
             severity="critical",
             command=_DOCTOR,
@@ -549,7 +549,7 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
         yield Note(
             "config",
             f"the certificate of metrics.tls is refused, {kept}: {error}" if error else str(closed),
-            remedy="correct the Secret, or what renews it: the files are read again by themselves"
+            remedy="correct the Secret, or what renews it; the agent reads the files again"
             if error
             else "",
             runbook="npucertificateinvalid",
@@ -577,7 +577,9 @@ def _notes(state: AgentState) -> Iterator[Note]:
     if any(card.card.simulated for card in state.snapshot.cards):
         yield Note("hardware", "the cards are simulated: Pods that hold them get /dev/null")
     if state.maintenance:
-        yield Note("node", f"work on the Node is under way: {state.maintenance}; alerts rest")
+        yield Note(
+            "node", f"the Node is under maintenance: {state.maintenance}; alerts are suppressed"
+        )
     held = _held(state)
     for gone in state.missing:
         if gone.state.card.name in held:
@@ -592,7 +594,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
         if card.health.state is HealthState.UNKNOWN:
             yield Note("card", f"{name}: its health is unknown: {card.health.reason}", (card.id,))
         if card.id not in lately and (counted := _counted(card)):
-            text = f"{name} has counted errors, none of them lately: {counted}"
+            text = f"{name} has counted errors, none recently: {counted}"
             yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
             remedy, command = "this brings it back", f"npu-agent uncordon {name}"
@@ -612,7 +614,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             f"{_names(stray)} {'work' if len(stray) > 1 else 'works'} for no Pod: {most:.0f} % on "
             "the busiest core",
             _ids(stray),
-            remedy="end the process of the host that has it open, or cordon the card",
+            remedy="stop the host's process that has it open, or cordon the card",
             runbook="npuloadwithoutpod",
             command=f"fuser -v /dev/{stray[0].card.name}*",
         )
@@ -622,7 +624,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
     for driver in state.dra:
         if driver.slices.dropped:
             fields = ", ".join(driver.slices.dropped)
-            text = f"the API server drops {fields} of our ResourceSlices: a feature is off there"
+            text = f"the API server drops {fields} of our ResourceSlices: a feature gate is off"
             if driver.slices.uncounted:
                 text += "; dra.partitions has no effect, and cards are offered whole"
             yield Note("dra", text)
@@ -672,4 +674,4 @@ def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:
             ]
         )
     ]
-    return f"on the way, each when its Pods have ended: {'; '.join(to)}"
+    return f"moving when their Pods end: {'; '.join(to)}"

@@ -31,7 +31,7 @@ class TrendKind(enum.Enum):
     ERRORS = "errors"
     """Its error counters rise."""
     FLAPPING = "flapping"
-    """It fails and recovers, or comes and goes, again and again."""
+    """It fails and recovers, or comes and goes, repeatedly."""
     TWINS = "twins"
     """Another card reports the same UUID."""
     LINK = "link"

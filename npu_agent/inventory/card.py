@@ -246,7 +246,11 @@ class CardWatch:
 
     def _limit(self, entry: Entry, why: str) -> None:
         if not self._limited:
-            log.error("the agent cannot read cards for now", card=entry.name, reason=why)
+            log.error(
+                "cannot read cards (a limit of the agent's process); retrying",
+                card=entry.name,
+                reason=why,
+            )
         self._limited = True
         if not self.view.probed:
             self.view = _not_served(entry, why)

@@ -192,13 +192,13 @@ class Inventory:
             watch.answered(asked, answers, settings)
         except Exception as error:
             part = f"watch of {asked.entry.name}"
-            log.exception("a part failed and will be started again", part=part)
+            log.exception("a part of the agent failed; restarting it", part=part)
             self._restarts[part] += 1
             watch.crashed(error)
 
     def _note_found(self, found: _Found) -> None:
         if self._found.trouble and not found.trouble:
-            log.info("the search for cards works again")
+            log.info("cards can be searched for again")
         before, self._found = self._found.entries, found
         if found.entries is None or found.entries == before:
             return
@@ -331,4 +331,4 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
         if entry not in before.skipped:
             log.warning("not served", entry=entry.entry, reason=entry.reason)
     if not after.cards and (changes or not before.complete):
-        log.info("no cards on this host: waiting for some")
+        log.info("no cards on this host; waiting for some")

@@ -107,7 +107,7 @@ class Prober:
 
     def _no_thread(self, error: RuntimeError) -> None:
         if not self._limited:
-            log.error("cards are not probed: the system gives us no thread", reason=error)
+            log.error("cannot probe cards: the system gives us no thread", reason=error)
         self._limited = True
 
     def _leave_worker(self) -> None:

@@ -207,10 +207,10 @@ class Api:
         except TimeoutError:
             self._stale = True
             why = f"{errors.server(self._credentials)} has not answered within {seconds:g} s"
-            remedy = "is it overloaded, or does a firewall or NetworkPolicy drop what is sent?"
+            remedy = "check its load, and firewalls and NetworkPolicies on the way"
             if self._login is None:
                 why = f"nothing was sent within {seconds:g} s: the credentials are still being read"
-                remedy = "does a file system hang, or a login program of the kubeconfig?"
+                remedy = "check for a file system or a login program of the kubeconfig that hangs"
             found = ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT)
             self.silent = str(found)
             raise found from None
@@ -274,8 +274,8 @@ class Api:
         else:
             tell = log.warning if before else log.info
             tell(
-                "reads with the account's own rights, as it may not read as its Node: that takes "
-                "Kubernetes 1.36 and the component impersonation",
+                "reads with the account's own rights: reading as its Node takes Kubernetes 1.36 "
+                "and the component impersonation",
                 reason=found.refusal,
             )
 
@@ -328,8 +328,8 @@ async def _credentials() -> Credentials:
         "no credentials for the API server: there is neither a service account "
         f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
         f"environment) nor a kubeconfig ({_paths(None)})",
-        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or do "
-        "without by labels.output: none, events: false and cordon: false",
+        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or set "
+        "labels.output: none, events: false and cordon: false",
     )
 
 

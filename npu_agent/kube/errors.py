@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 300.0
 """Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance."""
-IS_IT_KUBERNETES = "is that a Kubernetes API server, or a proxy's page?"
+IS_IT_KUBERNETES = "check that this is a Kubernetes API server, and not a proxy's page"
 
 
 class Kind(enum.Enum):
@@ -64,8 +64,8 @@ _NO_RELATION = "no relationship found between node"
 _UNRELATED = "it was deleted, or no Pod of this node uses it: a Node may read no other"
 _NOT_FOUND = {
     "Node": (
-        "NODE_NAME may be wrong: it has to be the name that `kubectl get nodes` shows, and "
-        "k8s/daemonset.yaml takes it from spec.nodeName"
+        "set NODE_NAME to the name that `kubectl get nodes` shows; k8s/daemonset.yaml takes it "
+        "from spec.nodeName"
     ),
     "ResourceClaim": "the claim was deleted",
     "ResourceSlice": _NO_DRA,
@@ -74,14 +74,17 @@ _NOT_FOUND = {
 _BY_STATUS = {
     401: (Kind.UNAUTHORIZED, _UNKNOWN),
     403: (Kind.FORBIDDEN, _NO_RIGHT),
-    404: (Kind.NOT_FOUND, f"is the path in its URL right? {IS_IT_KUBERNETES}"),
-    409: (Kind.CONFLICT, "it was changed, deleted or created again meanwhile; it is read again"),
-    429: (Kind.TOO_MANY, "it has too much to do; the agent retries later"),
+    404: (Kind.NOT_FOUND, f"check the path in its URL, and {IS_IT_KUBERNETES}"),
+    409: (
+        Kind.CONFLICT,
+        "it was changed, deleted or created again meanwhile; the agent reads it again",
+    ),
+    429: (Kind.TOO_MANY, "it is overloaded; the agent retries later"),
 }
 """What each status is, and the remedy, for `str.format`."""
 _BY_CLASS = {
-    4: (Kind.REFUSED, "an admission policy, or a version that does not know this"),
-    5: (Kind.SERVER, "see the API server's log, or that of a proxy before it"),
+    4: (Kind.REFUSED, "check admission policies, and whether its version knows this"),
+    5: (Kind.SERVER, "check the log of the API server, or of a proxy before it"),
 }
 _OTHERS = (Kind.GARBAGE, IS_IT_KUBERNETES)
 _KNOWN = frozenset(HTTPStatus)
@@ -188,7 +191,7 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             status = getattr(error, "status", None)
             came = f"answered {status}" if status else one_line(getattr(error, "os_error", error))
             why = f"the proxy {proxy} does not lead there ({came})"
-            remedy = "should NO_PROXY name the API server's address?"
+            remedy = "add the API server's address to NO_PROXY if no proxy is needed"
         case aiohttp.ClientResponseError():
             kind = Kind.GARBAGE
             why = f"does not speak HTTP ({one_line(error.message or error)})"
@@ -200,15 +203,15 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             )
             remedy = f"check {source}, and HTTPS_PROXY"
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
-            why, remedy = f"no TLS connection ({why})", "is that port one for https?"
+            why, remedy = f"no TLS connection ({why})", "check that the port serves https"
         case aiohttp.ClientConnectorDNSError():
             why = f"its name cannot be resolved ({one_line(error.os_error)})"
             remedy = "check this host's DNS"
         case aiohttp.ClientConnectorError(os_error=OSError(errno=int(number))):
             # asyncio's own words say less
-            why, remedy = f"no connection ({os.strerror(number)})", "is it up, and is the network?"
+            why, remedy = f"no connection ({os.strerror(number)})", "check it and the network"
         case ConnectionError() | aiohttp.ClientError():
-            why, remedy = f"the connection broke ({why})", "is it up, or is a proxy before it?"
+            why, remedy = f"the connection broke ({why})", "check it and any proxy before it"
         case _:
             why, remedy = f"{type(error).__name__}: {why}", ""
     return ApiError(f"cannot {request}: {server(credentials)}: {why}", remedy, kind=kind)

@@ -41,7 +41,7 @@ def load(paths: str, context: str | None = None) -> Credentials:
         why = one_line(error if plain else f"{type(error).__name__}: {error}")
         raise CredentialsError(
             f"{source} cannot be used: {why}",
-            "does kubectl work with it? Log in again, or set KUBECONFIG to another file",
+            "check it with kubectl, log in again, or set KUBECONFIG to another file",
         ) from error
     if not found.host:
         raise CredentialsError(f"{source} cannot be used: its cluster has no server")

@@ -50,7 +50,7 @@ class NodeWatch:
         self._wanted = wanted
         self._timing = timing or Timing()
         self._reporter = Reporter(
-            log, "this Node cannot be followed: trying again", "this Node can be followed again"
+            log, "cannot watch this Node; retrying", "the watch of this Node works again"
         )
 
     @property

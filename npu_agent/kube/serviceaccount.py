@@ -44,7 +44,7 @@ async def load() -> Credentials | None:
     except (OSError, ValueError) as error:
         raise CredentialsError(
             f"the service account's token {token} cannot be read: {one_line(error)}",
-            "does the volume mount of the Pod have it, and may this user read it?",
+            "check that the Pod's volume mount has it and that this user may read it",
         ) from error
     return Credentials(
         server=server,

@@ -39,9 +39,9 @@ from npu_agent.logs import logger
 
 log = logger(__name__)
 
-_ENDING = "this npu-agent is about to end: the kubelet asks the next one"
-_NOT_OURS = "the node is not this npu-agent's now: it takes over when it can"
-UNRECORDED = "claims that are in use are not in the agent's record: they are being found"
+_ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
+_NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
+UNRECORDED = "claims that are in use are missing from the agent's record: it is recovering them"
 """Why nothing is granted while `AllocationStore.unrecorded` has a driver."""
 _NONE: frozenset[str] = frozenset()
 
@@ -284,7 +284,7 @@ class AllocationStore:
                 uid=uid,
             )
         for uid in before.keys() - now.keys():
-            log.info("these containers have ended, or are listed again", uid=uid)
+            log.info("cores released: these containers have ended, or are listed again", uid=uid)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
         """Notes that a container is about to be given these devices.
@@ -309,8 +309,8 @@ class AllocationStore:
             if self._ledger.is_published(device.card_id, device.card):
                 raise RefusalError(
                     Refusal.UNFIT,
-                    f"device {device.id!r} ({device.name}) has moved to DRA (allocation.api): its "
-                    "card is offered to claims, and the kubelet did not know that yet",
+                    f"device {device.id!r} ({device.name}) has moved to DRA (allocation.api): "
+                    "its card is offered to claims since the kubelet chose it",
                 )
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         self._pod_resources.ask_soon()
@@ -430,7 +430,7 @@ class AllocationStore:
         if not any(
             card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
         ):
-            kind, reason = Refusal.UNFIT, "its card has just gone, or got another number"
+            kind, reason = Refusal.UNFIT, "its card was just removed or renumbered"
         if reason:
             raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
 

@@ -119,13 +119,13 @@ class ApiModes:
         if self.moving().get(device.card_id) is WantedApi.DRA:
             return RefusalError(
                 Refusal.HELD,
-                "its card is still listed by the device plugin, and is on its way to DRA: this "
-                "takes some seconds, and the kubelet tries again",
+                "its card is moving from the device plugin to DRA: the kubelet tries again "
+                "within seconds",
             )
         return RefusalError(
             Refusal.UNFIT,
-            "its card has moved to the device plugin (allocation.api), and the scheduler did not "
-            "know that yet: delete the Pod, so that another card is allocated",
+            "its card has moved to the device plugin (allocation.api) since the scheduler chose "
+            "it: delete the Pod to get another card allocated",
         )
 
     async def run(self) -> None:

@@ -87,8 +87,8 @@ class CordonStore:
         self._until = time.monotonic() + start
         self._seen: Feed[bool] = Feed(False)
         """Whether the annotation has been read since the start."""
-        self._saving = Reporter(log, "the cordons cannot be kept for the next agent")
-        self._reading = Reporter(log, "the cordons of this Node are not all in force")
+        self._saving = Reporter(log, "cannot write the cordons to disk for the next agent")
+        self._reading = Reporter(log, "some cordons of this Node are not in force")
 
     async def run(self) -> None:
         pause = Backoff(first=1.0, longest=60.0)
@@ -139,7 +139,7 @@ class CordonStore:
                 else:
                     log.info("card cordoned", card=name, id=id_, reason=reason)
             before = state
-            lost = f"no card here: {', '.join(state.lost)}" if state.lost else ""
+            lost = f"no such card here: {', '.join(state.lost)}" if state.lost else ""
             if wrong := [*map(str, state.wrong), *filter(None, [lost])]:
                 self._reading.failed("; ".join(wrong))
             else:

@@ -213,11 +213,12 @@ class Ownership:
         now = asyncio.get_running_loop().time()
         if owner != self._owner:
             self._owner, self._since = owner, now
-            log.info("another agent serves this node: waiting for it to end", owner=owner)
+            log.info("another agent serves this node; waiting for it to end", owner=owner)
         elif self._since is not None and now - self._since > self._timing.long:
             self._since = None
             log.warning(
-                "another agent has served this node for a minute: is it installed twice?",
+                "another agent has served this node for a minute: check that npu-agent is not "
+                "installed twice",
                 owner=owner,
             )
 

@@ -127,7 +127,9 @@ class PodResources:
         last: bytes | None = None
         known: decode.Listed = (), ()
         reporter = Reporter(
-            log, "the kubelet does not say who holds what", "the kubelet says again who holds what"
+            log,
+            "cannot read device assignments from the kubelet (pod-resources)",
+            "device assignments from the kubelet can be read again",
         )
         while True:
             self._now.clear()
@@ -167,7 +169,8 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
             message = await ask(socket, method)
     except FileNotFoundError:
         raise UnavailableError(
-            f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
+            f"{socket} is missing: check that the kubelet runs and that its directory is mounted "
+            "here"
         ) from None
     except TimeoutError:
         raise UnavailableError(f"{socket}: no answer within {deadline:g} s") from None

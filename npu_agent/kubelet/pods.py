@@ -51,13 +51,9 @@ def registered(checkpoint: bytes) -> dict[str, frozenset[str]]:
 
 _LARGEST = 8 << 20
 """Bytes that are read of it; a Pod with eight cards takes 20 kB."""
-_UNSEEN = (
-    "it cannot be seen whether the containers of deleted Pods still run: devices are free when the "
-    "kubelet says so"
-)
+_UNSEEN = "cannot check whether containers of deleted Pods are still running; trusting the kubelet"
 _UNREADABLE = (
-    "the cgroups of deleted Pods cannot be read: their devices are not given to others until they "
-    "can be read"
+    "cannot read the cgroups of deleted Pods; withholding their devices until they can be read"
 )
 _EVENTS = 4096
 """Bytes that are read of a cgroup's file; kernels write some 25."""
@@ -137,7 +133,7 @@ class Pods:
         except FileNotFoundError:
             if self._simulated.exists():  # its Pods have none
                 return frozenset()
-            missing = "this is missing: is it mounted here?"
+            missing = "this is missing: mount it here"
             raise FileNotFoundError(errno.ENOENT, missing, str(self._cgroups)) from None
 
 

@@ -117,7 +117,7 @@ class RecordFile:
         self._path = directory / RECORD
         self._clock = clock
         self._failed: tuple[bytes, float] | None = None
-        self._reporter = Reporter(log, "the record of who holds what cannot be written")
+        self._reporter = Reporter(log, "cannot write the record of allocations")
 
     @property
     def error(self) -> str | None:

@@ -19,7 +19,7 @@ class Standing:
         self.status: Feed[SessionStatus] = Feed(
             SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
         )
-        self._reporter = Reporter(log, "not registered: trying again", resource=resource)
+        self._reporter = Reporter(log, "not registered; retrying", resource=resource)
 
     def becomes(self, phase: SessionPhase, reason: str = "") -> None:
         self._publish(phase, reason, self.status.value.registrations)

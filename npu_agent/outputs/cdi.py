@@ -74,7 +74,7 @@ class SpecDirectory:
             self.files.pop(name, None)
             return changed
         if changed and self.files.get(name) == content:
-            log.warning("a CDI spec was missing or changed: written again", file=path)
+            log.warning("a CDI spec was missing or changed; written again", file=path)
         self.files[name] = content
         return changed
 

@@ -126,7 +126,7 @@ class ConditionWriter:
         self._writing = Reporter(
             log, "the Node's condition cannot be written", "the Node's condition can be written"
         )
-        self._keeping = Reporter(log, "how many cards were healthy cannot be noted")
+        self._keeping = Reporter(log, "cannot note on disk how many cards were healthy")
 
     async def run(self) -> None:
         if not self._node_name:

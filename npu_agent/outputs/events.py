@@ -173,9 +173,7 @@ class Events:
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
-        self.sending = Reporter(
-            log, "events cannot be sent: trying again", "events can be sent again"
-        )
+        self.sending = Reporter(log, "cannot send Events; retrying", "Events can be sent again")
         self._api = api
         self._node_name = node_name
         self._sources = sources

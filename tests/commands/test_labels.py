@@ -83,7 +83,7 @@ def test_show_says_that_it_may_not_be_all(root: Path, capsys: pytest.CaptureFixt
     assert labels(root, "show") == 0
     out, err = capsys.readouterr()
     assert COUNT in out
-    assert "these may not be all: what may be a card cannot be read: " in err
+    assert "these may not be all: an entry that may be a card cannot be read: " in err
 
 
 def test_a_machine_whose_firmware_hangs_costs_its_labels_only(root: Path) -> None:

@@ -129,7 +129,7 @@ def test_work_on_the_node_is_named(
     now = condition(state, None, 2)
     assert now
     assert now.status is False
-    assert (f"; work on the Node is under way: {found}" in now.message) is bool(found)
+    assert (f"; the Node is under maintenance: {found}" in now.message) is bool(found)
 
 
 @pytest.mark.parametrize("expected", [None, 2])

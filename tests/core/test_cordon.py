@@ -31,7 +31,7 @@ def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
     assert found.lost == {"npu9": "no reason given", "npu8": "no reason given"}
     assert str(unknown([*found.lost], HOST)) == (
         "npu9 and 1 more is cordoned, but this node has no such card; it has npu0, npu3, npu4: "
-        "unless it comes back: `npu-agent uncordon npu9`"
+        "if it will not come back: `npu-agent uncordon npu9`"
     )
     # Before all cards are known nothing is missing.
     assert not cordons({"npu9": ""}, replace(HOST, complete=False)).lost
@@ -48,10 +48,10 @@ def test_a_name_of_two_cards_is_none_of_them() -> None:
 @pytest.mark.parametrize(
     ("annotation", "why"),
     [
-        ("swap fan", "no JSON"),
-        ('["npu3"]', "no map of cards to reasons"),
-        ("[" * 100_000, "no JSON"),
-        ("7", "no map"),
+        ("swap fan", "not JSON"),
+        ('["npu3"]', "not a map of cards to reasons"),
+        ("[" * 100_000, "not JSON"),
+        ("7", "not a map"),
     ],
 )
 def test_garbage(annotation: str, why: str) -> None:

@@ -372,7 +372,7 @@ def left(ledger: Ledger, device: Device, *pods: str) -> str | None:
     return ledger.without_claim("uid-c").conflicts([A, B]).against(None, device, pods)
 
 
-KEEPS = "(ResourceClaim team/c; not listed by the kubelet, but its containers run)"
+KEEPS = "(ResourceClaim team/c; not listed by the kubelet, but its containers still run)"
 
 
 def test_a_claim_that_is_allocated_anew_leaves_its_card_to_the_pods_that_live_on_it() -> None:
@@ -427,7 +427,9 @@ def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
 
 
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
-STILL = "Pod team/train (not listed by the kubelet, but its containers run) still holds its cores"
+STILL = (
+    "Pod team/train (not listed by the kubelet, but its containers still run) still holds its cores"
+)
 
 
 def noted(ledger: Ledger, *held: Assignment, at: float, running: Iterable[str] = (UID,)) -> Ledger:

@@ -419,7 +419,7 @@ async def test_what_hangs_holds_up_nothing_else(
     names = ("PCI", "rights", "Node", f"allocatable {RESOURCE}", "labels")
     assert changed == {**dict.fromkeys(names, State.UNKNOWN), "API server": State.WRONG}
     assert "no answer within 0.5 s" in after["PCI"].detail
-    assert "does a firewall or NetworkPolicy drop" in after["API server"].remedy
+    assert "firewalls and NetworkPolicies on the way" in after["API server"].remedy
 
 
 async def test_a_probe_runs_once_and_for_so_long(

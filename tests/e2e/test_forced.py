@@ -14,7 +14,7 @@ from npu_agent.kubelet.pods import Pods
 from tests.e2e.manifests import RESOURCE, container, pod
 from tests.e2e.node import Node, unified
 
-STILL = "(not listed by the kubelet, but its containers run)"
+STILL = "(not listed by the kubelet, but its containers still run)"
 OLD, NEXT = "100123", "100456"
 """Seconds that a Pod sleeps, by which its process is known."""
 

@@ -196,7 +196,7 @@ def test_the_kubelet_is_away_for_a_minute(node: Node) -> None:
         node.cluster.stop_kubelet()
         time.sleep(60)  # the scenario itself: long enough for every back-off to reach its end
         node.cluster.start_kubelet()
-    assert node.log().count("not registered: trying again") < 5
+    assert node.log().count("not registered; retrying") < 5
 
 
 def test_the_kubelet_crashes_and_comes_back(node: Node) -> None:

@@ -223,7 +223,7 @@ def test_without_rights_the_devices_are_served_and_the_log_says_what_to_do(node:
     try:
         node.restart()
         node.wait_allocatable(2)
-        node.wait_for("the log to say so", lambda: "labels not in place" in node.log())
+        node.wait_for("the log to say so", lambda: "cannot apply the labels" in node.log())
         log = node.log()
         assert "may not get nodes" in log or "forbidden" in log.lower(), log
         node.run("served", 1)
@@ -252,7 +252,7 @@ def test_the_api_server_is_away_while_the_hardware_changes(node: Node) -> None:
     wait_held(node, [])
     node.fault("back", "npu1")
     wait_count(node, "2")
-    assert node.log().count("labels not in place: trying again") < 10
+    assert node.log().count("cannot apply the labels; retrying") < 10
     node.wait_edits_arrive()
 
 

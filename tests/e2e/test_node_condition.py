@@ -126,7 +126,7 @@ def test_work_that_is_under_way_is_said_and_changes_nothing_else(node: Node) -> 
 
     def says_work(*words: str) -> bool:
         found, page = condition(node)["message"], node.page("/metrics")
-        assert found.partition("work on the Node is under way: ")[2] == ", ".join(words), found
+        assert found.partition("the Node is under maintenance: ")[2] == ", ".join(words), found
         assert f"npu_agent_node_maintenance {int(bool(words))}" in page.splitlines()
         return True
 

@@ -408,7 +408,7 @@ async def test_a_certificate_for_another_name(other: Authority, tmp_path: Path) 
 async def test_tls_where_there_is_none(server: Server, tmp_path: Path) -> None:
     error = await trouble_at(tmp_path, server.url.replace("http:", "https:"))
     assert error.kind is Kind.UNREACHABLE
-    assert "is that port one for https?" in str(error)
+    assert "check that the port serves https" in str(error)
 
 
 async def test_calls_at_the_same_time_learn_of_a_token_that_was_rotated(

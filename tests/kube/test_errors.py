@@ -27,7 +27,12 @@ def body(message: str) -> bytes:
 @pytest.mark.parametrize(
     ("status", "message", "kind", "words"),
     [
-        (400, "bad things", Kind.REFUSED, ["answered 400 Bad Request (bad things): an admission"]),
+        (
+            400,
+            "bad things",
+            Kind.REFUSED,
+            ["answered 400 Bad Request (bad things): check admission"],
+        ),
         (
             401,
             "Unauthorized",
@@ -41,14 +46,14 @@ def body(message: str) -> bytes:
             ['User "bob"', "has no right to get nodes: `npu-agent doctor` shows the command"],
         ),
         (403, POLICY, Kind.FORBIDDEN, ["own-node", "not RBAC's refusal"]),
-        (404, 'nodes "n1" not found', Kind.NOT_FOUND, ["NODE_NAME may be wrong", "spec.nodeName"]),
-        (409, "uid mismatch", Kind.CONFLICT, ["uid mismatch", "it is read again"]),
-        (422, POLICY, Kind.REFUSED, ["own-node", "admission policy"]),
+        (404, 'nodes "n1" not found', Kind.NOT_FOUND, ["set NODE_NAME to", "spec.nodeName"]),
+        (409, "uid mismatch", Kind.CONFLICT, ["uid mismatch", "the agent reads it again"]),
+        (422, POLICY, Kind.REFUSED, ["own-node", "admission policies"]),
         (429, "too many requests", Kind.TOO_MANY, ["429", "the agent retries"]),
-        (500, "etcdserver: no leader", Kind.SERVER, ["500", "no leader", "API server's log"]),
+        (500, "etcdserver: no leader", Kind.SERVER, ["500", "no leader", "log of the API server"]),
         (503, "", Kind.SERVER, ["503 Service Unavailable:"]),
         (599, "what", Kind.SERVER, ["answered 599 (what)"]),
-        (302, "", Kind.GARBAGE, ["302 Found: is that a Kubernetes API server"]),
+        (302, "", Kind.GARBAGE, ["302 Found: check that this is a Kubernetes API server"]),
     ],
 )
 def test_statuses(status: int, message: str, kind: Kind, words: list[str]) -> None:
@@ -64,7 +69,7 @@ def test_statuses(status: int, message: str, kind: Kind, words: list[str]) -> No
         ("get", "ResourceClaim", "the claim was deleted"),
         ("list", "ResourceSlice", NO_DRA),
         ("get", "DeviceClass", NO_DRA),
-        ("create", "TokenReview", "is that a Kubernetes API server"),
+        ("create", "TokenReview", "check that this is a Kubernetes API server"),
     ],
 )
 def test_what_was_not_found(verb: str, kind: str, words: str) -> None:

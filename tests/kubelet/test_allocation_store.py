@@ -54,7 +54,7 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
 
 
 TIMING = Timing(last_answer=30.0)
-STILL = "(not listed by the kubelet, but its containers run)"
+STILL = "(not listed by the kubelet, but its containers still run)"
 
 
 async def outlived(directory: Path, timing: Timing = TIMING) -> Room:
@@ -96,7 +96,7 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     assert room.store.states.value.orphans == {}
     assert [record.message for record in caplog.records] == [
         "cores withheld: containers of a deleted Pod are still running on them",
-        "these containers have ended, or are listed again",
+        "cores released: these containers have ended, or are listed again",
     ]
 
 

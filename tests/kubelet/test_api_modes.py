@@ -129,7 +129,7 @@ async def test_a_claim_for_a_card_that_is_on_its_way_to_dra_waits() -> None:
         refused = room.modes.refusal(device)
         assert refused
         assert refused.kind is Refusal.HELD
-        assert "on its way to DRA" in str(refused)
+        assert "from the device plugin to DRA" in str(refused)
         room.modes.listing({NPU: ()})
         await until(lambda: room.where() == [ApiMode.DRA] * 2)
         assert room.modes.refusal(device) is None

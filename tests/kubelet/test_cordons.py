@@ -60,8 +60,8 @@ async def test_a_disk_that_cannot_be_written_is_said_once_and_tried_again(
     (tmp_path / FILE / "x").touch()
     async with running(tmp_path, Feed('{"npu1": "x"}')) as store:
         assert await first(store.cards, len) == {NPU1: "x"}
-        await until(lambda: "cannot be kept for the next agent" in caplog.text)
+        await until(lambda: "cannot write the cordons to disk" in caplog.text)
         (tmp_path / FILE / "x").unlink()
         (tmp_path / FILE).rmdir()
         await until((tmp_path / FILE).is_file)
-    assert caplog.text.count("cannot be kept") == 1
+    assert caplog.text.count("cannot write the cordons") == 1

@@ -105,7 +105,7 @@ async def test_second_waits_is_told_who_owns_it_and_takes_over(
     assert set(second.told[:-1]) == {second.told[0]}
     assert second.told[-1] is None
     said = [record.message for record in caplog.records]
-    assert said == ["another agent serves this node: waiting for it to end", "taking over"]
+    assert said == ["another agent serves this node; waiting for it to end", "taking over"]
     running.cancel()
 
 
@@ -332,7 +332,7 @@ async def test_a_warning_only_of_an_agent_that_stays(
                 running.cancel()
                 await asyncio.wait([running])
         (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
-        assert "is it installed twice?" in warning.message
+        assert "not installed twice" in warning.message
         running.cancel()
         await asyncio.wait([running])
 

@@ -221,7 +221,7 @@ async def test_socket_is_missing(socket: Path) -> None:
     with pytest.raises(UnavailableError) as error:
         await fetch(socket)
     assert str(error.value) == (
-        f"{socket} is missing: is the kubelet running, and is its directory mounted here?"
+        f"{socket} is missing: check that the kubelet runs and that its directory is mounted here"
     )
 
 

@@ -188,7 +188,7 @@ async def test_without_cgroups_only_the_kubelet_counts(
     (tmp_path / files.SIMULATION).unlink()
     for _ in range(2):
         assert await pods.running({A}) == frozenset()
-    assert reasons(caplog) == [f"{tmp_path}/sys/fs/cgroup: this is missing: is it mounted here?"]
+    assert reasons(caplog) == [f"{tmp_path}/sys/fs/cgroup: this is missing: mount it here"]
 
 
 async def test_a_kernel_that_does_not_answer_keeps_them(
@@ -201,6 +201,6 @@ async def test_a_kernel_that_does_not_answer_keeps_them(
     for _ in range(2):
         assert await pods.running({A, B}) == {A, B}
     (record,) = caplog.records
-    assert "their devices are not given to others" in record.message
+    assert "withholding their devices" in record.message
     assert "sys/fs/cgroup" in reasons(caplog)[0]
     go_on.set()

@@ -153,7 +153,7 @@ async def test_a_spec_that_another_program_removes_or_changes_is_written_again(
         await directory.sync(SPECS)
     assert on_disk(tmp_path) == SPECS
     assert [record.message for record in caplog.records] == [
-        "a CDI spec was missing or changed: written again"
+        "a CDI spec was missing or changed; written again"
     ]
 
 

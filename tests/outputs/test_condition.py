@@ -181,7 +181,7 @@ async def test_a_card_that_comes_and_goes_is_a_fault_throughout(room: Room) -> N
 
 
 async def test_a_fault_that_never_lasts_is_one_all_the_same(room: Room) -> None:
-    """A card that is away for less than a fault has to last, again and again."""
+    """A card that is away for less than a fault has to last, repeatedly."""
 
     async def blinks() -> None:
         while True:

@@ -339,7 +339,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         assert one.results["lost"] == 0
         await until(lambda: not one.sending.reason)
     said = [record.message for record in caplog.records]
-    assert said == ["events cannot be sent: trying again", "events can be sent again"]
+    assert said == ["cannot send Events; retrying", "Events can be sent again"]
 
 
 async def test_what_is_too_old_is_lost_and_counted_and_stays_a_trouble(room: Room) -> None:
@@ -376,7 +376,7 @@ async def test_an_event_that_a_webhook_refuses_keeps_no_other_waiting(
         await until(lambda: not one.sending.reason)
         assert one.results == {"sent": 2}
     said = [record.message for record in caplog.records]
-    assert said == ["events cannot be sent: trying again", "events can be sent again"]
+    assert said == ["cannot send Events; retrying", "Events can be sent again"]
 
 
 async def test_an_event_that_is_refused_for_good_is_lost(room: Room) -> None:

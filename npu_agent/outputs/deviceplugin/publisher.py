@@ -91,7 +91,7 @@ class Publisher:
             async with asyncio.timeout(_ENDING):
                 await self._clean_up()
         except TimeoutError:
-            log.warning("the disk is left as it is: it does not answer in time")
+            log.warning("skipping cleanup: the file system did not respond in time")
         finally:
             self._store.close()
 

@@ -188,7 +188,7 @@ class Session:
                 self._lost = True
                 self._hooks.kubelet_lost()
                 log.warning(
-                    "lost the kubelet: registering again", resource=self._resource, reason=lost
+                    "lost the kubelet; registering again", resource=self._resource, reason=lost
                 )
                 self._standing.becomes(SessionPhase.REGISTERING, lost)
             if loop.time() - since > self.timing.steady:
@@ -217,7 +217,7 @@ class Session:
                 trouble = text.reason(error)
             if trouble:
                 log.info(
-                    "not registered before the node is ours",
+                    "not registered until this agent owns the node",
                     resource=self._resource,
                     reason=trouble,
                 )
@@ -312,7 +312,7 @@ class Session:
             self._kubelet.stat()
         except FileNotFoundError:
             return (
-                f"{self._kubelet} is missing: the kubelet is not running, or not on this directory"
+                f"{self._kubelet} is missing: the kubelet is not running, or uses another directory"
             )
         except OSError as error:
             return _explained(error, self._directory)
@@ -327,7 +327,7 @@ class Session:
         except TimeoutError:
             return f"the kubelet does not answer Register within {self.timing.register:g} s"
         except ValueError as error:
-            return f"the kubelet does not answer as it should: {error}"
+            return f"the kubelet's answer is not valid: {error}"
         except UNANSWERED as error:
             return f"the kubelet does not answer: {text.reason(error)}"
         connect = self.timing.connect
@@ -391,7 +391,7 @@ class Session:
             if missing := doubtful & await self._missing():
                 return (
                     f"it no longer offers {len(missing)} of our devices, such as {min(missing)}: "
-                    "has another plugin registered the same resource?"
+                    "check for another plugin that registered the same resource"
                 )
 
     async def _missing(self) -> frozenset[str]:
@@ -406,8 +406,8 @@ class Session:
 def _explained(error: OSError, directory: Path) -> str:
     if isinstance(error, FileNotFoundError) and not directory.exists():
         return (
-            f"{directory} does not exist: is this the kubelet's device-plugins directory, and is "
-            "it mounted? (option --plugin-dir)"
+            f"{directory} does not exist: mount the kubelet's device-plugins directory there, or "
+            "set --plugin-dir"
         )
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return (

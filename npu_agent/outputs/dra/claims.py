@@ -110,8 +110,8 @@ class Claims:
         """UIDs of claims that were unprepared before the recovery of others has ended."""
         self._orphans: set[str] = set()
         """UIDs of claims that the last `collect_garbage` found gone and unused."""
-        self._recovering = Reporter(log, "a claim that is in use and in no record cannot be read")
-        self._syncing = Reporter(log, "CDI specs of claims cannot be put right")
+        self._recovering = Reporter(log, "cannot read a claim that is in use and not recorded")
+        self._syncing = Reporter(log, "cannot repair the CDI specs of claims")
 
     async def prepare(
         self, refs: Sequence[ClaimRef]
@@ -165,7 +165,7 @@ class Claims:
                     continue
                 found = self._recovered(claim, of_claim)
                 log.warning(
-                    "found a claim that is in use and in no record",
+                    "found a claim that is in use and not recorded",
                     claim=f"{namespace}/{name}",
                     devices=",".join(one.device for one in found.devices),
                 )
@@ -220,7 +220,7 @@ class Claims:
             async with self._changing:
                 if claim.uid in orphans and not self._used(claim):
                     log.warning(
-                        "the claim no longer has its devices, and no Pod uses it: dropped",
+                        "the claim no longer has its devices, and no Pod uses it; dropped",
                         claim=f"{claim.namespace}/{claim.name}",
                         uid=claim.uid,
                     )
@@ -283,7 +283,7 @@ class Claims:
         given = [one.footprint for one in known.devices]
         if given != [footprint(device) for _, device in found]:
             raise RefusalError(
-                Refusal.UNFIT, f"{claim} was given other device nodes than its cards have now"
+                Refusal.UNFIT, f"{claim} has other device nodes than its cards have now"
             )
         return cdi.claim_spec(self._dra.claim_kind, known.uid, _grants(found, joined=known.joined))
 
@@ -341,8 +341,8 @@ class Claims:
         except TimeoutError:
             raise RefusalError(
                 Refusal.UNFIT,
-                "npu-agent does not know yet which cards this node has and who holds them: "
-                "it has just started; the kubelet tries again",
+                "npu-agent has just started, and is still reading cards and who holds them; the "
+                "kubelet tries again",
             ) from None
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
@@ -613,8 +613,8 @@ def _check_overlap(claim: ResourceClaim, found: Sequence[tuple[Result, Device]])
             if device.card_id == its.card_id and device.cores.overlaps(its.cores):
                 raise RefusalError(
                     Refusal.INVALID,
-                    f"{claim} has the same cores twice: by {other.device} and by {result.device}; "
-                    "was its status written by hand?",
+                    f"{claim} has the same cores twice: by {other.device} and by "
+                    f"{result.device}; check whether its status was written by hand",
                 )
 
 

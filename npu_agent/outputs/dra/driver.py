@@ -47,7 +47,7 @@ from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
-_UNKNOWN = "it is not known yet whether this node can do DRA: the API server has not said"
+_UNKNOWN = "cannot tell yet whether this node supports DRA: the API server has not answered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +445,7 @@ class Driver:
                 await endpoint.registered()
         except (OSError, TimeoutError) as error:
             log.warning(
-                "not registered while the agent before this one serves",
+                "not registered until the previous agent has ended",
                 driver=self._dra.driver,
                 reason=str(error) or "the kubelet has not found it in time",
             )
@@ -493,7 +493,7 @@ class Driver:
                         until = time.monotonic() + self._timing.linger
                     await asyncio.sleep(until_tick(self._timing.look_every))
                     if not endpoint.exists():
-                        self._standing.fails("our socket was removed: registering again")
+                        self._standing.fails("our socket was removed; registering again")
                         return
         finally:
             await self._close()

@@ -68,7 +68,8 @@ class Endpoint:
         registry = self.registration_path.parent
         if not registry.is_dir():
             raise FileNotFoundError(
-                f"{registry} is missing: is the kubelet running, and is the directory mounted here?"
+                f"{registry} is missing: check that the kubelet runs and that the directory is "
+                "mounted here"
             )
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         await self._service.listen()

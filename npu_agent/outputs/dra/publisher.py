@@ -89,7 +89,7 @@ class SlicePublisher:
         """Whether the API server may have restarted since the last listing."""
         self._errors: dict[str, ApiError] = {}
         self._reporter = Reporter(
-            log, "the ResourceSlices cannot be kept", "the ResourceSlices can be kept again"
+            log, "cannot update the ResourceSlices", "the ResourceSlices can be updated again"
         )
 
     def ask_now(self) -> None:

@@ -102,7 +102,9 @@ class SupportWatch:
             try:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
-                log.warning("not known yet whether this node can do DRA", reason=error)
+                log.warning(
+                    "cannot tell yet whether this node supports DRA; retrying", reason=error
+                )
                 self.state.publish(replace(known, waits=str(error) if wanted.auto else ""))
                 await set_within(changed, pause.next(error.retry_after))
                 continue

@@ -95,7 +95,7 @@ def unsure(snapshot: Snapshot) -> str | None:
     agent starts is not gone.
     """
     unread = [f"{odd.entry}: {odd.reason}" for odd in snapshot.skipped if odd.unread]
-    return f"what may be a card cannot be read: {'; '.join(unread)}" if unread else None
+    return f"an entry that may be a card cannot be read: {'; '.join(unread)}" if unread else None
 
 
 def _joined(key: str, said: tuple[_Said, ...]) -> Explained:

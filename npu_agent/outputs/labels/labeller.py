@@ -99,7 +99,7 @@ class Labeller:
         self._read_machine = machine
         self._timing = timing or Timing()
         self._putting = Reporter(
-            log, "labels not in place: trying again", "labels can be put in place again"
+            log, "cannot apply the labels; retrying", "labels can be applied again"
         )
 
     async def run(self) -> None:

@@ -81,7 +81,7 @@ class NfdOutput:
             yield
         except TimeoutError as error:
             raise UnavailableError(
-                f"{self.path}: {error.strerror}: does that file system still work?", kind="timeout"
+                f"{self.path}: {error.strerror}: check that file system", kind="timeout"
             ) from error
         except OSError as error:
             raise UnavailableError(

@@ -10,8 +10,8 @@ from npu_agent.kube import Api, ApiError, Kind, NodeMeta, node
 from npu_agent.outputs.labels.labeller import UnavailableError
 
 NO_NODE_NAME = (
-    "NODE_NAME is not set, so it is not known which Node is ours: set it from spec.nodeName by the "
-    "downward API as k8s/daemonset.yaml does, or set labels.output to none"
+    "NODE_NAME is not set: set it from spec.nodeName by the downward API as k8s/daemonset.yaml "
+    "does, or set labels.output to none"
 )
 _SELDOM = 3600.0
 """Seconds between two log lines about what only a restart can change."""
@@ -63,7 +63,7 @@ class NodeOutput:
         if refused:
             raise UnavailableError(
                 f"the API server accepted the labels of Node {name}, but {', '.join(refused)} "
-                "differ: does an admission webhook change them?",
+                "differ: check for an admission webhook that changes them",
                 kind="overruled",
             )
         self._in_place = labels

@@ -20,11 +20,11 @@ _HELP = {
     "build_info": "The version of npu-agent and of Python, and the Node, in the labels; always 1.",
     "registered": "Whether the kubelet holds the resource's stream open: 1 or 0.",
     "list_and_watch_messages_total": "Device lists sent to the kubelet.",
-    "allocations_total": "Allocate calls of the kubelet, by how they ended.",
+    "allocations_total": "Allocate calls of the kubelet, by result.",
     "allocation_seconds": "Seconds from an Allocate call to its answer.",
     "preferred_allocations_total": "Answers to GetPreferredAllocation, by how close their devices "
     "are to each other.",
-    "kubelet_restarts_total": "Times that the registration at the kubelet was lost and made again.",
+    "kubelet_restarts_total": "Registrations at the kubelet that were lost and made again.",
     "dra_registered": "Whether the kubelet has registered the DRA driver: 1 or 0.",
     "dra_slices_published": "Whether the API server has the driver's ResourceSlices as they should "
     "be: 1 or 0.",
@@ -32,11 +32,10 @@ _HELP = {
     "allocates nothing of it: 1 or 0.",
     "dra_slices_written_total": "ResourceSlices written or deleted.",
     "dra_claims": "Claims that are prepared now.",
-    "dra_moving_cards": "Cards on their way from one API to the other, which their Pods still "
-    "hold.",
-    "dra_prepares_total": "Claims that the kubelet had prepared, by how that ended.",
+    "dra_moving_cards": "Cards that move to the other API when their Pods end.",
+    "dra_prepares_total": "Claims that the kubelet asked to prepare, by result.",
     "dra_prepare_seconds": "Seconds that preparing a claim took, refusals and failures included.",
-    "dra_unprepares_total": "Claims that the kubelet had unprepared, by how that ended.",
+    "dra_unprepares_total": "Claims that the kubelet asked to unprepare, by result.",
     "config_generation": "The number of the configuration in force, counted from 1.",
     "config_last_success_timestamp_seconds": "When the configuration was last found good, in "
     "seconds since 1970.",
@@ -47,19 +46,19 @@ _HELP = {
     "labels_applied_total": "Attempts to apply the labels of the Node, by result.",
     "node_condition": "Whether the condition of the Node is True: 1 or 0.",
     "node_condition_written": "Whether the condition of the Node could be written: 1 or 0.",
-    "node_maintenance": "Whether people say that they work on the Node: 1 or 0.",
+    "node_maintenance": "Whether the Node is marked as under maintenance: 1 or 0.",
     "card_cordoned": "Whether a person has taken the card out of service: 1 or 0.",
-    "card_degraded": "What one should know of a card that works, by cause; always 1.",
+    "card_degraded": "A working card that is degraded, by cause; always 1.",
     "events_total": "Events about the Node, by result.",
     "reading_age_seconds": "Seconds since the telemetry of the card was last read.",
     "reading_failures_total": "Probes and readings of a card that failed, by reason.",
-    "part_restarts_total": "Times that a part of the agent failed and was started again.",
+    "part_restarts_total": "Restarts of a part of the agent after a failure.",
     "loop_lag_seconds": "Seconds that the event loop was late, measured every 5 seconds.",
     "page_failures_total": "Times that a family of metrics failed to render and was left out of "
     "the page.",
-    "connections_refused_total": "Connections ended for newer ones, as too many were open, by "
-    "listener and reason.",
-    "authorizations_total": "Requests for pages that needed a token, by what became of them.",
+    "connections_refused_total": "Connections closed because too many were open, by listener and "
+    "reason.",
+    "authorizations_total": "Requests for pages that need a token, by result.",
     "tls_certificate_expires_timestamp_seconds": "When the certificate in force expires, in "
     "seconds since 1970.",
     "tls_certificate_good": "Whether the certificate files are good, and the one in force is not "

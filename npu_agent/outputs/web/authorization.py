@@ -61,8 +61,8 @@ class Authorizer:
         self._questions: Counter[str] = Counter()
         self._reporter = Reporter(
             log,
-            "clients of metrics cannot be authorized",
-            "clients of metrics are authorized again",
+            "cannot authorize clients of metrics",
+            "authorizing clients of metrics works again",
         )
 
     async def refusal(self, authorization: str, path: str, address: str) -> Answer | None:
@@ -81,7 +81,7 @@ class Authorizer:
         if self._is_allowed(key):
             return None
         if self._has_asked_much(address):
-            text = "too many requests that the API server has to be asked about: try again\n"
+            text = "too many requests with unchecked tokens: try again\n"
             return "limited", text_answer(
                 text, HTTPStatus.TOO_MANY_REQUESTS, **{"Retry-After": f"{self.timing.window:.0f}"}
             )
@@ -93,8 +93,8 @@ class Authorizer:
             deadline = f"no answer within {self.timing.deadline:g} s"
             self._reporter.failed(error if isinstance(error, ApiError) else deadline)
             text = (
-                "the API server cannot be asked who you are and what you may read: try again; "
-                "npu-agent's log has the reason\n"
+                "cannot check your token at the API server: try again; npu-agent's log has the "
+                "reason\n"
             )
             return "unavailable", text_answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
         self._reporter.works()

@@ -115,7 +115,7 @@ class Server:
 
     async def _listen(self) -> list[socket.socket]:
         pause = Backoff(first=self._limits.retry_first, longest=self._limits.retry_longest)
-        words = f"{_WHAT[self._port]} cannot be served: trying again"
+        words = f"{_WHAT[self._port]} cannot be served; retrying"
         reporter = Reporter(log, words, address=_shown(self._address))
         while True:
             try:

@@ -71,7 +71,7 @@ class Certificates:
         """Of the files whose certificate is in force."""
         self._reporter = Reporter(
             log,
-            "the certificate of metrics.tls is refused: the last good one stays in force, if any",
+            "the certificate of metrics.tls is refused; the last good one stays in force, if any",
             "the certificate of metrics.tls is good again",
         )
 
@@ -130,7 +130,7 @@ def _contents(where: TlsFiles) -> tuple[bytes, ...]:
             content = files.content(path, _LARGEST + 1)
         except OSError as error:
             why = error.strerror or error
-            raise RefusedError(f"{path} cannot be read: {why}", "may the agent read it?") from error
+            raise RefusedError(f"{path} cannot be read: {why}", "let the agent read it") from error
         if content is None:
             raise RefusedError(f"{path} is missing", "mount the Secret there")
         if len(content) > _LARGEST:

@@ -184,7 +184,7 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     said(
         node,
         "next",
-        "; not listed by the kubelet, but its containers run) still holds its cores",
+        "; not listed by the kubelet, but its containers still run) still holds its cores",
         120,
     )
     assert len(prepared(node)) == 1
@@ -238,7 +238,7 @@ def test_a_claim_is_allocated_anew_while_its_pod_before_runs(node: Node) -> None
             node.apply([claim("another"), small(name, of_claim=its)])
             node.wait_for("an allocation", partial(allocated, node, name))
         node.cluster.start_kubelet()
-        noted = "(ResourceClaim default/mine; not listed by the kubelet, but its containers run)"
+        noted = "not listed by the kubelet, but its containers still run)"
         node.wait_for("the Pod before to be noted", lambda: noted in node.log(), 2 * SOON)
         running(node, "new", timeout=2 * SOON)
         assert not seen(node, "new").cards & {card}

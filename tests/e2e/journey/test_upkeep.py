@@ -96,7 +96,7 @@ def test_the_doctor_names_a_second_plugin(installed: Journey) -> None:
         second.wait(10)
     # The kubelet does not report it. The agent sees that its devices are no longer offered.
     installed.wait_allocatable(2, 4 * SOON)
-    assert "has another plugin registered the same resource?" in installed.log()
+    assert "check for another plugin that registered the same resource" in installed.log()
     wait_well(installed)
 
 

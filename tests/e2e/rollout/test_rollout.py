@@ -109,7 +109,7 @@ REFUSED = ("FailedPrepareDynamicResources", "UnexpectedAdmissionError")
 
 @contextmanager
 def rollouts(node: Node) -> Iterator[None]:
-    """Rolls the agent over, again and again while the context is open, once at least."""
+    """Rolls the agent over, repeatedly while the context is open, once at least."""
     over = threading.Event()
 
     def roll() -> int:

@@ -261,7 +261,7 @@ async def test_a_disk_that_cannot_be_written_is_logged_once_and_holds_up_nothing
         room.wanted.publish(SINGLE)
         await room.until(lambda d: len(d) == 2)
     messages = [record.message for record in caplog.records]
-    assert messages == ["the record of who holds what cannot be written"]
+    assert messages == ["cannot write the record of allocations"]
 
 
 async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
@@ -433,7 +433,7 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         room.now += 2.0
         room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
         await room.until(lambda d: d == {room.card.id: False})
-        assert "are not in the agent's record" in _reason(room)
+        assert "are missing from the agent's record" in _reason(room)
         room.store.rebuilt()
         await room.until(lambda d: d == {room.card.id: True})
 
@@ -475,9 +475,9 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         assert hangs.is_set()
         assert room.publisher.cdi_error is None  # no deadline has passed
         assert not room.store.owned
-        with pytest.raises(RefusalError, match="about to end"):
+        with pytest.raises(RefusalError, match="shutting down"):
             room.granted()
-        with pytest.raises(RefusalError, match="about to end"):
+        with pytest.raises(RefusalError, match="shutting down"):
             room.store.prepare(claim("c", room.card), room.publisher.devices[NPU].value)
         go_on.set()
         asked = room.kubelet.asked

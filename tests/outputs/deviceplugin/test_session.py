@@ -237,7 +237,7 @@ async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> No
         await first(
             one.status, lambda s: s.phase is SessionPhase.REGISTERED and s.registrations >= 2
         )
-        assert said()[:2] == ["registered", "lost the kubelet: registering again: its stream ended"]
+        assert said()[:2] == ["registered", "lost the kubelet; registering again: its stream ended"]
         assert said()[-1] == "registered"
 
 
@@ -257,7 +257,7 @@ async def test_own_socket_is_removed(
         assert room.kubelet.calls == 2
         assert said() == [
             "registered",
-            "lost the kubelet: registering again: our socket was removed",
+            "lost the kubelet; registering again: our socket was removed",
             "registered",
         ]
 
@@ -283,7 +283,7 @@ async def test_register_is_refused(
         await tries.more(5)
         reason = "the kubelet refuses: UNKNOWN: the ResourceName is invalid"
         assert one.status.value.reason == reason
-        assert said() == [f"not registered: trying again: {reason}"]
+        assert said() == [f"not registered; retrying: {reason}"]
         room.kubelet.refusal = ""
         await room.registered()
         assert said()[1:] == ["registered"]
@@ -299,7 +299,7 @@ async def test_register_is_never_answered(room: Room, said: Callable[[], list[st
         one.timing = QUICK
         room.kubelet.answers = True
         await room.registered()
-        assert said() == [f"not registered: trying again: {status.reason}", "registered"]
+        assert said() == [f"not registered; retrying: {status.reason}", "registered"]
 
 
 async def test_end_while_register_is_not_answered(room: Room) -> None:
@@ -323,7 +323,7 @@ async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[st
         one.timing = QUICK
         room.kubelet.asks = True
         await room.registered()
-        assert said() == [f"not registered: trying again: {status.reason}", "registered"]
+        assert said() == [f"not registered; retrying: {status.reason}", "registered"]
 
 
 async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
@@ -357,8 +357,8 @@ async def test_kubelet_offers_somebody_elses_devices(
         await room.more_asks(3)
         assert one.status.value.registrations == 2
     assert (
-        "lost the kubelet: registering again: it no longer offers 2 of our devices, such as "
-        "UUID-A: has another plugin registered the same resource?"
+        "lost the kubelet; registering again: it no longer offers 2 of our devices, such as "
+        "UUID-A: check for another plugin that registered the same resource"
     ) in said()
 
 
@@ -411,10 +411,10 @@ async def test_plugin_directory_is_missing_and_appears(
         await tries.more(5)
         assert one.status.value.phase is SessionPhase.BLOCKED
         assert one.status.value.reason == (
-            f"{room.directory} does not exist: is this the kubelet's device-plugins directory, and "
-            "is it mounted? (option --plugin-dir)"
+            f"{room.directory} does not exist: mount the kubelet's device-plugins directory "
+            "there, or set --plugin-dir"
         )
-        assert said() == [f"not registered: trying again: {one.status.value.reason}"]
+        assert said() == [f"not registered; retrying: {one.status.value.reason}"]
         room.directory.mkdir()
         await room.kubelet.start()
         await room.registered()
@@ -494,7 +494,7 @@ async def test_second_agent_stands_by_harms_nothing_and_takes_over(
         await looks.more(5)
         assert await room.told() == before
         assert room.kubelet.calls == 1
-        assert said().count("another agent serves this node: waiting for it to end") == 1
+        assert said().count("another agent serves this node; waiting for it to end") == 1
 
         await ended(running)
         after = await room.registered(after=before.endpoint)

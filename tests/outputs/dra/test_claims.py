@@ -191,7 +191,7 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
         held.says(uses=[("c", ZERO)])
     assert held.store.unrecorded.value == {"npu.furiosa.ai"}
     await held.claims.sync_specs()
-    with pytest.raises(RefusalError, match="not in the agent's record"):
+    with pytest.raises(RefusalError, match="missing from the agent's record"):
         held.store.grant(NPU, devices(held.cards[0]))
     assert held.specs() == [SPEC]
     await held.claims.recover()
@@ -233,8 +233,8 @@ async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in
     held.claim("d", result(ZERO))
     held.claim("e", result(ONE))
     for name in ("d", "e"):
-        assert "not in the agent's record" in await held.prepared(name)
-    with pytest.raises(RefusalError, match="not in the agent's record"):
+        assert "missing from the agent's record" in await held.prepared(name)
+    with pytest.raises(RefusalError, match="missing from the agent's record"):
         held.store.grant(NPU, [plain(held, 1)])
     held.api["team", "c"] = claim
     assert await held.prepared("c") == first  # the kubelet asks again
@@ -642,7 +642,7 @@ async def test_before_it_is_known_who_holds_what_nothing_is_prepared(tmp_path: P
     room.timing = Timing(ready=0.01)
     room.start()
     room.claim("c", result(ZERO))
-    assert "does not know yet which cards this node has" in await room.prepared()
+    assert "is still reading cards and who holds them" in await room.prepared()
 
 
 @pytest.mark.parametrize("why", ["gone", "gone for a Node", "deallocated", "another"])
@@ -790,7 +790,7 @@ async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_recor
     before = held.store.prepared.value
     await held.restarted(uses=[("c", ZERO), ("c", ONE), ("d", ZERO)])
     assert held.store.prepared.value == before
-    assert "in no record" not in caplog.text
+    assert "not recorded" not in caplog.text
     assert not held.store.unchecked
 
 
@@ -837,8 +837,8 @@ async def test_an_agent_that_ends_leaves_claims_to_the_next_one(room: Room) -> N
     await room.prepared("c")
     before = room.store, room.claims
     assert not await room.store.end()
-    assert "about to end" in await room.prepared("d")
-    assert "about to end" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
+    assert "shutting down" in await room.prepared("d")
+    assert "shutting down" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
     await room.restarted()
     assert before != (room.store, room.claims)
     await room.unprepared("c")
@@ -885,13 +885,14 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     await held.unprepared()
     assert (held.store.prepared.value, held.specs()) == ({}, [])
     still = (
-        "Pod team/pod-c (ResourceClaim team/c; not listed by the kubelet, but its containers run)"
+        "Pod team/pod-c (ResourceClaim team/c; not listed by the kubelet, but its containers "
+        "still run)"
     )
     held.claim("d", result(ZERO))
     assert f"{still} still holds its cores" in await held.prepared("d")
     held.says()
     assert f"{still} still holds its cores" in await held.prepared("d")
-    with pytest.raises(RefusalError, match="but its containers run"):
+    with pytest.raises(RefusalError, match="but its containers still run"):
         held.store.grant(NPU, [plain(held)])
     held.claim("e", result(ONE))
     assert await held.prepared("e") == answer(("npu", ONE), uid="uid-e")
@@ -947,7 +948,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     assert await held.prepared() == answer(("npu", ZERO))
     await held.unprepared()
     held.claim("d", result(ZERO))
-    assert "its containers run) still holds its cores" in await held.prepared("d")
+    assert "its containers still run) still holds its cores" in await held.prepared("d")
 
 
 def reserved(*pods: str) -> list[dict[str, str]]:
@@ -959,7 +960,7 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(held: Room) -> 
     held.kubelet.node.alive = {"pod-c"}
     held.claim("c", result(ZERO), reservedFor=reserved("next"))
     for _ in range(2):
-        assert "its containers run) still holds its cores" in await held.prepared()
+        assert "its containers still run) still holds its cores" in await held.prepared()
     await held.unprepared()
     assert list(held.store.states.value.orphans) == ["pod-c"]
     held.kubelet.node.alive.clear()

@@ -176,7 +176,9 @@ async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
 
 async def test_without_a_registry_nothing_is_made(root: Path) -> None:
     (root / REGISTRY).rmdir()
-    with pytest.raises(FileNotFoundError, match=f"{REGISTRY} is missing: is the kubelet running"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{REGISTRY} is missing: check that the kubelet runs"
+    ):
         await Driver().endpoint(root).start()
     assert names(root) == []
 

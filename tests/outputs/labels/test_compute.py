@@ -170,7 +170,8 @@ def test_only_whole_numbers_become_parts_of_a_version(text: str, numbers: list[s
 def test_only_an_unread_entry_makes_unsure() -> None:
     assert unsure(host(card(), skipped=(SAMPLE, FOREIGN))) is None
     assert unsure(host(skipped=(FOREIGN, UNREAD))) == (
-        "what may be a card cannot be read: /sys/class/npu_mgmt/npu1_mgmt: no answer within 0.5 s"
+        "an entry that may be a card cannot be read: /sys/class/npu_mgmt/npu1_mgmt: no answer "
+        "within 0.5 s"
     )
 
 

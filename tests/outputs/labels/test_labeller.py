@@ -220,11 +220,11 @@ async def test_a_refusal_is_told_once_and_tried_until_it_works(
         assert not one.state.value.in_place
         assert one.results["forbidden"] >= 4
         said = [record.message for record in caplog.records]
-        assert said.count("labels not in place: trying again") == 1
+        assert said.count("cannot apply the labels; retrying") == 1
         room.place.refusal = None
         state = await first(one.state, lambda state: state.in_place)
         assert state.error is None
-        assert "labels can be put in place again" in [r.message for r in caplog.records]
+        assert "labels can be applied again" in [r.message for r in caplog.records]
 
 
 async def test_what_changed_meanwhile_arrives_in_the_end(room: Room) -> None:

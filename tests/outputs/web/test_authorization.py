@@ -131,9 +131,9 @@ async def test_an_api_server_that_is_away_lets_known_clients_go_on(
     for _ in range(3):
         status, words = await answered(authorizer, "poor")
         assert status == 503
-        assert "the API server cannot be asked" in words
+        assert "cannot check your token" in words
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "cannot be authorized" in record.getMessage()
+    assert "cannot authorize" in record.getMessage()
     authorizer.timing = patient
     cluster.away = False
     assert (await answered(authorizer, "poor"))[0] == 403
