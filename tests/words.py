@@ -63,6 +63,7 @@ IN_CODE = {
 
 _PAGES = (
     *("docs/*.md", "docs/dev/*.md", "k8s/components/*.md", "k8s/chart/*.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 _CODE = ("npu_agent/**/*.py",)
 _OTHERS = (
