@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from npu_agent import config
-from npu_agent.cli import main
 from npu_agent.commands.catalogue import parse
 from npu_agent.vendors import REGISTRY
 
-from .pages import Page, page, pages
+from .pages import Page, pages
 
 _OPTION = re.compile(r"\[([^\[\]]*)\]")
 _CHOICE = re.compile(r"[\w-]+(?:\|[\w-]+)+")
@@ -60,14 +58,3 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):
             config.from_args(args, REGISTRY)
-
-
-def test_the_errors_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/cli.md: the file has these mistakes in its lines 2 and 5."""
-    file = tmp_path / "config.yaml"
-    file.write_text("interval: 10\ndefautPe: Single\n\nhealth:\n  failures: 0\n")
-    [(_, shown)] = page("docs/cli.md").below("The command line and the status page")
-    command, _, errors = shown.partition("\n")
-    assert command == "$ npu-agent config check config.yaml"
-    assert main(["config", "check", str(file)]) == 2
-    assert capsys.readouterr().err.replace(str(file), file.name) == errors

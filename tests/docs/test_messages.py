@@ -68,12 +68,3 @@ def quotes() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "message"), quotes())
 def test_the_agent_says_so(name: str, message: str) -> None:
     assert said(message), name
-
-
-def test_the_list_of_events_has_each_reason() -> None:
-    source = (ROOT / "npu_agent/outputs/events.py").read_text()
-    [section] = re.findall(
-        r"### Events of the Node\n(.*?)\n###", page("docs/cli.md").text, re.DOTALL
-    )
-    reason = r"(?:NPU|Config|DRA)[A-Z]\w+"
-    assert set(re.findall(rf"`({reason})`", section)) == set(re.findall(rf'"({reason})"', source))

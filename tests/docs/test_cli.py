@@ -1,0 +1,52 @@
+"""docs/cli.md has the agent's errors, Events and keys as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent.cli import main
+
+from .pages import ROOT, page
+
+PAGE = page("docs/cli.md")
+
+
+def test_the_errors_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has these mistakes in its lines 2 and 5."""
+    file = tmp_path / "config.yaml"
+    file.write_text("interval: 10\ndefautPe: Single\n\nhealth:\n  failures: 0\n")
+    [(_, shown)] = PAGE.below("The command line and the status page")
+    command, _, errors = shown.partition("\n")
+    assert command == "$ npu-agent config check config.yaml"
+    assert main(["config", "check", str(file)]) == 2
+    assert capsys.readouterr().err.replace(str(file), file.name) == errors
+
+
+def test_the_list_of_events_has_each_reason() -> None:
+    source = (ROOT / "npu_agent/outputs/events.py").read_text()
+    [section] = re.findall(r"### Events of the Node\n(.*?)\n###", PAGE.text, re.DOTALL)
+    reason = r"(?:NPU|Config|DRA)[A-Z]\w+"
+    assert set(re.findall(rf"`({reason})`", section)) == set(re.findall(rf'"({reason})"', source))
+
+
+def test_the_keys_of_the_status_page_are_listed() -> None:
+    found = json.loads((ROOT / "tests/outputs/web/golden/status.json").read_text())
+    section = PAGE.text.partition("### For programs\n")[2]
+    assert set(keys(found)) <= set(re.findall(r"`(\w+)`", section))
+
+
+def keys(found: dict[str, Any]) -> Iterator[str]:
+    """Those of the document, and of its parts that the page goes into."""
+    yield from found
+    for value in found.values():
+        one = value[0] if isinstance(value, list) and value else value
+        if isinstance(one, dict):
+            yield from one
+    for key in ("health", "reading"):
+        yield from found["cards"][0][key]
