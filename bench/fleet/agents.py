@@ -48,7 +48,6 @@ from tests.outputs.dra.cards import card
 CARDS = 8
 CONDITION = "furiosa.ai/NPUReady"
 ALL_SETS = tuple(name for words in SPECS for name in words.label_sets)
-_MACHINE = Machine(vendor="Vendor", name="Server")
 
 
 def cards(sick: int = 0) -> Snapshot:
@@ -70,6 +69,10 @@ def _devices(partitions: bool, found: Snapshot) -> tuple[PoolDevice, ...] | None
 
 POOLS = {(parts, id(one)): _devices(parts, one) for parts in (False, True) for one in (WELL, ILL)}
 """All nodes have the same cards: computed once."""
+
+
+async def _machine() -> Machine:
+    return Machine(vendor="Vendor", name="Server")
 
 
 class Agent:
@@ -125,7 +128,7 @@ class Parts:
             settings=agent.sets.map(lambda sets: Settings(label_sets(SPECS, sets), 300.0)),
             output=NodeOutput(api, name),
             seen=self.node.state.map(_labels),
-            machine=lambda: _MACHINE,
+            machine=_machine,
         )
         self.events = Events(
             api=api,

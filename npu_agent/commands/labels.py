@@ -6,8 +6,6 @@ import argparse
 import asyncio
 import os
 import sys
-from functools import partial
-from pathlib import Path
 
 from npu_agent.commands import CommandError, view
 from npu_agent.commands.common import host_root, quiet, vendors
@@ -15,11 +13,8 @@ from npu_agent.core.vendor_spec import LabelSet, label_sets
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
-from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import Output, Timing, UnavailableError
+from npu_agent.outputs.labels.labeller import Output, UnavailableError
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.text import one_line
-from npu_agent.threads import DaemonThread
 from npu_agent.vendors import SPECS
 
 
@@ -54,7 +49,7 @@ async def _show_or_apply(
     args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]
 ) -> None:
     snapshot = await read_once(vendors(args))
-    machine = await _machine(host_root(args))
+    machine = await read_machine(host_root(args))
     doubt = compute.unsure(snapshot)
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
@@ -85,14 +80,3 @@ async def _show_or_apply(
         print(view.data(dict(labels), args))
     else:
         print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
-
-
-async def _machine(root: Path) -> Machine:
-    """The machine's vendor and name; as in the agent, a file that hangs costs no more than both."""
-    try:
-        read = partial(read_machine, root)
-        return await DaemonThread("npu-dmi").call(read, deadline=Timing().machine)
-    except OSError as error:
-        words = f"the machine's vendor and name cannot be read: {one_line(error.strerror or error)}"
-        print(f"npu-agent: {words}", file=sys.stderr)
-        return Machine(vendor=None, name=None)

@@ -265,7 +265,7 @@ async def good_node(
         ids = [device.id for device in advertise(snapshot, resource)]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)
-        labels = compute.labels(snapshot, read_machine(root), [SETS["beta"]])
+        labels = compute.labels(snapshot, await read_machine(root), [SETS["beta"]])
         api, probes, pages = ApiServer(_node(labels, len(ids))), Port(), Port()
         dra = {"driver": "npu.furiosa.ai", "slices": {"dropped": []}}
         served = {"resource": RESOURCE, "healthy": len(ids)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -17,7 +17,6 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within
 
 log = logger(__name__)
@@ -27,8 +26,6 @@ log = logger(__name__)
 class Timing:
     """Seconds."""
 
-    machine: float = 2.0
-    """For reading what the machine is called."""
     settle: float = 1.0
     """That new labels have to stay the same before they are written: a driver that is reloaded
     removes its cards one by one, and each step would be a write."""
@@ -88,7 +85,7 @@ class Labeller:
         settings: Feed[Settings],
         output: Output,
         seen: Feed[Mapping[str, str] | None] | None,
-        machine: Callable[[], Machine],
+        machine: Callable[[], Awaitable[Machine]],
         timing: Timing | None = None,
     ) -> None:
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
@@ -109,21 +106,13 @@ class Labeller:
             await self._keep(wanted)
 
     async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
-        machine = await self._machine()
+        machine = await self._read_machine()
         async for _ in changes_of(self._snapshots, self._settings):
             snapshot, settings = self._snapshots.value, self._settings.value
             if snapshot.complete:
                 labels = compute.labels(snapshot, machine, settings.sets)
                 unsure = compute.unsure(snapshot) is not None
                 wanted.publish(_Wanted(labels, unsure, settings.resync))
-
-    async def _machine(self) -> Machine:
-        thread = DaemonThread("npu-dmi")
-        try:
-            return await thread.call(self._read_machine, deadline=self._timing.machine)
-        except OSError as error:
-            log.warning("the machine's vendor and name cannot be read", error=error)
-            return Machine(vendor=None, name=None)
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
         settle, longest = self._timing.settle, self._timing.longest_pause

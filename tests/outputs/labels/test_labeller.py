@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -56,6 +56,10 @@ class Place:
         return self.answer
 
 
+async def acme() -> Machine:
+    return Machine(vendor="Acme", name="Box 1")
+
+
 @dataclass
 class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(cards(2)))
@@ -63,7 +67,6 @@ class Room:
     place: Place = field(default_factory=Place)
     seen: Feed[Mapping[str, str] | None] | None = None
     resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
-    machine: Callable[[], Machine] = lambda: Machine(vendor="Acme", name="Box 1")
     timing: Timing = field(default_factory=lambda: Timing(settle=0.01, longest_pause=0.01))
 
     @asynccontextmanager
@@ -73,7 +76,7 @@ class Room:
             settings=self.sets.map_with(self.resync, Settings),
             output=self.place,
             seen=self.seen,
-            machine=self.machine,
+            machine=acme,
             timing=self.timing,
         )
         task = asyncio.create_task(one.run())
@@ -269,14 +272,3 @@ async def test_a_card_that_cannot_be_read_makes_it_careful(room: Room) -> None:
         room.snapshots.publish(cards(2))
         await room.put(2)
         assert room.place.puts.value[1][1] is False
-
-
-async def test_a_machine_that_cannot_be_read_costs_its_labels_only(room: Room) -> None:
-    def refuse() -> Machine:
-        raise OSError(5, "Input/output error")
-
-    room.machine = refuse
-    async with room.running():
-        labels = await room.put(1)
-        assert labels["beta.furiosa.ai/npu.count"] == "2"
-        assert not any("machine" in key for key in labels)

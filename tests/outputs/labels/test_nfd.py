@@ -154,25 +154,25 @@ def test_every_host_gives_a_file_that_says_the_same(name: str) -> None:
     assert len(content or b"") < 65536  # NFD ignores larger ones
 
 
-def test_the_machine_is_what_its_firmware_says(tmp_path: Path) -> None:
+async def test_the_machine_is_what_its_firmware_says(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=1")
-    assert read_machine(root) == Machine(vendor="npu-agent\n", name="Simulated Host\n")
+    assert await read_machine(root) == Machine(vendor="npu-agent\n", name="Simulated Host\n")
 
 
-def test_a_machine_without_names_has_none(tmp_path: Path) -> None:
-    assert read_machine(tmp_path) == Machine(vendor=None, name=None)
+async def test_a_machine_without_names_has_none(tmp_path: Path) -> None:
+    assert await read_machine(tmp_path) == Machine(vendor=None, name=None)
     directory = tmp_path / "sys/class/dmi/id"
     (directory / "sys_vendor").mkdir(parents=True)
     (directory / "product_name").symlink_to("product_name")
-    assert read_machine(tmp_path) == Machine(vendor=None, name=None)
+    assert await read_machine(tmp_path) == Machine(vendor=None, name=None)
 
 
-def test_hostile_names_are_read_up_to_256_bytes(tmp_path: Path) -> None:
+async def test_hostile_names_are_read_up_to_256_bytes(tmp_path: Path) -> None:
     directory = tmp_path / "sys/class/dmi/id"
     directory.mkdir(parents=True)
     (directory / "sys_vendor").write_bytes(b"\xff\xfe\0" * 5000)
     (directory / "product_name").write_bytes("é".encode() * 127 + b"\n" + "é".encode() * 99)
-    machine = read_machine(tmp_path)
+    machine = await read_machine(tmp_path)
     assert machine.vendor == ("\ufffd\ufffd\0" * 86)[:256]
     assert machine.name == "é" * 127 + "\n" + "\ufffd"
     assert labels(Snapshot(), machine, SETS.values()) == {}
