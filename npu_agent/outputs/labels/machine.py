@@ -19,7 +19,7 @@ _DEADLINE = 2.0
 async def read_machine(host_root: Path) -> Machine:
     """The machine's vendor and name from /sys/class/dmi/id below `host_root`.
 
-    What is absent or cannot be read is None; bytes that are no UTF-8 become U+FFFD.
+    What is absent or cannot be read is None; bytes that are not UTF-8 become U+FFFD.
     """
     paths = (host_root / file.lstrip("/") for file in (VENDOR_FILE, NAME_FILE))
     vendor, name = await asyncio.gather(*map(_text, paths))

@@ -15,41 +15,12 @@ _NOTE = ("subject", "severity", "text", "card", "remedy", "command", "runbook", 
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
-    """The state as plain values. The keys are a contract; new ones may be added.
+    """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more.
 
-    Times are ISO 8601 in UTC; null where something is not known or does not apply.
-
-    ``node, version, started_at, now``; ``ready`` and ``unready`` (as /readyz);
-    ``problems``, ``notes``, the most harmful first: lists of ``subject`` (card, resource, dra,
-    assignments, config, labels, node, condition, hardware, cdi), ``severity`` (critical, warning,
-    info), ``since``, ``cards`` (each an ``id``), ``card`` (the first of them), ``pods`` that it
-    hits (``namespace/pod``), ``text``, ``unready`` (what /readyz says of it), ``remedy``,
-    ``command``, ``runbook`` (a section of /runbook); the last four may be empty;
-    ``cards``: ``id, name, family, product, uuid, serial, pci_bus_id, numa_node, driver_version,
-    firmware_version, core_count, disabled, cordoned`` (the reason, or null), ``held_by`` (who holds
-    or may hold any of a cordoned card; null: it is free), ``moving_to`` (``dra``
-    or ``device-plugin``, for a card on its way there from the other one; else null), ``health
-    {state, reason, cause, since}, holders``, and ``reading``, null or ``at, late`` (stale),
-    ``alive, uptime`` (s), ``temperature`` (°C, the hottest sensor), ``power`` (W, the total),
-    ``errors`` (counts by name), ``sensors`` (``kind, label, value, unit``), ``cores`` (``core,
-    utilization`` (%), ``frequency`` (MHz), ``dram_total, dram_used`` (bytes));
-    ``gone``: cards that left within a day, ``id, name, family, product, since``; ``timeline``: what
-    happened within a day, the latest first, ``at, first, count, subject, tone`` (good, bad, warn,
-    plain), ``card`` (an ``id``), ``text``;
-    ``not_served``: ``entry, reason``; ``assignments``: ``holders`` of cards that are gone in
-    ``missing``, and ``error``; a holder is ``namespace, pod, container, resource, device,
-    claim`` (null by the device plugin), ``cores`` (``0-3``, null for all);
-    ``resources``: ``resource, phase, reason, registrations, offered, healthy, withheld``
-    (``device, reason``); ``dra``: ``driver, phase, reason, registrations, offered, untainted``,
-    ``slices {published, generation, slices, devices, incomplete, writes, dropped, trouble}``, and
-    ``claims``, those that are prepared: ``namespace, name, uid, pods, devices`` (``request, device,
-    card`` (an ``id``), ``cores`` (as those of a card), ``admin``);
-    ``config``: ``generation, loaded_at, error, rejected, waiting``;
-    ``labels``: null or ``output, labels, in_place, error, applied_at``;
-    ``condition``, the Node's: null or ``type, status`` (null: not written yet), ``reason, message,
-    error``;
-    ``reads``: as whom the API server is read, ``as_node, refusal``; null: it was not, or by a
-    kubeconfig.
+    In addition to those: a holder has ``namespace, pod, container, resource, device, claim`` (null
+    by the device plugin) and ``cores`` (``0-3``, null for all); a sensor ``kind, label, value,
+    unit``; a core ``core, utilization`` (%), ``frequency`` (MHz), ``dram_total, dram_used``
+    (bytes); a device of a claim ``request, device, card`` (an ID), ``cores, admin``.
     """
     reasons, labels = unready(state), state.labels
     return {
