@@ -234,7 +234,9 @@ class Fleet:
         began = time.monotonic()
         moments = sorted(random.uniform(0, spread) for _ in agents)
         for at, one in zip(moments, agents, strict=True):
-            await asyncio.sleep(began + at - time.monotonic())
+            rest = began + at - time.monotonic()
+            if rest > 0:  # a turn of a busy loop may take seconds
+                await asyncio.sleep(rest)
             do(one)
 
     def counts(self) -> dict[str, float]:
