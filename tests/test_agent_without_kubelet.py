@@ -133,7 +133,7 @@ def test_generate_fails_clearly(
     assert main(["cdi", "--host-root", str(root)]) == 1
     error = capsys.readouterr().err
     assert str(root / "etc" / "cdi") in error
-    assert "move away what is in the place of it, or print the specs by --stdout" in error
+    assert "move away the file that is in its place, or print the specs by --stdout" in error
     (root / "etc" / "cdi").unlink()
     (root / SPEC).mkdir(parents=True)
     assert main(["cdi", "--host-root", str(root)]) == 1
@@ -148,7 +148,7 @@ def test_generate_fails_clearly(
         (errno.EACCES, 7, "run it as root, or print the specs by --stdout"),
         (errno.EPERM, 7, "run it as root, or print the specs by --stdout"),
         (errno.EPERM, 0, "Operation not permitted: print the specs by --stdout"),  # immutable
-        (errno.EROFS, 0, "mount it to be written, or print the specs by --stdout"),
+        (errno.EROFS, 0, "mount it writable, or print the specs by --stdout"),
         (errno.ENOSPC, 7, "No space left on device: print the specs by --stdout"),
     ],
 )

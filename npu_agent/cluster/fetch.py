@@ -96,7 +96,7 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
             async with asyncio.timeout(_PATIENCE):
                 return await _all(api, kind, scope)
         except TimeoutError:
-            what = f"cannot list {kind}: the API server had too much to do for {_PATIENCE:g} s"
+            what = f"cannot list {kind}: the API server was overloaded for {_PATIENCE:g} s"
             raise ApiError(what, "try again later", kind=Kind.TOO_MANY) from None
         except ApiError as error:
             if error.kind is Kind.FORBIDDEN:
@@ -122,7 +122,7 @@ async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
         try:
             found[node] = convert(await page_of(api, pod.namespace, pod.name), Report)
         except InvalidJsonError as error:
-            failed[node] = f"the agent's page cannot be used, is it of another version? {error}"
+            failed[node] = f"the agent's page cannot be used (another version?): {error}"
         except ApiError as error:
             if error.kind is Kind.FORBIDDEN:
                 refused.append(error.what)

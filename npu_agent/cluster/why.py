@@ -53,8 +53,8 @@ _PHRASES = {
     Kind.CONSTRAINT: "no devices on one Node meet its constraints",
     Kind.ELSEWHERE: "what it already has is on a Node that it cannot use",
     Kind.RESOURCES: "too little is free",
-    Kind.IN_USE: "what it asks for is in use",
-    Kind.UNKNOWN: "it is not known what keeps it",
+    Kind.IN_USE: "all that it requests is in use",
+    Kind.UNKNOWN: "the reason is unknown",
 }
 
 
@@ -266,7 +266,7 @@ def _devices_of(container: Container, name: str) -> int:
 def _before_nodes(pod: Pod, cluster: Cluster) -> Iterator[str]:
     """What keeps the Pod before any Node is tried."""
     if gates := [one.get("name", "") for one in pod.spec.scheduling_gates]:
-        yield f"it has the scheduling gates {', '.join(gates)}, which someone has to remove"
+        yield f"it has the scheduling gates {', '.join(gates)}, which must be removed first"
     yield from _claims(pod, cluster)
     yield from _unbound(pod, cluster)
     if pod.spec.scheduler_name != _DEFAULT and not condition(pod.status.conditions, "PodScheduled"):

@@ -54,7 +54,7 @@ Examples:
     )
     version = f"npu-agent {__version__}"
     parser.add_argument(
-        *("-V", "--version"), action="version", version=version, help="show the version, and end"
+        *("-V", "--version"), action="version", version=version, help="show the version and exit"
     )
     _add_common(parser)
     config.add_options(parser, REGISTRY, group="log")
@@ -105,23 +105,21 @@ def _add_output(parser: Parser) -> None:
         choices=("table", "wide", "json", "yaml"),
         metavar="FORMAT",
         default="table",
-        help="table fits the terminal; wide has everything, and is never cut; json and yaml are "
-        "for programs (default: table)",
+        help="table fits the terminal; wide shows all columns; json and yaml are for programs "
+        "(default: table)",
     )
 
 
 def _add_table(parser: Parser) -> None:
     _add_output(parser)
-    parser.add_argument(
-        "--no-headers", action="store_true", help="only the rows of a table, without lines"
-    )
+    parser.add_argument("--no-headers", action="store_true", help="only the rows of a table")
 
 
 def _add_watch(parser: Parser) -> None:
     parser.add_argument(
         *("-w", "--watch"),
         action="store_true",
-        help="go on until Ctrl-C, and show every change",
+        help="show every change until Ctrl-C",
     )
 
 
@@ -221,8 +219,8 @@ def _labels(parser: Parser) -> None:
         nargs="?",
         choices=("show", "apply", "clear"),
         default="show",
-        help="show: what would be put on the Node, and why; apply: put it there now; clear: take "
-        "all of our labels away (default: show)",
+        help="show: the labels for the Node, with reasons; apply: set them now; clear: remove "
+        "all labels of npu-agent (default: show)",
     )
     _add_table(parser)
 
@@ -279,7 +277,7 @@ def _doctor(parser: Parser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="show the lines, too, that follow from others or do not apply here",
+        help="also show lines that follow from other lines or do not apply here",
     )
 
 
@@ -384,8 +382,8 @@ def _cdi(parser: Parser) -> None:
         nargs="?",
         choices=("generate", "watch"),
         default="generate",
-        help="generate: write the specs now; watch: go on until Ctrl-C, and keep them true to the "
-        "cards (default: generate)",
+        help="generate: write the specs now; watch: keep them up to date until Ctrl-C (default: "
+        "generate)",
     )
     parser.add_argument(
         "--stdout",
@@ -424,7 +422,7 @@ def _demo(parser: Parser) -> None:
       npu-agent demo --once  # end after it
     """
     parser.add_argument(
-        "--once", action="store_true", help="end after the tour; exit code 1 if a step failed"
+        "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
     )
 
 

@@ -76,9 +76,9 @@ def _remedy(error: OSError) -> str:
         case errno.EACCES | errno.EPERM if os.geteuid():
             return "run it as root, or "
         case errno.EROFS:
-            return "mount it to be written, or "
+            return "mount it writable, or "
         case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
-            return "move away what is in the place of it, or "
+            return "move away the file that is in its place, or "
     return ""
 
 

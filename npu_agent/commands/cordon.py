@@ -42,7 +42,7 @@ def node_of(args: argparse.Namespace) -> str:
     """The Node's name: --node, or that of the Pod."""
     name: str | None = args.node or os.environ.get("NODE_NAME")
     if not name:
-        raise CommandError("which Node? --node NAME, as `kubectl get nodes` has it", WRONG)
+        raise CommandError("name the Node: --node NAME, as in `kubectl get nodes`", WRONG)
     return name
 
 

@@ -60,7 +60,9 @@ async def _empty(api: Api, agent: pods.Agent, card_id: str, args: argparse.Names
         card = card_of(card_id, await cards_of(agent))
         held = holders(card)
         if card["cordoned"] is None:
-            waits = ["the agent has not seen the cordon: has its config `cordon: false`?"]
+            waits = [
+                "the agent has not seen the cordon: check that its config has not `cordon: false`"
+            ]
         elif not held and card["held_by"] is None:
             return
         else:
@@ -79,12 +81,12 @@ async def _evict(api: Api, holder: str, granted: set[str], args: argparse.Namesp
         return f"{holder} is ending"
     if pod.stays:
         raise CommandError(
-            f"{holder} is {pod.stays}, which an eviction would bring back: it was not evicted, and "
-            "the card stays cordoned; delete what made it, or keep it off this Node"
+            f"{holder} is {pod.stays}, which an eviction would bring back: it was not evicted, "
+            "and the card stays cordoned; delete its owner, or keep it off this Node"
         )
     if pod.metadata.uid not in granted:
         if not await pods.evict(api, pod, args.grace_period):
-            return f"{holder} is held by its PodDisruptionBudget: `kubectl get pdb -n {namespace}`"
+            return f"{holder} is kept by its PodDisruptionBudget: `kubectl get pdb -n {namespace}`"
         granted.add(pod.metadata.uid)
         print(f"evicted {holder}", flush=True)
     return f"{holder} is ending"

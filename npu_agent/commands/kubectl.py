@@ -43,8 +43,8 @@ _TOP = ("load", "namespace", "pod", "node", "card", "cores", "since")
 _COMMANDS = {
     "nodes": "The Nodes with NPUs: what is healthy, allocated and free (the default)",
     "pods": "The Pods that hold NPUs, and those that wait: cards, cores, load",
-    "node": "What the agent of a Node says of its cards",
-    "why": "Why a Pod waits, or where it could be scheduled now; of one that runs, its devices",
+    "node": "What the agent of a Node reports about its cards",
+    "why": "Why a Pod waits, or where it fits now; for a running Pod, its devices",
     "top": "The holders by load, the idle ones first",
     "cordon": "Take one card out of service",
     "uncordon": "Bring it back",
@@ -114,7 +114,7 @@ def _add_login(parser: Parser) -> None:
 
     add("--kubeconfig", type=Path, metavar="FILE", help="in place of $KUBECONFIG")
     add("--context", metavar="NAME", help="of the kubeconfig (default: the current one)")
-    add("--as", dest="impersonate", metavar="USER", help="ask as another user")
+    add("--as", dest="impersonate", metavar="USER", help="act as another user")
     add("--as-group", dest="groups", action="append", metavar="GROUP", help="may be repeated")
 
 
@@ -151,8 +151,8 @@ class Login:
             headers.insert(0, ("Impersonate-User", self._args.impersonate))
         found = from_kubeconfig(self._args.kubeconfig, self._args.context)
         if found is None:
-            what = "there is no kubeconfig, which says where the cluster is"
-            raise CredentialsError(what, "set KUBECONFIG, or give --kubeconfig")
+            what = "no kubeconfig was found"
+            raise CredentialsError(what, "set KUBECONFIG or --kubeconfig")
         return replace(found, impersonated=tuple(headers))
 
 
@@ -304,7 +304,7 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
         page = convert(status, Report)
     except InvalidJsonError as error:
         what = f"the page of the agent on Node {args.node} cannot be used"
-        raise CommandError(f"{what}, is it of another version? {error}") from error
+        raise CommandError(f"{what} (another version?): {error}") from error
     columns = ("card", "family", "cores", "health", "cordoned", "pods")
     cells = [
         [

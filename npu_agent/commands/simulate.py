@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="fault|status",
         nargs="?",
         choices=("fault", "status"),
-        help="fault: do something to a card; status: show the cards of ROOT",
+        help="fault: inject a fault into a card; status: show the cards of ROOT",
     )
     add("card", metavar="CARD", nargs="?", help="npu0, a UUID or PCI address")
     add("fault", metavar="FAULT", nargs="?", help="one of the list below")
@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"cards in their order, such as "
         f"{example()} (default: those that ROOT has, else {default_cards()})",
     )
-    add("--once", action="store_true", help="make the tree and end")
-    add("--list", action="store_true", help="list what can be done to a card")
+    add("--once", action="store_true", help="make the tree and exit")
+    add("--list", action="store_true", help="list the faults")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -121,9 +121,9 @@ def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
             *(rows or ["  no cards"]),
             f"its cards:     npu-agent info --host-root {root}",
             f"break a card:  npu-agent simulate {root} fault {first} dead   (repair it: ... ok)",
-            "nothing moves in it; leave out --once to keep it alive"
+            "its values do not change; leave out --once to let them change"
             if once
-            else "It is alive until you press Ctrl-C.",
+            else "It changes until you press Ctrl-C.",
         )
     )
 

@@ -30,10 +30,10 @@ from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
 
-_OVERWRITTEN = "the agent sets it: does the Pod's spec or the image's start script overwrite it?"
+_OVERWRITTEN = "check whether the Pod's spec or the image's start script overwrites it"
 _NOT_GIVEN = (
-    "the container runtime has not made them: see its log on the node; with allocation.method "
-    "cdi, is CDI on in the runtime?"
+    "check the container runtime's log on the node: it has not made them; with allocation.method "
+    "cdi, check that CDI is on in the runtime"
 )
 
 
@@ -123,8 +123,8 @@ def promised(
         if not value:
             detail = f"is {'not set' if value is None else 'empty'}: this container has no NPU"
             remedy = (
-                "ask for one in resources.limits of this very container (not only of another one "
-                "of the Pod)"
+                "add an NPU to this container's `resources.limits` (another container's limits "
+                "do not count)"
             )
             checks.append(_wrong(variable, detail, remedy))
         elif bad:
@@ -195,7 +195,7 @@ def _expected(expect: int, granted: Mapping[Card, list[Device]], most: int) -> C
     if fewest <= expect <= most:
         return Check("devices", State.OK, f"{expect}, as expected")
     count = str(fewest) if fewest == most else f"{fewest} to {most}"
-    remedy = "does the Pod's resources.limits ask for as many as --expect says?"
+    remedy = "check that the Pod's resources.limits requests as many as --expect says"
     return _wrong("devices", f"{count} given, {expect} expected", remedy)
 
 
@@ -212,8 +212,7 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             untried = f" ({rest} more of the card were not tried)" if rest else ""
             what = f"cannot be opened: {error.strerror}{untried}"
             remedy = (
-                f"{advice(Cause.HANGS).remedy}; until then take the card out of service by "
-                "disabledDevices"
+                f"{advice(Cause.HANGS).remedy}; until then cordon the card (`npu-agent cordon`)"
             )
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break
@@ -233,7 +232,7 @@ def _open(path: Path, root: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-_DRAINED = "the driver was unloaded, or the card drained, since the Pod began: create the Pod again"
+_DRAINED = "create the Pod again: the driver was unloaded, or the card drained, since the Pod began"
 _REMEDIES = {
     errno.ENOENT: (
         "missing (ENOENT)",
@@ -241,11 +240,11 @@ _REMEDIES = {
     ),
     errno.EBUSY: (
         "in use (EBUSY)",
-        "another process has it open, here or in another container: `fuser -v` on the node",
+        "find the process that has it open, here or in another container: `fuser -v` on the node",
     ),
     errno.EPERM: (
         "not permitted (EPERM)",
-        "not given by the kubelet (the device cgroup forbids it): is the host's /dev mounted?",
+        "remove a hostPath mount of /dev from the Pod: the kubelet has not granted this device",
     ),
     errno.EACCES: (
         "not for this user (EACCES)",
@@ -261,11 +260,11 @@ def _explained(error: OSError) -> tuple[str, str]:
     if isinstance(error, _NoDeviceError):
         return (
             "is not a character device",
-            "something in the image or a volume is in the node's place: remove it",
+            "remove the file of the image or volume that is in the node's place",
         )
     return _REMEDIES.get(error.errno or 0) or (
         f"cannot be opened: {error.strerror or error}",
-        "see dmesg on the node, and `npu-agent info` there",
+        "check dmesg and `npu-agent info` on the node",
     )
 
 
@@ -281,9 +280,9 @@ def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Chec
     names = listed((f"/dev/{node}" for node in strange), 3)
     return _wrong(
         "/dev",
-        f"this container sees more than it was given: {names}",
-        "no `privileged: true` and no hostPath of /dev in the Pod: they give it every card of "
-        "the node",
+        f"this container sees more devices than it was granted: {names}",
+        "remove `privileged: true` and hostPath mounts of /dev from the Pod: they expose every "
+        "card of the node",
     )
 
 

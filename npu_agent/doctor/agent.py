@@ -63,7 +63,7 @@ async def lines(context: Context) -> Lines:
         yield "metrics.tls", _certificate(context, files)
     found = await context.probe(report)
     for why in found.unready:
-        remedy = "reported by the agent itself (/readyz); see its log, and what else is wrong here"
+        remedy = "read the agent's log, and fix what else is wrong here (reported by /readyz)"
         own = (one.remedy for one in found.problems if one.unready == why and one.remedy)
         yield "readiness", wrong(why, next(own, remedy), context.agent_log)
     if not found.unready:
@@ -170,8 +170,8 @@ async def _listener(context: Context, at: Listener) -> Check:
             return note(
                 f"no process takes connections on {at.shown}, while an npu-agent answers on its "
                 "other address",
-                "it waits for a good certificate (metrics.tls), or has another configuration: see "
-                "its log",
+                "read its log: it waits for a good certificate (metrics.tls), or has another "
+                "configuration",
             )
         return ok(f"{at.shown} is free here")
     if found.taken and at.clients_need_certificate and elsewhere:
@@ -188,7 +188,7 @@ async def _listener(context: Context, at: Listener) -> Check:
     agent = await context.probe_or(owner, None)
     if context.in_pod or (agent is not None and agent.host == context.hostname):
         return wrong(detail, remedy, command)
-    elsewhere_fine = "no matter for an agent in a Pod, which has ports of its own"
+    elsewhere_fine = "not a problem for an agent in a Pod, which has its own ports"
     return note(detail, f"{elsewhere_fine}; for one on this host itself: {remedy}")
 
 
@@ -199,7 +199,7 @@ async def _certificate(context: Context, files: TlsFiles) -> Check:
     except RefusedError as error:
         if context.in_pod:
             return wrong(error.what, error.remedy, f"openssl x509 -noout -dates -in {files.cert}")
-        elsewhere = "no matter for an agent in a Pod, which has its own Secret"
+        elsewhere = "not a problem for an agent in a Pod, which has its own Secret"
         return note(error.what, f"{elsewhere}: {error.remedy}")
     days = (expires - time.time()) / 86_400
     return ok(f"{files.cert} is good for {days:.0f} days more")

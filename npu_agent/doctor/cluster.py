@@ -93,13 +93,13 @@ async def _node_name(context: Context) -> Check:
         return ok(context.node_name)
     if context.in_pod:
         return wrong(
-            "not set: no Node can be labelled, Events are about none, and there is no DRA",
+            "not set: there are no labels, no Events about the Node and no DRA",
             "set it from spec.nodeName by the downward API, as k8s/daemonset.yaml does",
             context.apply_again(),
         )
     return unknown(
-        "not set here, so that this host's Node cannot be read",
-        "NODE_NAME=(as `kubectl get nodes` has it) npu-agent doctor",
+        "not set here: this host's Node cannot be read",
+        "NODE_NAME=(as in `kubectl get nodes`) npu-agent doctor",
     )
 
 
@@ -109,7 +109,7 @@ class Access(NamedTuple):
     known_as: str
     """The server, and as whom it was asked."""
     allowed: Mapping[Right, bool] | None
-    """None: the API server does not say."""
+    """None: the API server does not answer that."""
     reads: ApiState | None
     """As whom the agent's account reads; None: not known."""
 
@@ -159,8 +159,8 @@ async def _server(context: Context) -> Check:
             # Without its account there would be no new Pod, so that is restored before.
             return wrong(
                 error.what,
-                "its ServiceAccount was deleted, or the token has expired: restore the one, and "
-                f"delete the Pod to have another{context.overlay_is}",
+                "restore the ServiceAccount if it was deleted, and delete the Pod to get a new "
+                f"token{context.overlay_is}",
                 f"{context.restore_rights()} && "
                 f"kubectl -n {context.namespace} delete pod {context.hostname}",
             )
@@ -181,7 +181,7 @@ async def _rights(context: Context) -> Check:
     except ApiError:
         raise Unknown(_NOT_ASKED) from None
     if allowed is None:
-        return unknown("the API server does not say")
+        return unknown("the API server does not answer that")
     missing = [right for right, granted in allowed.items() if not granted]
     if not missing:
         return ok(f"all {len(allowed)} that this configuration needs")
@@ -259,11 +259,12 @@ async def _allocatable(context: Context, resource: Resource) -> Check:
             "fix the odd entry first",
         )
     remedy = (
-        "the kubelet updates the Node every ten seconds: ask again; else the agent is not "
-        "registered, follows another configuration, or a second plugin owns the resource"
+        "run doctor again in ten seconds, when the kubelet has updated the Node; else check that "
+        "the agent is registered, has this configuration, and that no second plugin owns the "
+        "resource"
     )
     if await context.probe_or(owner, Owner()) is None:
-        remedy = "no npu-agent serves this node: check that its Pod runs here"
+        remedy = "check that the agent's Pod runs here: no npu-agent serves this node"
     return wrong(
         f"{count} on the Node, {expected} healthy device(s) here",
         remedy,
@@ -281,7 +282,11 @@ async def _labels(context: Context) -> Check:
         raise Unknown("no npu-agent answers that knows: ask in its Pod")
     if not found.in_place:
         trouble = found.error or "the agent has not applied them yet"
-        return wrong(trouble, "the agent tries again by itself; else its log", context.agent_log)
+        return wrong(
+            trouble,
+            "read the agent's log if this lasts; it tries again by itself",
+            context.agent_log,
+        )
     if context.config.labels.output == "nfd":
         return ok(f"{len(found.labels)} in the feature file, as they should be")
     meta = (await context.probe(own_node)).metadata
@@ -298,6 +303,6 @@ def _foreign(node: NodeMeta, key: str) -> Check:
     )
     return note(
         f"{key} of Node {node.name} is set by {', '.join(managers) or 'an unknown manager'}",
-        "two label the same Node: delete the vendor's feature discovery; the agent takes over "
-        "when it starts again",
+        "delete the vendor's feature discovery, and restart the agent: it then takes the labels "
+        "over",
     )

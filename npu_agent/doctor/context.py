@@ -232,7 +232,7 @@ def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, 
         return good, _line(
             State.WRONG,
             "; ".join(map(str, error.problems)),
-            f"fix it (`npu-agent config check` verifies it); all else was checked with {rest}",
+            f"fix it, and check it with `npu-agent config check`; all else was checked with {rest}",
             f"npu-agent config check {file}",
         )
     if file is not None:

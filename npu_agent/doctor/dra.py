@@ -59,8 +59,8 @@ async def _support(context: Context) -> Check:
     if asks_for(context.config, "dra", context.node_name):
         return wrong(
             f"impossible: {support.reason}",
-            "update it, or set allocation.api to auto: the node then offers its cards by the "
-            "device plugin",
+            "update Kubernetes, or set allocation.api to auto: the node then offers its cards by "
+            "the device plugin",
             context.command("config show", *context.options),
         )
     return ok(f"allocation.api is auto, and that is the device plugin: {support.reason}")
@@ -81,8 +81,8 @@ async def _registry(context: Context, driver: str) -> Check:
     if theirs:
         return wrong(
             f"{', '.join(theirs)} in {path}: a second driver registers as {driver}",
-            "the kubelet asks the one that came last: delete the vendor's DRA driver "
-            "(kubectl get daemonsets -A | grep -i -e dra -e npu), or remove the socket if no "
+            "delete the vendor's DRA driver (kubectl get daemonsets -A | grep -i -e dra -e npu), "
+            "or remove the socket if no "
             "process serves it",
             "kubectl get daemonsets -A | grep -i -e dra -e npu",
         )
@@ -113,7 +113,8 @@ async def _slices(context: Context, driver: str) -> Check:
             return note("none, and no npu-agent serves this node")
         return wrong(
             "none, though an agent serves this node",
-            "it may have another configuration; else readiness and its log have the reason",
+            "check that the agent has this configuration; else read its log, and the line "
+            "readiness",
             context.agent_log,
         )
     devices = sum(len(each.get("spec", {}).get("devices") or ()) for each in found.values())
@@ -131,8 +132,8 @@ async def _features(context: Context, driver: str) -> Check:
     if fields := slices.dropped(wanted, reply):
         return note(
             f"the API server drops {', '.join(fields)}: a feature gate is off there",
-            "an unhealthy card is left out of the slices instead of tainted; DRADeviceTaints is "
-            "on by default from Kubernetes 1.36 on",
+            "turn on the feature gate DRADeviceTaints (on by default from Kubernetes 1.36); "
+            "until then an unhealthy card is left out of the slices instead of tainted",
         )
     return ok("the API server keeps taints of devices")
 
@@ -145,8 +146,8 @@ async def _counters(context: Context, driver: str) -> Check:
     if fields := sorted(COUNTERS & dropped):
         return note(
             f"the API server drops {', '.join(fields)}: dra.partitions has no effect",
-            "cards are offered whole; the feature gate DRAPartitionableDevices is on by default "
-            "from Kubernetes 1.36 on",
+            "turn on the feature gate DRAPartitionableDevices (on by default from Kubernetes "
+            "1.36); until then cards are offered whole",
         )
     return ok("the API server keeps counters: cards are cut on demand")
 
@@ -202,16 +203,16 @@ def resource_names(
     if several := [_rivals(name, same) for name, same in ours.items() if len(same) > 1]:
         return wrong(
             "; ".join(several),
-            "of several the newest counts: keep one, and delete the others "
-            "(kubectl delete deviceclass NAME) or their extendedResourceName",
+            "keep one, and delete the others (kubectl delete deviceclass NAME) or their "
+            "extendedResourceName: the scheduler uses the newest only",
             _CLASSES,
         )
     if plugged := [f"{allocatable[one]} {one}" for one in ours if allocatable.get(one, "0") != "0"]:
         return note(
             f"a device plugin still offers {', '.join(plugged)} here: Pods that ask for it are "
             "given those, and nothing of the slices of this node",
-            "cards move when their Pods have ended (allocation.api); else another device plugin "
-            "registers that name: delete it",
+            "wait until the Pods end if cards are moving (allocation.api); else delete the other "
+            "device plugin that registers that name",
             _CLASSES,
         )
     return ok(f"{len(ours)} resource name(s), each of one class")
@@ -232,7 +233,7 @@ def _rivals(resource: str, classes: Collection[Mapping[str, Any]]) -> str:
 
 
 def _for_administrators(how: str) -> Check:
-    return unused(f"the agent does not read it; an administrator may: {how}")
+    return unused(f"ask an administrator, the agent does not read it: {how}")
 
 
 async def _policy(context: Context, driver: str) -> Check:

@@ -28,7 +28,7 @@ _HANDED_ON = "vfio"
 
 async def lines(context: Context) -> Lines:
     if await context.probe_or(root_not_given, False):
-        what = "this is the container's own /, and not the host's"
+        what = "this is the container's own /, not the host's"
         remedy = "name where the host's / is mounted: --host-root=/host"
         options = (f"--config-file={context.agent_config}", "--host-root=/host")
         yield "host root", wrong(what, remedy, context.command("doctor", *options))
@@ -126,13 +126,13 @@ async def _pci(context: Context) -> Check:
         return wrong(
             f"{', '.join(map(str, silent))} has a driver ({silent[0].driver}), which shows no card "
             "of that address in /sys/class",
-            "read in dmesg why the driver gave up on it, then reload the driver",
+            "check dmesg for why the driver gave the card up, then reload the driver",
             DRIVER_LOG,
         )
     makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
     count = f"{len(cards)} {makers} device{'s' * (len(cards) > 1)}"
     if handed_on:
-        given = f"{', '.join(map(str, handed_on))} is handed on by {handed_on[0].driver}"
+        given = f"{', '.join(map(str, handed_on))} is passed through by {handed_on[0].driver}"
         return note(f"{count}; {given}, so not served here")
     return ok(f"{count} on the bus")
 
@@ -179,9 +179,9 @@ async def _cards(context: Context) -> Check:
     try:
         cards = (await context.probe(snapshot)).cards
     except Unknown as missing:
-        return replace(missing.check, remedy="read dmesg: a driver may hang")
+        return replace(missing.check, remedy="check dmesg: a driver may hang")
     if not cards:
-        return note("none: the agent serves nothing, and waits for some")
+        return note("none: the agent serves nothing, and waits for cards")
     listed = ", ".join(f"{state.card.name} ({state.card.product})" for state in cards)
     return ok(f"{len(cards)}: {listed}")
 
@@ -194,7 +194,7 @@ async def _card(context: Context, state: CardState) -> Check:
     if bad := await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, card))):
         return wrong(
             listed(bad, 3),
-            "the driver and udev make its nodes: reload the driver; in a container, mount the "
+            "reload the driver, which makes the nodes with udev; in a container, mount the "
             "host's /dev",
             f"ls -l /dev/{card.name}*",
         )
@@ -231,7 +231,7 @@ def _odd(odd: SkippedDevice) -> Check:
         return wrong(f"{odd.entry}: {odd.reason}", UNREADABLE, DRIVER_LOG)
     return note(
         f"{odd.entry} is not served: {odd.reason}",
-        "" if odd.sample_of else "if this is a card newer than npu-agent, install a newer one",
+        "" if odd.sample_of else "install a newer npu-agent if the card is newer",
     )
 
 

@@ -38,15 +38,18 @@ async def _serving_agent(context: Context) -> Check:
     if serving is None:
         return note(
             "no npu-agent serves this node now",
-            "normal before it is installed, or without cards; else check that its Pod runs here",
+            "check that its Pod runs here, unless it is not installed yet or the node has no cards",
         )
     if serving.host is None:
-        return unknown(f"{serving} serves this node", "ask again: it signs as soon as it has it")
+        return unknown(
+            f"{serving} serves this node",
+            "run doctor again: the agent signs the lock as soon as it has it",
+        )
     if context.in_pod and serving.host != context.hostname:
         return note(
             f"{serving}; the agent of this Pod ({context.hostname}) stands by",
-            "normal during a rollout; else there are two DaemonSets: kubectl get daemonsets -A | "
-            "grep npu-agent, and delete one",
+            "wait if a rollout is under way; else delete one of two DaemonSets: kubectl get "
+            "daemonsets -A | grep npu-agent",
         )
     return ok(str(serving))
 
@@ -100,7 +103,7 @@ async def registered(context: Context) -> Mapping[str, frozenset[str]]:
     try:
         return {} if raw is None else pods.registered(raw)
     except typedjson.InvalidJsonError as error:
-        raise Unknown(f"{path} is not as kubelets write it: {error}") from None
+        raise Unknown(f"{path} is not in a format that kubelets write: {error}") from None
 
 
 async def healthy(context: Context, resource: Resource) -> int:
@@ -130,14 +133,14 @@ async def _resource(context: Context, resource: Resource) -> Check:
         if await context.probe_or(owner, None):
             return wrong(
                 detail,
-                "the agent runs and is not registered, or follows another configuration: see "
-                "readiness, and its log",
+                "read the agent's log, and the line readiness: it is not registered, or has "
+                "another configuration",
                 context.agent_log,
             )
         return note(f"{detail}: no agent serves them")
     if not ids:
         return ok("no device to offer, and the kubelet knows of none")
-    return ok(f"the kubelet knows {len(ids)}, all of them ours")
+    return ok(f"the kubelet knows {len(ids)}, all of them npu-agent's")
 
 
 async def _strange(context: Context, ids: list[str], seen: Snapshot) -> Check:
@@ -165,8 +168,8 @@ async def _twice(context: Context, id_: str, resource: str) -> Check:
         f"cards{await candidates(context)}",
         delete_plugin(
             context,
-            "For five minutes after it has ended the kubelet remembers a plugin, as after a change "
-            "of resourceName",
+            "The kubelet remembers a plugin for five minutes after its end, for example after a "
+            "change of resourceName",
         ),
         list_plugins(context),
     )

@@ -25,8 +25,8 @@ _OURS = "-[0-9a-f]{8}[.]sock"
 """What follows the configured name in that of one of our sockets: see
 `npu_agent.outputs.deviceplugin.session`."""
 _AS_ROOT = (
-    "runAsUser: 0 in the Pod's securityContext, as k8s/daemonset.yaml has it: the directory is "
-    "root's alone (mode 0750)"
+    "set runAsUser: 0 in the Pod's securityContext, as in k8s/daemonset.yaml: only root may use "
+    "the directory (mode 0750)"
 )
 
 
@@ -49,7 +49,7 @@ async def _uid(context: Context) -> Check:
     if context.in_pod:
         detail = f"{context.uid}, which may not write to the plugin directory"
         return wrong(detail, f"{_AS_ROOT}; no capability is needed", context.apply_again())
-    return unknown(f"{context.uid}: what only root may see is left out", SUDO)
+    return unknown(f"{context.uid}: checks that need root are left out", SUDO)
 
 
 async def plugin_directory(context: Context) -> Directory:
@@ -92,7 +92,7 @@ async def _plugin_directory(context: Context) -> Check:
     if found.read_only:
         return wrong(
             f"{found.path} is mounted read-only",
-            "mount it without readOnly: the agent makes its socket there",
+            "mount it without readOnly: the agent creates its socket there",
             context.apply_again() if context.in_pod else f"findmnt -T {found.path}",
         )
     return writable(context, found, _AS_ROOT)
@@ -160,7 +160,7 @@ async def _kubelet_socket(context: Context) -> Check:
         raise Unknown(f"{path}: {found.trouble}", TroubleKind.DENIED)
     return wrong(
         f"{path}: {found.trouble}",
-        "the kubelet has ended or hangs: read journalctl -u kubelet, and restart it",
+        "read journalctl -u kubelet, and restart the kubelet: it has ended or hangs",
         KUBELET,
     )
 
@@ -173,12 +173,12 @@ async def _other_plugins(context: Context) -> Check:
     rivals = [each for each in others if any(word in each.name for word in words)]
     if rivals:
         return wrong(
-            f"{_names(rivals)} answers as a device plugin and is not npu-agent's: by its name "
-            "one for the same cards, which both would hand out",
+            f"{_names(rivals)} answers as a device plugin and is not npu-agent's: by its name it "
+            "offers the same cards",
             delete_plugin(context),
             list_plugins(context),
         )
-    return ok(f"{_names(others)}: by the name for other devices" if others else "none")
+    return ok(f"{_names(others)}: for other devices, by the name" if others else "none")
 
 
 def _plugin_words(context: Context) -> tuple[str, ...]:
@@ -187,8 +187,8 @@ def _plugin_words(context: Context) -> tuple[str, ...]:
 
 def delete_plugin(context: Context, unless: str = "") -> str:
     return (
-        f"delete the vendor's DaemonSet: {list_plugins(context)}; two "
-        "plugins take a resource from each other, and the kubelet reports it to neither"
+        f"delete the vendor's DaemonSet: {list_plugins(context)}; two plugins take the resource "
+        "from each other"
         f"{unless and f'. ({unless})'}"
     )
 

@@ -63,7 +63,7 @@ def test_a_name_that_no_node_offers() -> None:
 def test_all_in_use_and_by_whom() -> None:
     users = [pod("a", {NPU: "4"}, on="n1"), pod("b", {NPU: "3"}, on="n1")]
     found = answer(pod(requests={NPU: "2"}), node("n1", {NPU: "8"}), *users)
-    assert found.sentence == "Pod ml/train waits: what it asks for is in use (on Node n1)."
+    assert found.sentence == "Pod ml/train waits: all that it requests is in use (on Node n1)."
     assert "1 of 8 are free; ml/a has 4, ml/b has 3" in lines(found)
 
 
@@ -250,7 +250,7 @@ def test_devices_in_use_and_by_whom() -> None:
         slice_("n1", device("npu-a")),
         held("h", "n1", "npu-a", by="other"),
     )
-    assert "what it asks for is in use" in found.sentence
+    assert "all that it requests is in use" in found.sentence
     assert "1 in use by ml/other" in lines(found)
 
 

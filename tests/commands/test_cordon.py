@@ -193,7 +193,7 @@ async def test_a_budget_that_holds_ends_the_drain_and_the_card_stays_cordoned(
     cluster: Cluster,
 ) -> None:
     cluster.held, cluster.budget = {"a": "npu1"}, 1000
-    with pytest.raises(CommandError, match=r"team/a is held by its PodDisruptionBudget"):
+    with pytest.raises(CommandError, match=r"team/a is kept by its PodDisruptionBudget"):
         await cluster.run("drain", "npu1", "--timeout", "0.1")
     assert "UUID-1" in cluster.annotation
 

@@ -518,7 +518,7 @@ async def test_a_kubeconfig_that_is_missing_or_expired_or_broken(
         await shown()
     (tmp_path / "broken").write_text("clusters: [")
     for path, words in (
-        ("none", "there is no kubeconfig, .*set KUBECONFIG, or give --kubeconfig"),
+        ("none", "no kubeconfig was found.*set KUBECONFIG or --kubeconfig"),
         ("broken", "broken cannot be used"),
     ):
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / path))
@@ -533,7 +533,7 @@ async def test_an_api_server_that_has_too_much_to_do_for_long(
 ) -> None:
     cluster.busy = 10**6
     monkeypatch.setattr(fetch, "_PATIENCE", 0.2)
-    with pytest.raises(ApiError, match=r"too much to do for 0\.2 s: try again later"):
+    with pytest.raises(ApiError, match=r"overloaded for 0\.2 s: try again later"):
         await shown()
 
 

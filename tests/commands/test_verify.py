@@ -133,7 +133,7 @@ def test_more_than_was_given(name: str, seen: str, tmp_path: Path) -> None:
     container.node(seen)
     failures = container.failures()
     assert list(failures) == ["/dev"]
-    assert f"sees more than it was given: /dev/{seen}" in failures["/dev"]
+    assert f"sees more devices than it was granted: /dev/{seen}" in failures["/dev"]
     assert "privileged" in failures["/dev"]
 
 
@@ -184,7 +184,7 @@ def test_no_node_of_the_card_at_all(warboy: Container) -> None:
         path.unlink()
     failures = warboy.failures()
     assert list(failures) == ["npu0"]
-    assert "CDI on in the runtime" in failures["npu0"]
+    assert "CDI is on in the runtime" in failures["npu0"]
 
 
 def test_cores_that_the_family_does_not_have(warboy: Container) -> None:
@@ -305,4 +305,4 @@ def test_the_command(warboy: Container) -> None:
     ]
     code, out, _ = ran("verify", "--host-root", warboy.root, "--expect=2", **warboy.environ)
     assert code == 1
-    assert "wrong  devices: 1 given, 2 expected; does the Pod's" in out
+    assert "wrong  devices: 1 given, 2 expected; check that the Pod's" in out

@@ -104,7 +104,7 @@ async def test_counters_are_tried_where_cards_are_cut(claims: Node) -> None:
     found = (await claims.examined())[counters]
     assert found.state is State.NOTE
     assert "drops devices.consumesCounters, sharedCounters" in found.detail
-    assert "offered whole; the feature gate DRAPartitionableDevices" in found.remedy
+    assert "turn on the feature gate DRAPartitionableDevices" in found.remedy
 
 
 def no_dra(node: Node) -> None:
@@ -196,7 +196,9 @@ BREAKS = {
     ),
     "an API server that fails": Break(says(device_class=500), {CLASS: State.UNKNOWN}, "500"),
     "classes that may not be read": Break(
-        says(classes=403), {RESOURCES: State.UNUSED}, "an administrator may: npu-agent doctor"
+        says(classes=403),
+        {RESOURCES: State.UNUSED},
+        "ask an administrator, the agent does not read it: npu-agent doctor",
     ),
     "two classes for a name": Break(
         says(classes=[named("whole", RESOURCE), named("new", RESOURCE, "2026-11-22T07:00:01Z")]),
@@ -208,7 +210,7 @@ BREAKS = {
         still_plugged,
         {RESOURCES: State.NOTE},
         f"a device plugin still offers 3 {RESOURCE} here",
-        "another device plugin registers that name",
+        "the other device plugin that registers that name",
     ),
     "no policy": Break(
         says(policy=None), {POLICY: State.NOTE}, "may write slices of other nodes", "ServiceAccount"

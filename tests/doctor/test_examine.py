@@ -172,7 +172,7 @@ BREAKS: dict[str, Break] = {
     ),
     "a driver that shows nothing": Break(bound_to("npu"), "PCI", "has a driver (npu)", "dmesg"),
     "handed on to a virtual machine": Break(
-        bound_to("vfio-pci"), {"PCI": State.NOTE}, "handed on by vfio-pci"
+        bound_to("vfio-pci"), {"PCI": State.NOTE}, "passed through by vfio-pci"
     ),
     "a dead card": Break(
         fault("npu0", "dead"),
@@ -193,7 +193,7 @@ BREAKS: dict[str, Break] = {
         written("sys/class/npu_mgmt/npu7_mgmt/device_type", "Frobnicator\n"),
         {"odd npu7_mgmt": State.NOTE},
         "'Frobnicator' is not known",
-        "a newer one",
+        "install a newer npu-agent",
     ),
     "a card that cannot be read": Break(
         lambda node: (node.root / "sys/class/npu_mgmt/npu7_mgmt/device_type").mkdir(parents=True),
@@ -204,7 +204,7 @@ BREAKS: dict[str, Break] = {
     "no cards": Break(
         lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
         {"cards": State.NOTE, "PCI": State.OK, OF_RESOURCE: State.WRONG},
-        "waits for some",
+        "waits for cards",
         gone=("card npu0", "card npu1"),
     ),
     # --- the kubelet
@@ -270,7 +270,7 @@ BREAKS: dict[str, Break] = {
     "a checkpoint that is none": Break(
         lambda node: (node.directory / CHECKPOINT).write_text("[]"),
         {OF_RESOURCE: State.UNKNOWN},
-        "not as kubelets write it",
+        "not in a format that kubelets write",
     ),
     # --- directories
     "no CDI directory": Break(cdi_is_a_file, "CDI directory", "is missing", "k8s/components/cdi"),
@@ -295,7 +295,7 @@ BREAKS: dict[str, Break] = {
         lambda node: node.probes.stop(),
         {"metrics.probes": State.NOTE},
         "while an npu-agent answers on its other address",
-        "see its log",
+        "read its log",
     ),
     "no agent on its ports": Break(
         no_agent_listens,
@@ -362,10 +362,10 @@ BREAKS: dict[str, Break] = {
         lambda node: setattr(node.api, "refusal", 401),
         {"API server": State.WRONG, **UNKNOWN_CLUSTER},
         "401 Unauthorized",
-        "delete the Pod to have another",
+        "delete the Pod to get a new token",
     ),
     "no system:basic-user": Break(
-        lambda node: setattr(node.api, "refusal", 403), UNKNOWN_CLUSTER, "does not say"
+        lambda node: setattr(node.api, "refusal", 403), UNKNOWN_CLUSTER, "does not answer that"
     ),
     "no right to get nodes": Break(
         denies(("get", "nodes")),
@@ -399,7 +399,7 @@ BREAKS: dict[str, Break] = {
         node_says(status={"allocatable": {}}),
         ALLOCATABLE,
         "0 on the Node, 2 healthy",
-        "a second plugin owns the resource",
+        "no second plugin owns the resource",
     ),
     "labels that cannot be applied": Break(
         lambda node: node.reports(labels={"in_place": False, "error": "no", "labels": {}}),

@@ -90,7 +90,7 @@ def test_a_drain_waits_for_the_budget_and_touches_no_other_card(node: Node) -> N
         assert words.strip() == f"would evict default/{name}"
         done = npu_agent(node, "drain", card, "--reason", "swap fan", "--timeout", "3")
         assert done.returncode == 1
-        assert f"default/{name} is held by its PodDisruptionBudget" in done.stderr
+        assert f"default/{name} is kept by its PodDisruptionBudget" in done.stderr
         assert held(node) == [name]
         node.kubectl("delete", "pdb", "held", "-n", "default")
         began = time.monotonic()

@@ -43,7 +43,7 @@ def test_kubectl_runs_it(path: str) -> None:
     assert kubectl(path, "furiosa-npu", "--version").stdout == f"npu-agent {__version__}\n"
     done = kubectl(path, "furiosa-npu", "nodes")
     assert done.returncode == 1
-    assert done.stderr.startswith("kubectl npu: error: there is no kubeconfig")
+    assert done.stderr.startswith("kubectl npu: error: no kubeconfig was found")
 
 
 def test_kubectl_completes_it(path: str) -> None:
