@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib import pyplot
@@ -33,6 +34,8 @@ LEGEND = 10
 """The most series of which a legend has room."""
 LONGEST = 12
 """Lines of a table that are drawn."""
+UNITS = {"percent": "%", "celsius": "°C", "watt": "W", "kwatth": "kWh"}
+"""As Grafana names them, and as people write them."""
 COLORS = {"green": "#56a64b", "red": "#e02f44", "yellow": "#e0b400", "orange": "#ff780a"}
 Series = tuple[str, list[float], list[float]]
 """A name, times and values."""
@@ -152,13 +155,18 @@ def _draw(shown: Shown, path: Path) -> None:
         box = (left + aside, top - (grid["h"] - 0.6) / height)
         size = (grid["w"] / 24 - aside - 0.01, (grid["h"] - 1.8) / height)
         axes = figure.add_axes((*box, *size))
-        axes.set_title(panel["title"], loc="left", size=9)
+        axes.set_title(fill(_title(panel), 6 * grid["w"]), loc="left", size=9)
         _panel(panel, found, axes)
     figure.savefig(path, dpi=72)
     pyplot.close(figure)
-    few = Image.open(path).convert("RGB").quantize(16)
+    few = Image.open(path).convert("RGB").quantize(64)
     few.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def _title(panel: dict[str, Any]) -> str:
+    unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit")
+    return f"{panel['title']} ({UNITS[unit]})" if unit in UNITS else panel["title"]
 
 
 def _panel(panel: dict[str, Any], found: list[Any], axes: Any) -> None:
