@@ -238,7 +238,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int | No
     ("number", "detail", "remedy"),
     [
         (errno.EBUSY, "in use (EBUSY)", "has it open"),
-        (errno.EPERM, "not permitted (EPERM)", "device cgroup"),
+        (errno.EPERM, "not permitted (EPERM)", "has not granted this device"),
         (errno.EACCES, "not for this user (EACCES)", "runAsUser: 0"),
         (errno.ENXIO, "no device is behind it", "create the Pod again"),
         (errno.ENODEV, "no device is behind it", "create the Pod again"),

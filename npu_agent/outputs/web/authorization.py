@@ -23,7 +23,8 @@ from npu_agent.text import one_line
 log = logger(__name__)
 
 RESULTS = ("allowed", "unauthenticated", "forbidden", "unavailable", "limited")
-HOW = "docs/monitoring.md#authorization"
+HOW = "kubectl create token ACCOUNT"
+"""Makes a token for a person who tries it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,8 @@ class Authorizer:
             return _unauthenticated("the API server does not accept this token, or no longer")
         if not await may_get(self._api, user, path, deadline=deadline):
             text = (
-                f"{one_line(user.name)} may not get {one_line(path)}: it takes a ClusterRole with "
-                f"this path in nonResourceURLs, as npu-agent-metrics is: {HOW}\n"
+                f"{one_line(user.name)} may not get {one_line(path)}: bind a ClusterRole with this "
+                "path in nonResourceURLs to it, such as npu-agent-metrics\n"
             )
             return "forbidden", text_answer(text, HTTPStatus.FORBIDDEN)
         self._allowed.pop(key, None)
@@ -132,7 +133,7 @@ class Authorizer:
 
 
 def _unauthenticated(why: str) -> Refusal:
-    text = f"{why} (Authorization: Bearer …): {HOW}\n"
+    text = f"{why} (Authorization: Bearer …), such as one of `{HOW}`\n"
     return "unauthenticated", text_answer(
         text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"}
     )
