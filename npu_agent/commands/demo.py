@@ -106,7 +106,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                     f"   {_command()} info --host-root {root}\n"
                     f"   {_command()} simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
                     f"   an edit of {file}\n"
-                    "   simulated cards in a cluster: the Helm value simulate, or k8s/components/simulate\n"
+                    "   simulated cards in a cluster: Helm value or component `simulate`\n"
                     "Its log from here on:",
                     flush=True,
                 )

@@ -100,8 +100,8 @@ async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:
         raise ApiError(
             f"the agent's page of Pod {namespace}/{name} wants a token (401), which the API "
             "server's proxy does not pass on",
-            f"run `kubectl -n {namespace} port-forward {name} 9100`, and get /status.json with your "
-            "token",
+            f"run `kubectl -n {namespace} port-forward {name} 9100`, and get /status.json with "
+            "your token",
             kind=Kind.UNAUTHORIZED,
         )
     raise failed[0]
