@@ -107,7 +107,7 @@ two clock reads."""
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where an agent runs."""
+    """The surroundings of an agent."""
 
     root: Path
     """Where its ``/`` is seen, with /sys, /dev and /var/run/cdi; the plugin directory is used as
@@ -122,7 +122,7 @@ class Host:
 
 
 class Agent:
-    """One node's agent. `run` it once; what it knows can be read from its parts meanwhile."""
+    """The agent of one node. `run` it once; read its parts for its state."""
 
     def __init__(
         self,
@@ -631,7 +631,7 @@ def _page_settings(config: Config) -> page.Settings:
 
 
 async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
-    """What the kubelet can hand out; None if it does not say, which `PodResources` logs."""
+    """Devices the kubelet can allocate; None if unknown, which `PodResources` logs."""
     try:
         return await offered(pod_resources)
     except UnavailableError:

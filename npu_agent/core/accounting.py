@@ -1,4 +1,4 @@
-"""Who used what: core-seconds and joules of each holder of each card. Pure.
+"""Usage per holder and card, in core-seconds and joules. Pure.
 
 Start reading at `Accounts.follow`. It is given what is known now, and books the time since the last
 call. The accounts of a card, with the one of its cores that have no holder, add up to the card:
@@ -40,7 +40,7 @@ UNHELD = Holder()
 
 
 class Subject(NamedTuple):
-    """What an account is about."""
+    """The subject of an account."""
 
     family: str
     card: str
@@ -50,7 +50,7 @@ class Subject(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """What one holder has used of one card so far. It only grows."""
+    """The usage of one card by one holder so far. It only grows."""
 
     since: float
     """When it began."""
@@ -165,7 +165,7 @@ def _named(key: _Key) -> tuple[str, str]:
 
 
 def _holders(state: CardState, usages: Iterable[Usage]) -> tuple[tuple[Holder, ...], ...]:
-    """Of each core, its holders: several where Pods share a claim."""
+    """Returns the holders of each core; several where Pods share a claim."""
     cores: list[dict[Holder, None]] = [{} for _ in state.card.all_cores]
     for usage in usages:
         if usage.card_id == state.id:
@@ -176,7 +176,7 @@ def _holders(state: CardState, usages: Iterable[Usage]) -> tuple[tuple[Holder, .
 
 
 def _work(load: float, seconds: Mapping[Holder, float]) -> Iterator[tuple[Holder, float, float]]:
-    """Each holder's seconds and how many of them it worked, with so many per cent of work in all.
+    """Returns each holder's seconds, and those of them spent on work, at this total load.
 
     A core that was free for a part of the time was not busy then, if the rest explains the work.
     """

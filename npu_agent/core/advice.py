@@ -1,4 +1,4 @@
-"""What to do about a card: one table by cause for status page, doctor, verify, runbook and docs."""
+"""Remedies by cause: one table for status page, doctor, verify, runbook and docs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What a cause means, and what to do about it; all for people."""
+    """The meaning of a cause and its remedy, in words for people."""
 
     means: str
     """A clause with the card as its subject, or about it: ``it is too hot``."""
@@ -71,7 +71,7 @@ ADVICE: Mapping[Cause, Advice] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendAdvice:
-    """How people are informed of what lasts on a card, and what to do about it."""
+    """The words for a trend on a card, and its remedy."""
 
     begins: str
     """With the card before it: ``is hot``."""
@@ -132,12 +132,12 @@ UNREADABLE = "check `dmesg` on the node and reload the driver: it may be a card"
 
 
 def advice(cause: Cause | None) -> Advice:
-    """What to do about an unhealthy card; without a known cause as about a dead one."""
+    """Returns the advice for an unhealthy card; an unknown cause counts as a dead card."""
     return ADVICE[cause or Cause.DEAD]
 
 
 def by_cause(cards: Iterable[CardState]) -> list[list[CardState]]:
-    """Unhealthy cards, those of one cause together; in the order of the first of each."""
+    """Groups unhealthy cards by cause, in the order of the first card of each."""
     found: dict[Cause | str, list[CardState]] = {}
     for card in cards:
         found.setdefault(card.health.cause or card.health.reason, []).append(card)
@@ -145,7 +145,7 @@ def by_cause(cards: Iterable[CardState]) -> list[list[CardState]]:
 
 
 def plain_reason(health: Health) -> str:
-    """Why a card is as it is, in plain words, then in the driver's or the probe's own."""
+    """Returns the reason of a health state: plain words, then those of driver or probe."""
     if health.cause is None:
         return health.reason
     return f"{ADVICE[health.cause].means} ({health.reason})"

@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class WantedApi(Enum):
-    """What the config says of a card."""
+    """The API that the config wants for a card."""
 
     PLUGIN = "device-plugin"
     DRA = "dra"
@@ -25,7 +25,7 @@ class WantedApi(Enum):
 
 
 class ApiMode(Enum):
-    """Where a card is offered."""
+    """The API by which a card is offered."""
 
     PLUGIN = "device-plugin"
     DRAINING_FROM_PLUGIN = "device-plugin, until its Pods have ended"
@@ -46,7 +46,7 @@ class ApiMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedApis:
-    """What the config says of this node's cards."""
+    """The APIs that the config wants for this node's cards."""
 
     families: Mapping[str, WantedApi] = field(default_factory=dict)
     """One that is not named is the device plugin's."""
@@ -56,7 +56,7 @@ class WantedApis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUse:
-    """What is known of a card."""
+    """The current users of a card."""
 
     wanted: WantedApi
     listed: bool = False
@@ -70,7 +70,7 @@ class CardUse:
 
 
 def api_mode(card: CardUse) -> ApiMode:
-    """Where a card is to be offered now; each acknowledgement allows the next step."""
+    """Returns the API for a card now; each acknowledgement allows the next step."""
     if card.wanted is WantedApi.NEITHER or (card.listed and card.published):
         return ApiMode.NOWHERE
     match card.wanted:

@@ -1,4 +1,4 @@
-"""What changed between two values of a feed, and how the timeline puts it. Pure.
+"""Differences between two values of a feed, and their words in the timeline. Pure.
 
 `card_changes` is the one comparison of two Snapshots, for the log, Events and the timeline. The
 functions called ``…_entries`` take the value before and the value after.
@@ -20,7 +20,7 @@ from npu_agent.core.trends import Trend, TrendKind, Trends
 
 
 class ChangeKind(enum.Enum):
-    """What became of a card."""
+    """Kinds of change of a card."""
 
     REMOVED = "removed"
     EXCHANGED = "exchanged"
@@ -62,7 +62,7 @@ class TrendChange:
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
-    """What became of the cards from one Snapshot to the next; nothing while that is incomplete.
+    """Returns the changes of cards between two Snapshots; none while incomplete.
 
     A card that is unhealthy when it is found or added has become so.
     """
@@ -127,7 +127,7 @@ _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
-    """What happened to cards, but not to those of the start."""
+    """Returns timeline entries for cards, but not for those found at the start."""
     for one in changes:
         if one.kind in _CARD_ENTRIES:
             tone, text = _CARD_ENTRIES[one.kind]
@@ -176,7 +176,7 @@ def config_entries(before: ConfigState, after: ConfigState) -> Iterator[Timeline
 def session_entries(
     before: SessionStatus, after: SessionStatus, subject: Subject
 ) -> Iterator[TimelineEntry]:
-    """What happened to a resource, or to a DRA driver, at the kubelet."""
+    """Returns timeline entries for the registration of a resource or DRA driver."""
     name = after.resource
     reason = f": {after.reason}" if after.reason else ""
     if after.registrations > before.registrations:
@@ -207,7 +207,7 @@ def label_entries(before: LabelState | None, after: LabelState | None) -> Iterat
 def usage_entries(
     before: Collection[Usage], after: Collection[Usage], old: Snapshot, new: Snapshot
 ) -> Iterator[TimelineEntry]:
-    """Which Pods were given a card, and which no longer hold one; present cards only."""
+    """Returns timeline entries for Pods that got or released a present card."""
     stayed = {state.id for state in old.cards}
     names = {state.id: state.card.name for state in new.cards if state.id in stayed}
     had, has = _holders(before), _holders(after)

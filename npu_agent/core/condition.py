@@ -107,7 +107,7 @@ _LIFECYCLE = (
 
 
 def maintenance(conditions: Mapping[str, str], *, unschedulable: bool) -> str:
-    """What work on the Node is under way, for people; empty: none.
+    """Describes maintenance of the Node for people; empty: none.
 
     Args:
         conditions: of the Node: by type, the status.
@@ -118,7 +118,7 @@ def maintenance(conditions: Mapping[str, str], *, unschedulable: bool) -> str:
 
 
 def _fenced(state: AgentState) -> Iterator[str]:
-    """What is wrong with the cards that are out of service, each cause once, with their Pods."""
+    """Describes the cards out of service, each cause once, with their Pods."""
     fenced = (card for card in state.snapshot.cards if is_fenced(card))
     for cards in by_cause(card for card in fenced if not _excused(card, state)):
         pods, why = state.pods_of(cards), plain_reason(cards[0].health)

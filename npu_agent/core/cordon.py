@@ -25,7 +25,7 @@ _NO_REASON = "no reason given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordons:
-    """What an annotation means for the cards of a host."""
+    """The cordons of an annotation, applied to the cards of a host."""
 
     cards: Mapping[str, str] = field(default_factory=dict)
     """By card ID, the reason."""
@@ -57,7 +57,7 @@ def entries(annotation: str) -> dict[str, str]:
 
 
 def cordons(named: Mapping[str, str], snapshot: Snapshot, unreadable: str = "") -> Cordons:
-    """What the entries of an annotation mean for these cards. All cards may be cordoned.
+    """Applies the entries of an annotation to these cards. All cards may be cordoned.
 
     Args:
         named: the last good entries.
@@ -114,7 +114,7 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
 
 
 def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
-    """What is wrong with names that match no card of this node."""
+    """Returns the problem of names that match no card of this node."""
     first = one_line(names[0], 60)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"

@@ -1,4 +1,4 @@
-"""What the agent counts for /metrics: plain numbers, no I/O."""
+"""Counters for /metrics: plain numbers, no I/O."""
 
 from __future__ import annotations
 

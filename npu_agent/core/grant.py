@@ -1,4 +1,4 @@
-"""What a container is given: devices and a request in, a Grant or a refusal out; no I/O."""
+"""Turns devices and a request into a Grant or a refusal; no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NULL = "/dev/null"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one container is given."""
+    """Devices, nodes and environment for one container."""
 
     environment: tuple[tuple[str, str], ...]
     """Variables and their values: ``("ANVIL_CORES", "0:0-1,1:0-1")``."""
@@ -46,7 +46,7 @@ class RefusalError(Exception):
 
 
 def grant(devices: Iterable[Device]) -> Grant:
-    """What a container with these devices is given, in the order of the cards."""
+    """Returns the grant for a container with these devices, in the order of the cards."""
     ordered = sorted(devices, key=lambda device: device.order)
     environment: dict[str, list[str]] = {}
     for device in ordered:

@@ -1,4 +1,4 @@
-"""What the rest of the agent knows of hardware: frozen values, no I/O.
+"""Hardware as the rest of the agent sees it: frozen values, no I/O.
 
 A card is one physical NPU (``npu0``), a core one processing element (PE) of it, a reading its
 telemetry at one moment. A device is what the kubelet sees: `npu_agent.core.offer`.
@@ -23,7 +23,7 @@ class CoreRange:
     last: int
 
     def __str__(self) -> str:
-        """As the driver writes it in node names: ``0`` or ``0-3``."""
+        """Returns the form that the driver uses in node names: ``0`` or ``0-3``."""
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What does not change while a card is bound to its driver.
+    """The properties of a card that do not change while it is bound to its driver.
 
     Texts are as the driver gives them, stripped; None: absent, empty or unreadable.
     """
@@ -118,7 +118,7 @@ class Card:
 
     @property
     def place(self) -> str:
-        """Where it is in the host: two cards there are never there at the same time."""
+        """The place in the host; only one card can be there at a time."""
         return self.pci_bus_id or self.name
 
     @property
@@ -133,11 +133,11 @@ class Card:
 
     @property
     def identities(self) -> frozenset[str]:
-        """What identifies the card wherever it is: ``uuid:...``, ``serial:...``, ``pci:...``."""
+        """Identifiers of the card: ``uuid:...``, ``serial:...``, ``pci:...``."""
         return _identities(self.uuid, self.serial, self.pci_bus_id)
 
     def as_json(self) -> dict[str, str | int | bool | None]:
-        """What status.json, `info -o json` and all that shows a card to programs have of it."""
+        """The JSON of a card for status.json, `info -o json` and other programs."""
         return {
             "name": self.name,
             "family": self.family,
@@ -172,7 +172,7 @@ class SensorKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """One hwmon value of a card, in the unit that its kind names."""
+    """An hwmon value of a card, in the unit that its kind names."""
 
     kind: SensorKind
     label: str
@@ -182,7 +182,7 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
-    """One core at one moment; None where the driver does not say."""
+    """The state of a core at one moment; None where the driver does not report it."""
 
     core: int
     utilization: float | None = None
@@ -239,7 +239,7 @@ class HealthState(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """What makes a card unhealthy: code decides on it, people read the reason."""
+    """Causes of an unhealthy card: code decides on these, people read the reason."""
 
     DEAD = "dead"
     NODES = "nodes"
@@ -287,7 +287,7 @@ class SkippedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All the hardware of a host at one moment; what every output is computed from."""
+    """The hardware of a host at one moment; every output is computed from it."""
 
     cards: tuple[CardState, ...] = ()
     skipped: tuple[SkippedDevice, ...] = ()
@@ -295,7 +295,7 @@ class Snapshot:
     """Whether every card of the first scan has been read or has missed its deadline."""
 
     def without_readings(self) -> Snapshot:
-        """The same but for what changes all the time."""
+        """A copy without the values that change all the time."""
         return replace(self, cards=tuple(replace(state, reading=None) for state in self.cards))
 
 

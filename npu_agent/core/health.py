@@ -33,7 +33,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One probe of a card, judged. `reason` is for people, and part of what they see."""
+    """The verdict on one probe of a card. `reason` is for people."""
 
     outcome: Outcome
     reason: str

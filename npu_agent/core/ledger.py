@@ -94,7 +94,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a device ID stood for when it was offered."""
+    """The cores and nodes that a device ID stood for when it was offered."""
 
     keys: frozenset[str]
     """Everything that identified the card: see `keys_of`."""
@@ -132,7 +132,7 @@ class PreparedClaim:
 
     @property
     def holder(self) -> str:
-        """For people: ``Pod default/train (ResourceClaim default/train-npu)``."""
+        """The holder for people: ``Pod default/train (ResourceClaim default/train-npu)``."""
         claim = f"ResourceClaim {self.namespace}/{self.name}"
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
@@ -144,13 +144,13 @@ class PreparedClaim:
 
     @property
     def footprints(self) -> tuple[Footprint, ...]:
-        """Of its devices, without those that are for administrators only."""
+        """Footprints of its devices, without those with admin access."""
         return tuple(one.footprint for one in self.devices if not one.admin)
 
     def allocation(
         self, without: Collection[str] = (), except_for: Collection[Footprint] = ()
     ) -> Allocation | None:
-        """What it keeps others from; None: nothing.
+        """The allocation that blocks others; None: none.
 
         `without` are names of devices, and `except_for` footprints, that do not count.
         """
@@ -242,7 +242,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Which holders have what at one moment. Every method returns a new value."""
+    """The allocations at one moment. Every method returns a new value."""
 
     offered: Mapping[DeviceName, Footprint] = field(default_factory=dict)
     """What can be handed out now, and so may be in use already."""
@@ -342,7 +342,7 @@ class Ledger:
         cards: Sequence[Card],
         resources: Collection[str],
     ) -> dict[DeviceName, Allocation]:
-        """What the kubelet has noted, where no record says what was handed out.
+        """Returns the kubelet's notes as allocations, where there is no record.
 
         Its lists lack a Pod that was deleted by force.
         """
@@ -356,7 +356,7 @@ class Ledger:
         }
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
-        """With the UIDs of the Pods that the kubelet notes for each device."""
+        """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
         changed = {
             name: replace(one, pod_uids=one.pod_uids | pods[name])
             for name, one in self.allocations.items()
@@ -377,7 +377,7 @@ class Ledger:
     def with_orphans(
         self, uids: Iterable[str], held: Allocation, now: float, *, by_claim: bool = False
     ) -> Ledger:
-        """With Pods that run although the kubelet takes what they hold for free."""
+        """Returns a ledger with Pods that run although the kubelet treats their devices as free."""
         orphans = dict(self.orphans)
         for uid in uids:
             before = orphans[uid].footprints if uid in orphans else ()
@@ -459,7 +459,7 @@ class Ledger:
     def with_offer(
         self, devices: Mapping[str, Iterable[Device]], cards: Iterable[CardState]
     ) -> Ledger:
-        """With what can be handed out, by resource, and the present cards."""
+        """Returns a ledger with the offered devices, by resource, and the present cards."""
         offered = {
             DeviceName(resource, device.id): footprint(device)
             for resource, listed in devices.items()
@@ -471,7 +471,7 @@ class Ledger:
         return replace(self, offered=offered, cards=known)
 
     def with_predecessor(self, before: Ledger, now: float) -> Ledger:
-        """With what an agent before this one may have handed out, its `for_successor`.
+        """Returns a ledger with the possible grants of the previous agent, its `for_successor`.
 
         All of it counts as held until two answers, asked for from `now` on, lack it.
         """
@@ -498,7 +498,7 @@ class Ledger:
         return ledger.with_unreadable_record(now) if before.unreadable else ledger
 
     def for_successor(self) -> Ledger:
-        """What the next agent has to know: all that is offered may be held by then."""
+        """Returns the state for the next agent: everything offered may be held by then."""
         footprints = {name: {one} for name, one in self.offered.items()}
         for name, held in self.allocations.items():
             footprints.setdefault(name, set()).update(held.footprints)
@@ -542,7 +542,7 @@ class Ledger:
         by_claim: bool = True,
         without: Collection[str] = (),
     ) -> Conflicts:
-        """What is not to be handed out while these cards are present.
+        """Returns the conflicts: what must not be allocated while these cards are present.
 
         Args:
             cards: all of them.
@@ -681,7 +681,7 @@ class Conflicts:
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
-        """What two footprints share that only one holder may have, for people."""
+        """Describes the exclusive part that two footprints share, for people."""
         if wanted.keys & held.keys:
             if wanted.cores.overlaps(held.cores):
                 return "its cores"
@@ -717,12 +717,12 @@ def footprint(device: Device) -> Footprint:
 
 
 def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
-    """What a device ID can stand for, by every ID that these cards can have."""
+    """Returns the footprints by every device ID that these cards can have."""
     return {found for card in cards if (found := _meant(id_, card))}
 
 
 def _meant(id_: str, card: Card) -> Footprint | None:
-    """What an ID stands for if the card can have it, in any shape and by any part of its identity.
+    """Returns the footprint of an ID of the card, in any shape, by any of its identifiers.
 
     A whole card's ID wins over a part's.
     """

@@ -89,7 +89,7 @@ def device_id(card_id: str, cores: CoreRange | None) -> str:
 
 
 def names(state: CardState) -> set[str]:
-    """What the config can call a card, in lower case: ``npu0``, its UUID, PCI address or ID."""
+    """Names of a card in the config, in lower case: ``npu0``, UUID, PCI address or ID."""
     card = state.card
     return {n.lower() for n in (card.name, card.uuid, card.pci_bus_id, state.id) if n}
 

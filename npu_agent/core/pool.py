@@ -38,7 +38,7 @@ class Version(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is published of a device and its name; keys as the driver's users know them."""
+    """The published name and attributes of a device; keys as users of the driver know them."""
 
     attributes: Mapping[str, Value]
     """By name; one without a domain is the driver's own."""
@@ -50,7 +50,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DraNames:
-    """What a vendor calls things in DRA."""
+    """A vendor's names for DRA."""
 
     driver: str
     """``npu.example.com``: the driver, its DeviceClass, and the domain of its attributes."""
@@ -62,7 +62,7 @@ class DraNames:
 
 
 class Effect(Enum):
-    """What a taint does, as the API server names it."""
+    """Effects of a taint, as the API server names them."""
 
     NONE = "None"
     """It is only to be known."""
@@ -72,7 +72,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """What one should know of a device, or why it should not be allocated now."""
+    """A remark on a device, or the reason not to allocate it now."""
 
     key: str
     """``npu.example.com/unhealthy``."""
@@ -81,7 +81,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterSet:
-    """What the devices of a card that is cut share: its cores, and the sums of the whole card."""
+    """Counters that the partitions of a card share: its cores, and totals of the card."""
 
     name: str
     sums: Mapping[str, str]
@@ -115,7 +115,7 @@ class PoolDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What devices are tainted for, in addition to their health."""
+    """Reasons for taints other than health."""
 
     evict: bool = False
     """Whether an unhealthy card's Pods are to be evicted."""
@@ -227,7 +227,7 @@ def _by_index(cards: Collection[CardState]) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """As a DNS label of any length: lower case letters, digits and ``-``."""
+    """Returns a DNS label of any length: lower case letters, digits and ``-``."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

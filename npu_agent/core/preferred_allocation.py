@@ -1,4 +1,4 @@
-"""Which devices a container should preferably get, and why: pure.
+"""Chooses the preferred devices of a container, with the reason. Pure.
 
 Order of preference: fill cards that are partly used, then stay behind the same PCI switch, then on
 the same NUMA node. Start in the smallest neighbourhood that can hold all, so that large ones stay
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a device is, from narrow to wide. What is not known is a place of its own."""
+    """The location of a device, from narrow to wide. Unknown counts as a separate place."""
 
     card: str
     switch: str

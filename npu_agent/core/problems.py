@@ -1,4 +1,4 @@
-"""What is wrong with the node and the agent, and what to do: the one answer to "is all well?".
+"""Problems of node and agent with remedies: the one answer to "is all well?".
 
 `problems` wait for a person, the most harmful first; `unready` are those of them that keep the
 agent from being ready; `notes` are out of the ordinary and no fault. Page, status.json, /readyz and
@@ -88,7 +88,7 @@ class Note:
 
 
 def problems(state: AgentState) -> tuple[Note, ...]:
-    """What a person should see to, the most harmful first; empty when all is well."""
+    """Returns the problems that need a person, the most harmful first."""
     found = (*_of_the_agent(state), *_of_cards(state))
     return tuple(sorted(found, key=lambda note: (_SEVERITIES.index(note.severity), _late(note))))
 
@@ -99,7 +99,7 @@ def _late(note: Note) -> bool:
 
 
 def unready(state: AgentState) -> tuple[str, ...]:
-    """What keeps the agent from being ready; empty when nothing does.
+    """Returns the reasons why the agent is not ready; empty when it is.
 
     It is ready when the kubelet holds every resource that has cards open, or when another instance
     of the agent serves it (a rolling update with maxSurge waits for the new one to be ready before
@@ -115,7 +115,7 @@ def blocking(state: AgentState) -> tuple[Note, ...]:
 
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
-    """What is wrong with cards: in the order of the harm within a severity."""
+    """Yields problems of cards, by harm within a severity."""
     cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
     fenced = (card for card in cards if is_fenced(card) and card.id not in flapping)
     causes = by_cause(card for card in fenced if not _rests(card, state))
@@ -159,7 +159,7 @@ def _rests(card: CardState, state: AgentState) -> bool:
 def _lasting(
     kind: TrendKind, cards: Sequence[CardState], state: AgentState, *, very: bool = False
 ) -> Iterator[Note]:
-    """One entry for what lasts on these cards, if there are any; `very`: they are very hot."""
+    """Yields one entry for a trend of these cards, if any; `very`: they are very hot."""
     if not cards:
         return
     found, pods, several = TRENDS[kind], state.pods_of(cards), len(cards) > 1
@@ -322,7 +322,7 @@ _DOCTOR = "npu-agent doctor"
 
 
 def _of_the_agent(state: AgentState) -> Iterator[Note]:
-    """Of what waits for the API server while that does not answer, there is one entry."""
+    """Yields problems of the agent; one entry for all that wait for the API server."""
     served = [*_served(state)]
     away = any(note.remedy is _KUBELET for note in served)
     found = [*served, *_of_the_rest(state, away)]
@@ -334,7 +334,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
 
 
 def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
-    """The same entries, with one in place of those that are alike: the first, changed."""
+    """Replaces similar entries by one: the first, changed."""
     for note in found:
         if note in alike[:1]:
             yield replace(note, **changes)
@@ -343,7 +343,7 @@ def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Ite
 
 
 def _served(state: AgentState) -> Iterator[Note]:
-    """What new Pods do not get; where the kubelet is away, that is one entry."""
+    """Yields resources that new Pods do not get; one entry if the kubelet is away."""
     found = []
     for resource in state.resources:
         session = resource.session
@@ -568,7 +568,7 @@ def _reasoned(text: str, session: SessionStatus) -> str:
 
 
 def notes(state: AgentState) -> Iterator[Note]:
-    """What is out of the ordinary and no fault."""
+    """Returns remarks that are not problems."""
     return (replace(note, severity="info") for note in _notes(state))
 
 

@@ -27,7 +27,7 @@ from npu_agent.core.trouble import Trouble
 
 
 class SessionPhase(enum.Enum):
-    """Where a resource stands at the kubelet."""
+    """Phases of a registration at the kubelet."""
 
     NO_CARDS = "no cards"
     """Nothing to serve, so nothing is registered."""
@@ -78,7 +78,7 @@ NOTES = "devices.taints.effect None"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesState:
-    """What there is of the node's slices, for readiness, pages and metrics."""
+    """The state of the node's ResourceSlices, for readiness, pages and metrics."""
 
     published: bool = False
     """Whether all of the devices are in the API server, as far as is known."""
@@ -128,7 +128,7 @@ class DraState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiState:
-    """As whom the agent reads from the API server."""
+    """The identity with which the agent reads from the API server."""
 
     as_node: bool
     """As its Node (constrained impersonation); False: by its account's own rights."""
@@ -309,7 +309,7 @@ class AgentState:
         return next((reason for name, reason in lost if name.lower() in called), None)
 
     def name_of_gone(self, one: Assignment) -> str:
-        """What people called the card of an assignment whose card is gone; else its device."""
+        """Returns the former name of a card that is gone; else the device of the assignment."""
         footprints = footprints_of(one.device, (gone.state.card for gone in self.timeline.gone))
         if one.claim:
             footprints = {
@@ -333,7 +333,7 @@ class AgentState:
         return {card: tuple(usages) for card, usages in found.items()}
 
     def usages_of(self, card: CardState) -> tuple[Usage, ...]:
-        """Who holds which cores of the card, sorted by cores."""
+        """Returns the usages of a card, sorted by cores."""
         return self._usages_by_card.get(card.id, ())
 
     def pods_of(self, cards: Iterable[CardState]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class GoneCard:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened, and which cards are gone. Every method returns a new value."""
+    """Recent events and missing cards. Every method returns a new value."""
 
     _by_subject: Mapping[Subject, tuple[TimelineEntry, ...]] = field(default_factory=dict)
     """The latest comes last."""

@@ -1,4 +1,4 @@
-"""What lasts on a card: heat, new errors, flapping, a UUID of two. Begins and ends once. Pure.
+"""Conditions that last on a card: heat, errors, flapping, twins. Each begins and ends once. Pure.
 
 Where a trend begins is not where it ends: a card just at a limit is not reported each second.
 Start reading at `step`. Times are seconds of `time.monotonic`.
@@ -25,7 +25,7 @@ change after which it is steady."""
 
 
 class TrendKind(enum.Enum):
-    """What lasts."""
+    """Kinds of trends."""
 
     HOT = "hot"
     ERRORS = "errors"
@@ -53,14 +53,14 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Trends:
-    """What lasts on which cards, by kind and ID."""
+    """The current trends, by kind and card ID."""
 
     found: Mapping[tuple[TrendKind, str], Trend] = field(default_factory=dict)
     changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """When each card failed, recovered, came or left of late."""
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
-        """Those of one kind, by the card's ID."""
+        """Returns the trends of one kind, by card ID."""
         return {id_: trend for (each, id_), trend in self.found.items() if each is kind}
 
 
@@ -124,7 +124,7 @@ def step(
 
 
 def at_one_moment(snapshot: Snapshot, max_temperature: float | None = None) -> Trends:
-    """What can be seen of it without what was before: heat, and a UUID of two cards."""
+    """Returns trends that one Snapshot shows: heat, and a UUID of two cards."""
     return step(Trends(), Snapshot(), snapshot, (), 0.0, hot_above(max_temperature))
 
 

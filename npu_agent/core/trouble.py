@@ -1,4 +1,4 @@
-"""What is wrong, as a value: code decides on its kind, people read its sentences."""
+"""A problem as a value: code decides on its kind, people read its sentences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class TroubleKind(enum.Enum):
-    """What sort of trouble it is, as far as some code decides on it."""
+    """Kinds of trouble on which some code decides."""
 
     DENIED = "denied"
     """Not for this user; another one may."""
@@ -21,7 +21,7 @@ class TroubleKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One thing that is wrong; ``str(trouble)`` is one line with cause and remedy."""
+    """A problem; ``str(trouble)`` is one line with cause and remedy."""
 
     what: str
     remedy: str = ""

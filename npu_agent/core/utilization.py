@@ -48,7 +48,7 @@ def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What is known of one core's work since the last reading."""
+    """The work of one core since the last reading."""
 
     last: CoreReading | None = None
     cycles: int = 0
@@ -57,7 +57,7 @@ class Tally:
     """Whether any sample had it not in use."""
 
     def add(self, sample: CoreReading, *, wraps: bool) -> Tally:
-        """With one more; its `utilization` is 0 where the core is not in use, else None."""
+        """Adds a sample; its `utilization` is 0 where the core is not in use, else None."""
         between = interval(self.last, sample, wraps=wraps) if self.last else None
         cycles, task_cycles = between or (0, 0)
         return Tally(

@@ -1,4 +1,4 @@
-"""What the agent asks of a vendor of cards, and the values for that.
+"""The interface of a vendor of cards, and its values.
 
 A vendor's folder in `npu_agent.vendors` has one class with these verbs, an object of it for each
 host's root. All but the tables are blocking I/O that may hang: `npu_agent.inventory` calls them on
@@ -79,7 +79,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What shows from outside that a vendor's cards are there: for `doctor` and `verify`."""
+    """Signs of a vendor's cards outside its driver, for `doctor` and `verify`."""
 
     title: str
     pci: str | None
@@ -106,13 +106,13 @@ class Vendor(Protocol):
 
     @property
     def place(self) -> str:
-        """Where its cards are listed, for messages: ``/sys/class``."""
+        """The directory that lists its cards, for messages: ``/sys/class``."""
 
     def scan(self) -> tuple[Entry, ...]:
         """Every place where a card may be, sorted by number, family and path; raises OSError."""
 
     def identify(self, entry: Entry) -> Card:
-        """What the card at `entry` is.
+        """Identifies the card at `entry`.
 
         Raises:
             NotServedError: it is none that we serve.

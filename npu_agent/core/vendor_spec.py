@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LabelSource(enum.Enum):
-    """What a label is about."""
+    """Sources of a label's value."""
 
     COUNT = "cards installed, healthy or not"
     FAMILY = "the families of the cards"
@@ -27,7 +27,7 @@ class LabelSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """One label of a set."""
+    """A label of a set."""
 
     key: str
     """Without the prefix of its set."""
@@ -57,7 +57,7 @@ class LabelSet:
 
 
 class MetricSource(enum.Enum):
-    """What a metric measures."""
+    """Sources of a metric's value."""
 
     ALIVE = "1 or 0, as the driver says"
     UPTIME = "seconds since the firmware started"
@@ -76,7 +76,7 @@ class MetricSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricName:
-    """One family of metrics."""
+    """A family of metrics."""
 
     name: str
     """As queries spell it, with a counter's ``_total``."""
@@ -138,7 +138,7 @@ class VendorSpec:
 
 
 def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
-    """All families, sets and schemas; the defaults and the descriptions are the first vendor's."""
+    """Merges families, sets and schemas; defaults and descriptions are the first vendor's."""
     first = vocabularies[0]
     return VendorSpec(
         families=_union(each.families for each in vocabularies),
@@ -160,14 +160,14 @@ def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 
 def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tuple[LabelSet, ...]:
-    """Each vendor's label sets of these names; its default one where it has none of them."""
+    """Returns each vendor's label sets of these names, or its default set."""
     return tuple(
         one for each in vocabularies for one in _chosen(each.label_sets, names, each.label_set)
     )
 
 
 def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[MetricSchema, ...]:
-    """Each vendor's metric schema of this name; its default one where it has none."""
+    """Returns each vendor's metric schema of this name, or its default schema."""
     return tuple(
         one
         for each in vocabularies
