@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a Snapshot shows of one entry."""
+    """The part of a Snapshot for one entry."""
 
     card: Card | None = None
     health: Health | None = None
@@ -52,7 +52,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """What to ask a driver about one entry."""
+    """Questions to a driver about one entry."""
 
     entry: Entry
     card: Card | None
@@ -66,7 +66,7 @@ class Questions:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What a driver answered; a question that was not asked has no answer."""
+    """Answers of a driver; a question that was not asked has none."""
 
     card: Card | None = None
     not_served: str = ""
@@ -134,7 +134,7 @@ def _failure(error: OSError | ValueError, answers: Answers) -> str:
 
 
 class CardWatch:
-    """What is known of one place, and what to ask next."""
+    """The state of one slot, and the next questions."""
 
     def __init__(self, vendor: Vendor, entry: Entry) -> None:
         self.vendor = vendor
@@ -173,7 +173,7 @@ class CardWatch:
                 self.failures.clear()
 
     def questions(self, entry: Entry, now: float, settings: Settings) -> Questions:
-        """What to ask about `entry` at `now`; plans when to ask again."""
+        """Returns the questions about `entry` at `now`, and plans the next ones."""
         probe = now >= self._probe_at
         if probe:
             self._probe_at = now + until_tick(settings.health_interval)
@@ -324,7 +324,7 @@ def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
 
 
 def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:
-    """What a card counts as after it was read again, and what the next read has to confirm.
+    """Returns the card after another read, and what the next read must confirm.
 
     A change counts once two reads in a row agree on it. What could not be read this time stays as
     it was: half an answer is not another card, and an ID that changed would take the device from

@@ -271,7 +271,7 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
 
 
 async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
-    """One complete Snapshot, as `npu-agent info` needs it; about two seconds at most.
+    """Returns one complete Snapshot, for `npu-agent info`; about two seconds at most.
 
     The load of cores is known from two readings: with `load` it waits for a second one, after more
     than the second in which a driver may count once.

@@ -34,7 +34,7 @@ READ_DEADLINE = 0.5  # seconds
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job(Generic[T]):
-    """One blocking call. The thread that runs it writes `began`, `result` and then `done`."""
+    """A blocking call. The thread that runs it writes `began`, `result` and then `done`."""
 
     name: str
     """Of its thread where it has one of its own, as seen in stack dumps."""

@@ -135,7 +135,7 @@ class Api:
                 return await self._exchange(request)
 
     async def exists(self, request: Request[Any]) -> bool:
-        """As `ask`; returns whether there is what the request is about."""
+        """Returns whether the object of the request exists."""
         try:
             await self.ask(request)
         except ApiError as error:
@@ -183,7 +183,7 @@ class Api:
 
     @property
     def known_as(self) -> str:
-        """Where and as whom, for people; after another call."""
+        """Describes server and identity for people; valid after another call."""
         source = self._credentials.source if self._credentials else "no credentials"
         return f"{errors.server(self._credentials)} knows us by {source}"
 
@@ -321,7 +321,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 async def _credentials() -> Credentials:
-    """In a Pod of its service account; else of a person."""
+    """Returns the service account's credentials in a Pod, else those of the kubeconfig."""
     if found := await serviceaccount.load() or await _on_thread(from_kubeconfig):
         return found
     raise CredentialsError(
@@ -358,7 +358,7 @@ def _paths(given: Path | None) -> str:
 
 
 async def _on_thread(function: Callable[[], T]) -> T:
-    """For what may hang; the call's deadline holds for it too."""
+    """Runs a function that may hang, within the call's deadline."""
     return await asyncio.get_running_loop().run_in_executor(DaemonThread("npu-api"), function)
 
 
@@ -423,7 +423,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
 
 
 def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
-    """One event of a watch; raises ApiError if it says that the watch has failed, or is none."""
+    """Decodes one event of a watch; raises ApiError if the watch failed or it is not an event."""
     try:
         event = decode(line, WatchEvent)
     except InvalidJsonError as error:

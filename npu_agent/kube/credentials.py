@@ -1,4 +1,4 @@
-"""Where the API server is and who we are, wherever that comes from."""
+"""Address and credentials for the API server, from any source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from npu_agent.text import one_line
 
 
 class CredentialsError(ApiError):
-    """No usable credentials: which were tried, and what is wrong."""
+    """There are no usable credentials; the message names those that were tried."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy, kind=Kind.CREDENTIALS)
@@ -18,7 +18,7 @@ class CredentialsError(ApiError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a connection to the API server is made with."""
+    """The address, identity and trust for connections to the API server."""
 
     server: str
     source: str

@@ -1,4 +1,4 @@
-"""What can go wrong with the API server, in one shape: what failed, and what to do about it.
+"""Errors of the API server in one form: what failed, and the remedy.
 
 `answered` is for an HTTP status, `failed` for an exception on the way.
 """
@@ -28,7 +28,7 @@ IS_IT_KUBERNETES = "check that this is a Kubernetes API server, and not a proxy'
 
 
 class Kind(enum.Enum):
-    """What went wrong, as far as the remedy depends on it."""
+    """Kinds of errors, as far as the remedy depends on them."""
 
     UNREACHABLE = "unreachable"
     """No connection, or it broke."""
@@ -149,7 +149,7 @@ def answered(
     body: bytes,
     credentials: Credentials | None,
 ) -> ApiError:
-    """What an HTTP status other than 2xx means; the beginning of the body is enough."""
+    """Returns the error for a status other than 2xx; the beginning of the body is enough."""
     try:
         said = one_line(decode(body, _Status).message)
     except InvalidJsonError:  # a proxy's page

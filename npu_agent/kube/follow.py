@@ -67,7 +67,7 @@ class Timing:
 
 
 class Seen(NamedTuple):
-    """What happened to an object that is watched."""
+    """A change of a watched object."""
 
     type: str
     """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
@@ -108,7 +108,7 @@ def _read(request: Request[Any], event: WatchEvent) -> Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What one does with what `follow` finds."""
+    """Callbacks for what `follow` finds."""
 
     list_: Callable[[], Awaitable[str]]
     """Lists the objects; returns the version from which on they have to be watched."""

@@ -61,7 +61,7 @@ class Meta(_Struct, frozen=True):
 
 
 class Object(_Struct, frozen=True):
-    """What all objects have."""
+    """The fields that all objects have."""
 
     metadata: Meta
 
@@ -119,7 +119,7 @@ class NodeSpec(_Struct, frozen=True):
 
 
 class NodeInfo(_Struct, frozen=True):
-    """What the kubelet says of itself."""
+    """The kubelet's report about itself."""
 
     kubelet_version: str = ""
 
@@ -148,7 +148,7 @@ class ContainerClaim(_Struct, frozen=True):
 
 
 class Resources(_Struct, frozen=True):
-    """What a container asks for."""
+    """The resource requests of a container."""
 
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
@@ -174,7 +174,7 @@ class PodClaim(_Struct, frozen=True):
 
 
 class PodSpec(_Struct, frozen=True):
-    """What the scheduler reads of a Pod."""
+    """The parts of a Pod's spec that the scheduler reads."""
 
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
@@ -321,7 +321,7 @@ class Results(_Struct, frozen=True):
 
 
 class Allocation(_Struct, frozen=True):
-    """What a claim was given; `node_selector`: where it can be used."""
+    """The devices allocated to a claim; `node_selector`: where it can be used."""
 
     devices: Results = Results()
     node_selector: Plain | None = None
@@ -350,7 +350,7 @@ class ClaimDevices(_Struct, frozen=True):
 
 
 class ClaimSpec(_Struct, frozen=True):
-    """What is asked for."""
+    """The requests of a claim."""
 
     devices: ClaimDevices = ClaimDevices()
 
@@ -368,7 +368,7 @@ class ResourceClaim(Object, frozen=True):
 
     @property
     def parameters(self) -> tuple[Parameters, ...]:
-        """Those that it was allocated with."""
+        """The parameters that it was allocated with."""
         return self.status.allocation.devices.config if self.status.allocation else ()
 
     @property
@@ -398,7 +398,7 @@ class ResourceClaimTemplate(Object, frozen=True):
 
 
 class Counters(_Struct, frozen=True):
-    """What a device takes of a set: ``{"core-0": {"value": "1"}}``."""
+    """The counters of a set that a device consumes: ``{"core-0": {"value": "1"}}``."""
 
     counter_set: str
     counters: dict[str, dict[str, str]] = {}
@@ -506,7 +506,7 @@ class PersistentVolumeClaim(Object, frozen=True):
 
 
 class VolumeSpec(_Struct, frozen=True):
-    """Where a volume can be used."""
+    """The Nodes where a volume can be used."""
 
     node_affinity: Plain | None = None
 
@@ -530,7 +530,7 @@ class QuotaSpec(_Struct, frozen=True):
 
 
 class QuotaStatus(_Struct, frozen=True):
-    """What its objects ask for; keys as of `hard`."""
+    """The requests of its objects; keys as of `hard`."""
 
     used: dict[str, str] = {}
 

@@ -20,7 +20,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnNode:
-    """What is followed of our Node; the rest of it changes much more often."""
+    """The watched parts of our Node; the rest of it changes much more often."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]

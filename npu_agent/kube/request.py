@@ -1,4 +1,4 @@
-"""One request to the API server: what is asked, and how the answer is read."""
+"""A request to the API server, and how its answer is read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Request(Generic[T]):
         return METADATA if self.metadata_only else self.kind + "List" * (self.verb == "list")
 
     def __str__(self) -> str:
-        """For people: ``get Node n1``, ``list ResourceSlices``."""
+        """Returns words for people: ``get Node n1``, ``list ResourceSlices``."""
         if self.verb in ("list", "watch"):
             return f"{self.verb} {self.kind}{'es' if self.kind.endswith('s') else 's'}"
         name = "/".join(filter(None, (self.namespace, self.name)))

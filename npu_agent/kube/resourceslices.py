@@ -20,7 +20,7 @@ before 1.36 read the slices of all nodes from etcd."""
 
 
 class Listing(NamedTuple):
-    """What there was at one moment."""
+    """The slices at one moment."""
 
     slices: Mapping[str, Slice]
     """By name."""
@@ -43,7 +43,7 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
 
 
 def watch(node: str, driver: str) -> Request[Any]:
-    """For `follow`: the slices, as far as they are read here."""
+    """Returns the request for `follow`: the slices, as far as they are read here."""
     return Request("watch", "ResourceSlice", ResourceSlice, query=_of(node, driver))
 
 
@@ -55,7 +55,7 @@ async def apply(api: Api, slice_: Slice) -> Slice:
 
 
 async def dry_run(api: Api, slice_: Slice) -> dict[str, Any]:
-    """What the API server would make of a new slice of this name; nothing is written."""
+    """Returns what the API server would store for a new slice of this name; writes nothing."""
     query = {"dryRun": "All"}
     return await api.ask(
         Request("create", "ResourceSlice", dict[str, Any], query=query, body=slice_)

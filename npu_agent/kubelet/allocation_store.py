@@ -137,7 +137,7 @@ class AllocationStore:
         self._pod_resources.ask()
 
     def claim_uses(self) -> tuple[ClaimUse, ...] | None:
-        """Which containers use which claims; None if pod-resources does not answer."""
+        """Returns the containers that use claims; None if pod-resources does not answer."""
         answer = self.answers.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
 
@@ -232,7 +232,7 @@ class AllocationStore:
         return lambda device: conflicts.against(None, device)
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
-        """As `grant`, after the orphaned Pods that had the devices have ended: 10 s at most."""
+        """Grants after the orphaned Pods that had the devices have ended: 10 s at most."""
         noted = await self._pod_resources.pods.device_holders()
         self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
         holds = []

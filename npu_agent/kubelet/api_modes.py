@@ -1,4 +1,4 @@
-"""Where each card of this node is offered: the one answer for the device plugin and for DRA.
+"""Decides the API of each card of this node, for the device plugin and for DRA.
 
 Start reading at `ApiModes.now`; the decision is `npu_agent.core.api_mode`. Both outputs ask and
 note what they publish in the same moment, so that no card is in both.
@@ -83,7 +83,7 @@ class ApiModes:
         return self.wishes, self.listed, self._store.published
 
     def now(self) -> Mapping[str, ApiMode]:
-        """Where to offer each card, by ID; true until the next await."""
+        """Returns the API of each card, by ID; true until the next await."""
         return {id_: api_mode(situation) for id_, situation in self._situations().items()}
 
     def moving(self) -> Mapping[str, WantedApi]:
@@ -144,7 +144,7 @@ class ApiModes:
         return {id_: one for id_, one in self.listed.value.items() if id_ not in listed_now}
 
     async def _gone(self, leaving: Mapping[str, Listing]) -> set[str]:
-        """Those that neither the kubelet nor the scheduler counts any more."""
+        """Returns cards that neither the kubelet nor the scheduler counts any more."""
         offered = await self._offered()
         if offered is None:
             return set()

@@ -42,7 +42,7 @@ class _Known:
     unreadable: str = ""
 
     def after(self, text: str) -> _Known:
-        """As it is with another annotation."""
+        """Returns the state with another annotation."""
         try:
             return _Known(text, entries(text))
         except ValueError as error:
@@ -50,7 +50,7 @@ class _Known:
 
 
 def _last(directory: Path) -> _Known:
-    """What an agent has kept in the plugin directory. May block."""
+    """Reads the annotation that an agent saved in the plugin directory. May block."""
     with contextlib.suppress(OSError):
         found = files.content(directory / FILE, _LARGEST, follow=False) or b""
         return _Known().after(found.decode(errors="replace"))
@@ -72,7 +72,7 @@ class CordonStore:
         directory: Path,
         start: float = _START,
     ) -> None:
-        """Has the cordons of the agent before this one. May block.
+        """Starts with the cordons of the previous agent. May block.
 
         `annotation` is the Node's: "" without one, None as long as that is not known. `start` are
         the seconds for which `settled` waits.

@@ -63,7 +63,7 @@ def _claimed(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, ...]]:
 
 
 def _text(message: _Message, field: int) -> str:
-    """Of several, the last one counts; none is an empty text."""
+    """Returns the text of a field: the last of several, empty if there is none."""
     return message[field][-1].decode() if field in message else ""
 
 

@@ -1,4 +1,4 @@
-"""One agent serves a node's devices: the one that holds the lock in the kubelet's directory.
+"""The lock in the kubelet's directory: its holder alone serves the node's devices.
 
 Why a lock: the kubelet lets anyone register a resource again, and drops the newer of two
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
@@ -54,7 +54,7 @@ class Timing:
 
 
 def lock_path(directory: Path) -> Path:
-    """Where the lock is. The kubelet sweeps sockets only; plain files stay."""
+    """Returns the path of the lock. The kubelet removes sockets only; plain files stay."""
     return directory / ".npu-agent.lock"
 
 
@@ -63,7 +63,7 @@ async def _nothing() -> None:
 
 
 class Ownership:
-    """One agent's claim to serve the devices of its node; shared by its sessions."""
+    """The right of one agent to serve its node's devices; shared by its sessions."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Who holds what: the kubelet's pod-resources API, polled.
+"""Polls the kubelet's pod-resources API for the holders of devices.
 
 A kubelet before 1.34 lists Pods that have ended too; their devices are given back before it
 answers, except just after its own start, when it does not know its Pods yet.
@@ -46,7 +46,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What is known of who holds what."""
+    """The latest answer about the holders of devices."""
 
     # First: it differs between any two values, so that comparing them is cheap.
     asked_at: float = 0.0

@@ -44,7 +44,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def registered(checkpoint: bytes) -> dict[str, frozenset[str]]:
-    """For each resource, the healthy devices that the kubelet knows; raises InvalidJsonError."""
+    """Returns the healthy devices that the kubelet knows, by resource; raises InvalidJsonError."""
     found = typedjson.decode(checkpoint, _Checkpoint).Data.RegisteredDevices or {}
     return {name: frozenset(ids or ()) for name, ids in found.items()}
 
@@ -66,7 +66,7 @@ pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with t
 
 
 class Pods:
-    """Which Pods have devices, and which of them run."""
+    """The Pods with devices, and those of them that run."""
 
     def __init__(self, directory: Path, host_root: Path, deadline: float = 2.0) -> None:
         """`deadline` is in seconds, for a file or for all cgroups that are asked for."""
@@ -93,7 +93,7 @@ class Pods:
         return found
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
-        """Those of the Pods that have a process.
+        """Returns those of the Pods that have a process.
 
         None on a host without cgroups: then only the kubelet's lists count. All if the cgroups
         cannot be read in time.

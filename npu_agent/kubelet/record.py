@@ -40,7 +40,7 @@ _TRY_AGAIN = 5.0
 
 
 class _Record(msgspec.Struct):
-    """What the next agent has to know of a ledger, in the ledger's own types."""
+    """The parts of a ledger that the next agent needs, in the ledger's own types."""
 
     version: Literal[2]
     allocations: list[tuple[DeviceName, tuple[Footprint, ...], frozenset[str]]]
@@ -125,7 +125,7 @@ class RecordFile:
         return self._reporter.reason
 
     async def read(self) -> bytes | None:
-        """As `read_record`; raises TimeoutError after 5 s."""
+        """Reads the record as `read_record` does; raises TimeoutError after 5 s."""
         thread = DaemonThread("npu-record", linger=0)
         self.on_disk = await thread.call(lambda: read_record(self._directory), deadline=_READING)
         return self.on_disk

@@ -1,1 +1,1 @@
-"""What is computed from the agent's values, one room an output; none imports another."""
+"""Outputs computed from the agent's values, one room each; none imports another."""

@@ -180,7 +180,7 @@ def _by_name(spec: bytes) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class HostSpecs:
-    """What a host without a kubelet offers to its container runtime."""
+    """The CDI specs of a host without a kubelet."""
 
     files: Mapping[str, bytes | None]
     """By their names in `HOST_DIRECTORY`, one for each kind; None: there is to be no such file."""

@@ -54,7 +54,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the config says of the condition."""
+    """The config of the condition."""
 
     type: str | None
     """None: there is to be none."""
@@ -68,7 +68,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What should be there."""
+    """The wanted condition."""
 
     type: str
     """Empty: no condition."""
@@ -78,7 +78,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """What is there."""
+    """The live condition."""
 
     type: str
     """Empty: none is ours."""

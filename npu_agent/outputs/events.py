@@ -82,7 +82,7 @@ _TREND_EVENTS = {
 
 
 def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) -> Iterator[Event]:
-    """What happened to the cards from one Snapshot to the next, when these `trends` last."""
+    """Yields Events for changes of cards between two Snapshots, with these `trends`."""
     for change in news(card_changes(before, after), trends):
         if change.kind in _CARD_EVENTS:
             reason, message, warning = _CARD_EVENTS[change.kind]
@@ -145,7 +145,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Whose changes are reported."""
+    """The feeds whose changes are reported."""
 
     snapshots: Feed[Snapshot]
     trends: Feed[Trends]

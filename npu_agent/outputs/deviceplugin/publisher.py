@@ -25,7 +25,7 @@ _ENDING = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the config says of devices."""
+    """The config of devices."""
 
     resources: tuple[Resource, ...]
     disabled: frozenset[str]

@@ -59,7 +59,7 @@ class Streams:
 
 
 def options() -> wire.DevicePluginOptions:
-    """What we ask of the kubelet: it asks us which devices to prefer."""
+    """Returns the plugin's options: the kubelet asks us which devices to prefer."""
     return wire.DevicePluginOptions(get_preferred_allocation_available=True)
 
 

@@ -1,4 +1,4 @@
-"""One resource's life at the kubelet: own it, serve it, register it, and again after each loss.
+"""Serves and registers one resource at the kubelet, again after each loss.
 
 The kubelet never dials again: after any loss only a new Register brings a resource back
 (docs/dev/kubelet.md). At a rollout it has our devices before the agent before us ends
@@ -74,7 +74,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """What is registered."""
+    """The registered plugin."""
 
     resource: str
     directory: Path
@@ -86,7 +86,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What others do for a session."""
+    """Callbacks of a session."""
 
     prepare: Callable[[], Awaitable[None]]
     """Awaited when the node is ours, before anything is offered."""
@@ -198,7 +198,7 @@ class Session:
             await asyncio.sleep(fickle.next())
 
     async def _register_early(self) -> None:
-        """Has the kubelet call us while the agent before us still serves.
+        """Registers with the kubelet while the previous agent still serves.
 
         When that one's stream ends, the kubelet drops its present client and all devices with it
         (`runClient`). So it must have none: a registration that fails makes it forget the client,
@@ -246,7 +246,7 @@ class Session:
                 yield endpoint
 
     async def _grant_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
-        """As `grant` of `DevicePlugin`, once earlier grants are known."""
+        """Grants as `DevicePlugin.grant` does, once earlier grants are known."""
         try:
             async with asyncio.timeout(self.timing.ours_within):
                 await self._ours.until(bool)

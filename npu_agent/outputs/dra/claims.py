@@ -116,7 +116,7 @@ class Claims:
     async def prepare(
         self, refs: Sequence[ClaimRef]
     ) -> dict[str, tuple[PreparedResult, ...] | str]:
-        """Each claim's devices by UID, or why it cannot be prepared."""
+        """Returns each claim's devices by UID, or why it cannot be prepared."""
         call = _Call(time.monotonic())
         self._calls.add(call)
         outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
@@ -410,7 +410,7 @@ class Claims:
     async def _grant(
         self, claim: ResourceClaim, call: _Call, *, joined: bool
     ) -> tuple[PreparedResult, ...]:
-        """As `_prepare`; `joined` as `PreparedClaim.joined`."""
+        """Grants the devices of a claim; `joined` as `PreparedClaim.joined`."""
         async with self._changing:
             if claim.uid in call.unprepared:
                 raise RefusalError(
@@ -619,7 +619,7 @@ def _check_overlap(claim: ResourceClaim, found: Sequence[tuple[Result, Device]])
 
 
 def _grants(found: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
-    """What a container gets by each request of a claim."""
+    """Returns the grants of a container by request of a claim."""
     by_request: dict[str, list[Device]] = {}
     by_container: dict[str, list[Device]] = {}
     for result, device in found:

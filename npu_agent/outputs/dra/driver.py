@@ -93,7 +93,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all who hand out the cards of a node have in common."""
+    """The objects shared by all that allocate the cards of a node."""
 
     snapshots: Feed[Snapshot]
     store: AllocationStore
@@ -106,7 +106,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the config says of DRA."""
+    """The config of DRA."""
 
     families: frozenset[str]
     """Offered by DRA on this node; none: only the present claims are served."""
@@ -119,7 +119,7 @@ class Wanted:
 
 
 class _Duty(Enum):
-    """What a driver has to do now."""
+    """The current duties of a driver."""
 
     NONE = "nothing is to be served"
     BLOCKED = "cards are to be offered, and this node cannot do DRA, or it is not known yet"
@@ -301,7 +301,7 @@ class Driver:
                 self.offered.publish(placed)
 
     async def _record_cards(self) -> bool:
-        """Has the disk know of the cards that are about to be in slices; the others stay out.
+        """Records cards on disk before they are in slices; the others stay out.
 
         False while the record lacks some and is still another agent's.
         """
@@ -433,7 +433,7 @@ class Driver:
         return Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
 
     async def _register(self) -> None:
-        """Has the kubelet find this instance while the one before it still serves.
+        """Lets the kubelet find this instance while the previous one still serves.
 
         From then on the kubelet calls this one, and each call waits until the node is ours.
         """

@@ -242,7 +242,7 @@ class SlicePublisher:
         return devices
 
     async def _tried_plan(self) -> Plan:
-        """What to write; new counters are tried first."""
+        """Returns the writes to make; new counters are tried first."""
         plan, live = self._plan(), self.live.value or {}
         counting = any(one.counters for one in self._publishable())
         if counting and (
@@ -300,7 +300,7 @@ class SlicePublisher:
         )
 
     def _as_sent(self, name: str, live: Slice) -> Slice:
-        """What was sent, if the live slice is as the API server has answered it."""
+        """Returns what was sent, if the live slice is as the API server answered it."""
         sent, reply = self._accepted.get(name, (None, None))
         return sent if sent and reply and not slices.differs(live, reply) else live
 

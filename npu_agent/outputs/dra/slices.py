@@ -75,7 +75,7 @@ def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
 
 
 def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
-    """For each card that is offered in several widths, what its devices share.
+    """Returns the counters that devices share, for each card offered in several widths.
 
     A counter for each core is what keeps devices apart. The sums are for those who ask how much a
     device takes, such as Kueue, which reads one counter by its name.
@@ -151,7 +151,7 @@ def plan(
     uid: str,
     generation: int = 1,
 ) -> Plan:
-    """What to write so that the pool has these devices; arguments as of `slices`.
+    """Returns the writes that give the pool these devices; arguments as of `slices`.
 
     `live` are this driver's slices on this node by name, and `generation` is the least that the
     pool may have: the scheduler may know it already.
@@ -184,7 +184,7 @@ def differs(live: Slice, wanted: Slice) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Without the times of taints, which the server sets, and what is empty, which it omits."""
+    """Removes the times of taints, which the server sets, and empty values, which it omits."""
     match value:
         case Mapping():
             plain = {key: _plain(each) for key, each in value.items() if key != "timeAdded"}

@@ -46,7 +46,7 @@ def takes_drivers(version: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the config has for any of this node's cards."""
+    """The wanted APIs of this node's cards."""
 
     auto: bool
     dra: bool
@@ -54,7 +54,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of this node."""
+    """The DRA support of this node, as far as it is known."""
 
     available: bool | None = None
     """What `auto` follows; None: not known."""

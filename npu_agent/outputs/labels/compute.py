@@ -1,4 +1,4 @@
-"""What the labels say: a Snapshot and the machine's name in, keys and values out.
+"""Computes labels: a Snapshot and the machine's name in, keys and values out.
 
 Which labels there are is the vendor's (`npu_agent.core.vendor_spec.LabelSet`). Each value is made
 of what one or more cards say: see `value` and `_joined`.
@@ -45,7 +45,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one card or file contributes to a label."""
+    """The contribution of one card or file to a label."""
 
     who: str
     text: str | None
@@ -99,7 +99,7 @@ def unsure(snapshot: Snapshot) -> str | None:
 
 
 def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
-    """One label of what several say: each different value once, in natural order, joined by ``_``.
+    """Joins the values of several cards: each once, in natural order, by ``_``.
 
     Whole values that do not fit into 63 characters are left out, the last ones first.
     """
@@ -146,7 +146,7 @@ def _parts(text: str) -> dict[str, str | None]:
 def _contributions(
     label: Label, set_: LabelSet, snapshot: Snapshot, machine: Machine
 ) -> Iterator[_Said]:
-    """What each card of a set's families, or a file, says for a label; nothing without a card."""
+    """Returns the contributions to a label of cards or a file; none without a card."""
     cards = [state.card for state in snapshot.cards if state.card.family in set_.families]
     match label.source:
         case LabelSource.COUNT if cards:

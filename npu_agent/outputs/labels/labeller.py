@@ -68,7 +68,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the config says of labels."""
+    """The config of labels."""
 
     sets: Collection[LabelSet]
     resync: float

@@ -1,1 +1,1 @@
-"""What Prometheus gets: metrics of the cards (`cards`), of the agent (`own`), and the page."""
+"""Metrics for Prometheus: of the cards (`cards`), of the agent (`own`), and the page."""

@@ -1,4 +1,4 @@
-"""What /metrics says of the cards and of who holds them: values in, metric families out. Pure.
+"""Metrics of cards and their holders: values in, metric families out. Pure.
 
 Start reading at `series` and `definitions`.
 
@@ -183,7 +183,7 @@ def _info(cards: Cards) -> Numbers:
 
 
 def _health(cards: Cards) -> Numbers:
-    """Each state, as kube-state-metrics shows the phases of a Pod: 1 is the one it is in.
+    """Yields each health state as kube-state-metrics does a Pod's phases: 1 for the current.
 
     The reason is only with an unhealthy or unknown state that is the present one: so the series of
     ``healthy`` is one and the same for the card's whole life, and its average is the availability.
@@ -197,7 +197,7 @@ def _health(cards: Cards) -> Numbers:
 
 
 def _reason(health: Health) -> str:
-    """One of few: `Health.reason` may quote the driver or a measured value."""
+    """Returns one of few reasons: `Health.reason` may quote the driver or a measured value."""
     return health.cause.value if health.cause else "silent"
 
 

@@ -28,7 +28,7 @@ _OWN = (*accounting.DEFINITIONS, *own.DEFINITIONS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the config says of the page."""
+    """The config of the page."""
 
     schemas: tuple[MetricSchema, ...]
     pod_labels: bool
@@ -97,7 +97,7 @@ class Page:
             yield self._attempt(definition.name, render) or b""
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
-        """What `make` returns; None if it fails, which is counted and, at first, logged.
+        """Returns the result of `make`; None if it fails, which is counted and, at first, logged.
 
         An odd value costs its family and never the page.
         """

@@ -1,4 +1,4 @@
-"""Who may read the pages, where `metrics.authorization` is `kubernetes`: as the API server says.
+"""Authorizes readers of pages by the API server (`metrics.authorization: kubernetes`).
 
 A client sends a bearer token. A TokenReview says whose it is, a SubjectAccessReview whether that
 user may get the path. That it may is kept for a while, so that a scraper costs the API server two

@@ -26,7 +26,7 @@ Tracks = Callable[[str], Track]
 
 
 def cards(state: AgentState, tracks: Tracks) -> str:
-    """All cards, those that are gone as well; nothing where there are none."""
+    """Renders all cards, including missing ones; empty where there are none."""
     present = {card.id for card in state.snapshot.cards}
     gone = [_gone(one, state) for one in state.missing if one.state.id not in present]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
@@ -106,7 +106,7 @@ def _article(anchor: str, look: str, card: Card, pills: str, content: str) -> st
 
 
 def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> str:
-    """What counts at one glance; `opens`: it has the rest too, else it leads to the large tile.
+    """Renders a small tile; `opens`: it unfolds to the rest, else it links to the large tile.
 
     The browser opens it for a link to the card.
     """
@@ -276,7 +276,7 @@ def pod(holder: Assignment) -> str:
 
 
 def _traits(card: CardState, anchor: str) -> str:
-    """What the card is: the most important facts on one line, the rest behind a click."""
+    """Renders the card's properties: the most important on one line, the rest behind a click."""
     what, reading = card.card, card.reading
     errors = (
         ", ".join(f"{name} {count}" for name, count in reading.errors if count) if reading else ""

@@ -22,7 +22,7 @@ def step_of(at: float) -> int:
 
 
 class Figures(NamedTuple):
-    """What the page shows large of one reading; NaN where the driver does not report it."""
+    """The main figures of one reading; NaN where the driver does not report it."""
 
     temperature: float = math.nan
     """°C, the hottest sensor."""

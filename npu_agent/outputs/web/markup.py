@@ -157,7 +157,7 @@ def text(found: str) -> str:
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """As `text`, for places that take no elements.
+    """Escapes as `text` does, for places that take no elements.
 
     Control characters and halves of surrogates, which a driver's bytes may have, are shown as
     escapes.

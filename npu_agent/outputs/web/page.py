@@ -82,7 +82,7 @@ def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
 
 
 def runbook(language: str = "en") -> str:
-    """What to do, step by step: the document that the problems link to; in one of `LANGUAGES`."""
+    """Renders the runbook that problems link to, in one of `LANGUAGES`."""
     with speaking(language):
         document = Template(template(_RUNBOOK))
     return document.substitute(language=language, style=_STYLE, steps=_STEPS[language])
@@ -191,7 +191,7 @@ _SHOWN = 8
 
 
 def _timeline(state: AgentState) -> str:
-    """What has happened within a day: a strip of it, and in words, the latest first."""
+    """Renders the events of a day: as a strip, and in words, the latest first."""
     found = state.timeline.entries(state.monotonic)
     if not found:
         return m.empty("Nothing yet.")

@@ -1,4 +1,4 @@
-"""What is served: a request's path and headers in, an answer out. No I/O."""
+"""Routes requests: path and headers in, an answer out. No I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PAGE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent to a client."""
+    """An HTTP answer."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -54,7 +54,7 @@ class Answer:
 
 
 class Wanted(NamedTuple):
-    """What a client prefers."""
+    """The preferences of a client."""
 
     openmetrics: bool
     language: str

@@ -13,7 +13,7 @@ class Core(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a card measures."""
+    """The readings of a card."""
 
     cores: tuple[Core, ...] = ()
 
@@ -48,7 +48,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong, and what to do."""
+    """A problem and its remedy."""
 
     text: str
     subject: str = ""
@@ -90,7 +90,7 @@ class Labels(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a running agent reports, as far as it is used."""
+    """The report of a running agent, as far as it is used."""
 
     cards: tuple[Card, ...]
     version: str = "?"

@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 
 
 class TlsFiles(NamedTuple):
-    """Where the certificate is."""
+    """The paths of certificate, key and client CA."""
 
     cert: Path
     key: Path
@@ -42,7 +42,7 @@ class TlsFiles(NamedTuple):
 
 
 def tls_files(config: TlsConfig) -> TlsFiles | None:
-    """As the config has them; None: no TLS."""
+    """Returns the files of the config; None: no TLS."""
     if config.cert_file is None or config.key_file is None:
         return None
     ca = config.client_ca_file
