@@ -112,7 +112,7 @@ def regular(path: Path, flags: int) -> int:
 
 
 def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
-    """As `read`; None if there is no such file. May block."""
+    """Reads like `read`; None if there is no such file. May block."""
     flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
     try:
         descriptor = regular(path, flags)
@@ -150,7 +150,7 @@ def is_device(path: Path, root: Path) -> bool:
 def _replace(
     path: Path, new: bytes | None, abandoned: threading.Event, *, directory: bool, durable: bool
 ) -> bool:
-    """As `replace`, unless it is abandoned before the last step. May block."""
+    """Replaces like `replace`, unless it is abandoned before the last step. May block."""
     if new is None:
         try:
             path.unlink()

@@ -40,7 +40,7 @@ def _another(name: str, other: str) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What failed, for people: the file and the words of an OSError, without Python's number."""
+    """Describes an error for people: file and words of an OSError, without its number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -33,7 +33,7 @@ class GivesUpError(Exception):
 
 
 class DeviceId(NamedTuple):
-    """What a device is called in an allocation."""
+    """The identity of a device in an allocation."""
 
     driver: str
     pool: str
@@ -57,7 +57,7 @@ class Offered:
 
     @cached_property
     def counters(self) -> list[tuple[Counter, Fraction]]:
-        """What it takes of which."""
+        """Returns the counters that it consumes."""
         return [
             ((one.counter_set, name), quantity(counter["value"]))
             for one in self.device.consumes_counters
@@ -147,7 +147,7 @@ def usable(node: Node, of: Device | Any) -> bool:
 
 
 class Devices:
-    """All devices of the cluster, and who has them."""
+    """The devices of the cluster and their holders."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._slices = cluster.slices
@@ -182,7 +182,7 @@ class Devices:
         )
 
     def pools(self, node: Node) -> dict[tuple[str, str], NodePool]:
-        """What the Node can use, by driver and pool, in the allocator's order."""
+        """Returns the pools that the Node can use, by driver, in the allocator's order."""
         if node.name not in self._pools:
             self._pools[node.name] = dict(self._gather(node))
         return self._pools[node.name]
@@ -293,7 +293,7 @@ def _invalid(sets: Sequence[str], devices: Sequence[Offered]) -> str:
 
 
 class _Constraint:
-    """That devices have an attribute in common, or all have another value of it."""
+    """A constraint: devices share the value of an attribute, or all differ in it."""
 
     def __init__(self, spec: Plain) -> None:
         self.requests = spec.get("requests") or ()

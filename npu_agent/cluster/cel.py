@@ -38,7 +38,7 @@ _QUANTITY, _VERSION = "kubernetes.Quantity", "kubernetes.Semver"
 
 
 class CannotJudgeError(Exception):
-    """What the scheduler would do is not known here; the message says why."""
+    """The scheduler's decision cannot be computed here; the message says why."""
 
 
 class CelError(Exception):
@@ -79,7 +79,7 @@ def _read(expression: str, driver: str) -> Sequence[str] | None:
 
 @lru_cache(maxsize=2**16)
 def _matches(expression: str, device: bytes) -> bool:
-    """As `matches`, of a device with what the expression reads of it."""
+    """Evaluates like `matches`, for a device with what the expression reads of it."""
     driver, shared, attributes, capacities = msgspec.json.decode(device)
     domains = _domains(expression)
     variable = {
@@ -217,7 +217,7 @@ def _stands(amount: Fraction) -> dict[str, str]:
 
 
 def _amount(value: Any) -> Fraction:
-    """Of a quantity, or of the int that may be added to one."""
+    """Returns the amount of a quantity, or of the int that may be added to one."""
     return Fraction(value if isinstance(value, int) else value[_QUANTITY])
 
 

@@ -61,7 +61,7 @@ _ALL_PAGES = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What the agents said, by the Node's name; else why not, in a sentence."""
+    """The agents' reports by Node; else the reason why there is none."""
 
     found: Mapping[str, Report] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Pages:
 
 @dataclass(slots=True)
 class Scope:
-    """What of the cluster is read."""
+    """The part of the cluster that is read."""
 
     kinds: tuple[str, ...]
     """Fields of a Cluster."""
@@ -84,7 +84,7 @@ class Scope:
 
 
 async def fetch(api: Api, scope: Scope) -> Cluster:
-    """All objects of these kinds; without what the user may not read, which `refused` names.
+    """Reads all objects of these kinds; `refused` names what the user may not read.
 
     Raises:
         ApiError: of any other kind.

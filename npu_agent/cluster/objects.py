@@ -1,4 +1,4 @@
-"""What was read of a cluster."""
+"""The objects that were read from a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from npu_agent.kube.objects import (
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """All that was read; what may not be read is empty, and named in `refused`."""
+    """The objects of a cluster; kinds that may not be read are empty and in `refused`."""
 
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()

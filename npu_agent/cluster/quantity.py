@@ -57,7 +57,7 @@ def largest(each: Iterable[Amounts]) -> Amounts:
 
 
 def number(amount: Fraction) -> str:
-    """For people: ``8``, ``0.5``, ``2G``."""
+    """Formats for people: ``8``, ``0.5``, ``2G``."""
     for suffix, factor in reversed(_BINARY.items()):
         if amount and not amount % factor:
             return f"{amount // factor}{suffix}"

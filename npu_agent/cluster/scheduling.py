@@ -1,4 +1,4 @@
-"""What keeps a Pod from a Node, devices aside: the scheduler's other filters. Pure.
+"""The scheduler's filters other than devices: why a Node does not fit a Pod. Pure.
 
 Selector, affinity, taints, cordon, ports, resources and volumes are judged; affinity between Pods
 and spread constraints are not, and said to be unknown.
@@ -28,7 +28,7 @@ _NAMED = 3
 
 
 class Kind(IntEnum):
-    """What rules a Node out, in the order that a person reads them: the first first."""
+    """Reasons that rule a Node out, in the order for people."""
 
     NOT_OFFERED = 1
     SELECTION = 2
@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that rules a Node out."""
+    """A reason that rules a Node out."""
 
     kind: Kind
     text: str
@@ -66,7 +66,7 @@ def extended(resource: str) -> bool:
 
 
 def requests(pod: Pod) -> Amounts:
-    """What the scheduler counts for a Pod.
+    """Returns the requests that the scheduler counts for a Pod.
 
     That of all containers, or of an init container and the sidecars that run by then.
     """
@@ -251,7 +251,7 @@ def _amount(of: Mapping[str, str], name: str) -> Fraction:
 
 
 def tolerates(toleration: Plain, taint: Taint) -> bool:
-    """Of Nodes and of devices. `tolerationSeconds` is for eviction only."""
+    """Returns whether a taint of a Node or device is tolerated at first (`tolerationSeconds` aside)."""
     if (toleration.get("effect") or taint.effect) != taint.effect:
         return False
     if (toleration.get("key") or taint.key) != taint.key:

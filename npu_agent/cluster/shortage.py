@@ -17,7 +17,7 @@ _TAINTS = {"unhealthy": Kind.UNHEALTHY}
 
 
 def shortages(devices: Devices, node: Node, claims: Sequence[ResourceClaim]) -> list[Reason]:
-    """What each request lacks there; what only all of them together lack, if none does."""
+    """Returns what each request lacks on a Node; if none does, what all of them lack together."""
     found = []
     for claim in claims:
         for request in claim.spec.devices.requests:
@@ -38,7 +38,7 @@ def shortages(devices: Devices, node: Node, claims: Sequence[ResourceClaim]) -> 
 
 
 def holder(claim: ResourceClaim) -> str:
-    """Who has what a claim was given."""
+    """Names the holder of a claim's devices."""
     pods = [one.name for one in claim.status.reserved_for if one.resource == "pods"]
     if not pods:
         return f"claim {claim.key}, which no Pod uses"

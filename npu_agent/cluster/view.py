@@ -19,7 +19,7 @@ from npu_agent.outputs.web.report import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What the vendors call things."""
+    """The vendors' names."""
 
     drivers: Collection[str]
     domain: str
@@ -173,7 +173,7 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
 
 
 def by_idleness(rows: list[Holding]) -> list[Holding]:
-    """Those that hold a card: the idle first, and of these the longest there; unknown last."""
+    """Sorts holders: idle first, of these the longest there; unknown last."""
     held = [row for row in rows if row.card is not None]
     return sorted(held, key=lambda row: (row.load is None, row.load or 0.0, row.since or ""))
 
@@ -207,7 +207,7 @@ def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
 
 
 def _requests(pod: Pod, words: Words) -> Iterator[tuple[str, int]]:
-    """What a Pod has by a device plugin: not what became a claim."""
+    """Returns a Pod's device plugin resources, without those that became a claim."""
     extended = pod.status.extended_resource_claim_status
     claimed = {one.get("resourceName") for one in extended.request_mappings} if extended else set()
     asked: dict[str, int] = defaultdict(int)

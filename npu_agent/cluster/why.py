@@ -60,7 +60,7 @@ _PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """What one Node says to a Pod."""
+    """The verdict on one Node for a Pod."""
 
     node: str
     reasons: tuple[Reason, ...] = ()
@@ -92,7 +92,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What keeps a Pod, or where it is."""
+    """Why a Pod waits, or where it is."""
 
     sentence: str
     nodes: tuple[NodeVerdict, ...] = ()
@@ -131,7 +131,7 @@ def asks_for(pod: Pod) -> list[str]:
 
 
 class _Judge:
-    """One Pod at all Nodes."""
+    """Judges all Nodes for one Pod."""
 
     def __init__(self, pod: Pod, cluster: Cluster) -> None:
         self._pod, self._cluster = pod, cluster
@@ -149,7 +149,7 @@ class _Judge:
         }
 
     def verdicts(self) -> tuple[tuple[NodeVerdict, ...], bool | None]:
-        """Of each Node, and whether the Pod could be scheduled now."""
+        """Returns the verdict on each Node, and whether the Pod could be scheduled now."""
         nodes = [
             NodeVerdict(node.name, tuple(self._reasons(node)), tuple(self._notes(node)))
             for node in sorted(self._cluster.nodes, key=lambda one: natural(one.name))
@@ -190,7 +190,7 @@ class _Judge:
             yield Reason(Kind.UNKNOWN, str(error))
 
     def _notes(self, node: Node) -> Iterator[str]:
-        """What the agent and its Node say, and by which API the Node offers its cards."""
+        """Yields remarks of agent and Node, and on the API by which the Node offers its cards."""
         for one in node.status.conditions:
             if one.type.endswith("/NPUReady") and one.status == "False":
                 yield one_line(f"{one.type} is False: {one.message or one.reason}")
@@ -264,7 +264,7 @@ def _devices_of(container: Container, name: str) -> int:
 
 
 def _before_nodes(pod: Pod, cluster: Cluster) -> Iterator[str]:
-    """What keeps the Pod before any Node is tried."""
+    """Yields what blocks the Pod before any Node is tried."""
     if gates := [one.get("name", "") for one in pod.spec.scheduling_gates]:
         yield f"it has the scheduling gates {', '.join(gates)}, which must be removed first"
     yield from _claims(pod, cluster)

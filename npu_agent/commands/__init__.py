@@ -15,7 +15,7 @@ WRONG = 2
 
 
 class CommandError(Exception):
-    """What a command cannot do, in words for people: the place, what is wrong, the remedy."""
+    """A command failed; the message has place, cause and remedy for people."""
 
     def __init__(self, words: str, code: int = FAILED) -> None:
         super().__init__(words)
@@ -23,5 +23,5 @@ class CommandError(Exception):
 
 
 def program() -> str:
-    """What a person typed: ``npu-agent``, or ``kubectl npu`` for a plugin of kubectl."""
+    """Returns the command as typed: ``npu-agent``, or ``kubectl npu`` for kubectl's plugin."""
     return "kubectl npu" if Path(sys.argv[0]).name.startswith("kubectl") else "npu-agent"

@@ -18,7 +18,7 @@ from npu_agent.vendors import REGISTRY, VENDORS
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
-    """What the arguments ask for; ends the process where they are wrong, or ask for help.
+    """Parses the arguments; exits if they are wrong or ask for help.
 
     In two steps: the command, then what it takes. So no other command's options are added, and
     options may stand between a command's arguments, which subparsers refuse before Python 3.12.7.

@@ -71,7 +71,7 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
 
 
 def _remedy(error: OSError) -> str:
-    """What may help where specs cannot be written; ends with "or", unless nothing is known."""
+    """Returns a remedy for specs that cannot be written; ends with "or" unless empty."""
     match error.errno:
         case errno.EACCES | errno.EPERM if os.geteuid():
             return "run it as root, or "

@@ -1,4 +1,4 @@
-"""What the commands have in common: the vendors' cards and words, and logging by the options."""
+"""Parts shared by commands: the vendors' cards and words, and logging by the options."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
 
 
 def _command() -> str:
-    """What to type in place of `npu-agent`: as this process was started, where it is on no PATH."""
+    """Returns the command to type: as this process was started, if it is not on the PATH."""
     called = Path(sys.argv[0])
     if called.name != "npu-agent":
         return f"{sys.executable} -m npu_agent"

@@ -229,7 +229,7 @@ class ClaimsNode:
         return self._root / cdi.DIRECTORY / cdi.claim_file(self._kind, claim.uid)
 
     async def _edits(self, claim: ClaimRef) -> list[str]:
-        """What the CDI spec of a claim says, whose only device is one for its only request."""
+        """Returns the edits of a claim's CDI spec with one device for one request."""
         (device,) = json.loads(await asyncio.to_thread(self._spec(claim).read_text))["devices"]
         edits = device["containerEdits"]
         nodes = " ".join(node["path"] for node in edits["deviceNodes"])

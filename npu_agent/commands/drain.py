@@ -74,7 +74,7 @@ async def _empty(api: Api, agent: pods.Agent, card_id: str, args: argparse.Names
 
 
 async def _evict(api: Api, holder: str, granted: set[str], args: argparse.Namespace) -> str:
-    """Has a Pod evicted, once; returns what it waits for now."""
+    """Evicts a Pod, once; returns what it waits for now."""
     namespace, _, pod_name = holder.partition("/")
     pod = await pods.get(api, namespace, pod_name)
     if pod is None or pod.metadata.deletion_timestamp:

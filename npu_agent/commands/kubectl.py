@@ -53,7 +53,7 @@ _COMMANDS = {
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
-    """What the arguments ask for; ends the process where they are wrong, or ask for help."""
+    """Parses the arguments; exits if they are wrong or ask for help."""
     args = argparse.Namespace(**DEFAULTS)
     args = parser().parse_args(given, args)
     args.command = args.command or "nodes"
@@ -195,7 +195,7 @@ async def _show(args: argparse.Namespace) -> None:
 
 
 async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
-    """What is shown, and what people have to know in addition."""
+    """Returns the output, and remarks for people."""
     if args.command == "node":
         return await _page(api, args), []
     words = _words()
@@ -287,7 +287,7 @@ def cell(row: Any, name: str) -> str:
 
 
 def _age(since: str) -> str:
-    """As kubectl has it: ``90s``, ``12m``, ``5h``, ``3d``."""
+    """Formats an age as kubectl does: ``90s``, ``12m``, ``5h``, ``3d``."""
     seconds = int((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())
     for size, unit, most in ((1, "s", 120), (60, "m", 7200), (3600, "h", 172800)):
         if seconds < most:

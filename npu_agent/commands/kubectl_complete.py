@@ -98,7 +98,7 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
 
 
 async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
-    """What of the cluster an argument may name."""
+    """Returns the names in the cluster for an argument."""
     api = Api(login)
     try:
         if kind == "npu":

@@ -73,7 +73,7 @@ def one_line_kept(text: str) -> str:
 
 
 def data(found: Verdict) -> dict[str, Any]:
-    """For `-o json` and `-o yaml`; `fits` is null where it is not known."""
+    """Returns the data for `-o json` and `-o yaml`; `fits` is null where unknown."""
     return {
         "sentence": found.sentence,
         "schedulable": found.schedulable,
@@ -93,7 +93,7 @@ def data(found: Verdict) -> dict[str, Any]:
 
 
 def notes(cluster: Cluster) -> Sequence[str]:
-    """What was not read, and so is not judged."""
+    """Returns remarks on what was not read, and so is not judged."""
     return [
         f"{said}: the answer may be wrong"
         for kind, said in cluster.refused.items()

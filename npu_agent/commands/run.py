@@ -69,7 +69,7 @@ def _simulated(
 
 
 def _real_cards() -> list[str]:
-    """What this node has of real cards, for people: those on the PCI bus, and those of a driver."""
+    """Names this node's real cards for people: on the PCI bus, and of a driver."""
     from npu_agent.doctor.host import on_the_bus
 
     vendors = [vendor(THIS_HOST) for vendor in VENDORS]

@@ -113,7 +113,7 @@ def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
 def promised(
     variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
 ) -> tuple[tuple[Named, ...], list[Check]]:
-    """What the environment promises by these `Profile.environment`, and the lines on it."""
+    """Returns the cores that the environment names by `Profile.environment`, and findings."""
     lists: dict[str, tuple[Named, ...]] = {}
     checks = []
     for variable, form in variables:

@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def commit_of(package: Path) -> str | None:
-    """What the build has written into the package, or git says of a checkout; None: unknown."""
+    """Returns the commit from the package or the git checkout; None: unknown."""
     stamp, checkout = package / "commit", package.parent
     try:
         if stamp.exists():

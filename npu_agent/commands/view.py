@@ -1,4 +1,4 @@
-"""What people see in a terminal: tables, and the same as JSON or YAML.
+"""Output of commands: tables, and the same as JSON or YAML.
 
 Loads rich only for tables, and PyYAML only for YAML.
 """
@@ -84,7 +84,7 @@ def cards_as_json(
 
 
 def _lasting(snapshot: Snapshot) -> dict[str, list[str]]:
-    """What is wrong with cards that are healthy: ``is hot: above 90 °C``."""
+    """Returns the trends of healthy cards: ``is hot: above 90 °C``."""
     found: dict[str, list[str]] = {state.id: [] for state in snapshot.cards}
     for (kind, id_), trend in at_one_moment(snapshot).found.items():
         found[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
@@ -257,7 +257,7 @@ def _cells(
 def allocations_as_json(
     snapshot: Snapshot, assignments: Sequence[Assignment]
 ) -> list[dict[str, str | None]]:
-    """Which container holds which device, for programs; None where no present card has it."""
+    """Returns the allocations for programs; None where no present card has the device."""
     names = {state.id: state.card.name for state in snapshot.cards}
     held = {one: (names[id_], str(cores)) for id_, cores, one in _held(snapshot, assignments)}
     return [
@@ -273,7 +273,7 @@ def allocations_as_json(
 def allocations_table(
     snapshot: Snapshot, assignments: Sequence[Assignment], *, width: int | None = None
 ) -> Table:
-    """The same for people; the column of claims only where there are some; `width` in columns."""
+    """Returns the allocations for people; `width` in columns."""
     columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
     columns += ["Claim"] if any(one.claim for one in assignments) else []
     rows = [
@@ -289,7 +289,7 @@ def allocations_table(
 
 
 def remarks(snapshot: Snapshot) -> list[str]:
-    """What people have to know in addition to the cards, a line each.
+    """Returns remarks below the table, a line each.
 
     That they are simulated; what is not served, though it may be a card that cannot be read.
     """

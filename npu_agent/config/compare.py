@@ -1,4 +1,4 @@
-"""What differs between two configurations, and which of it is in force without a restart."""
+"""Differences between two configurations, and which of them apply without a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True)
 class Change:
-    """One key with a new value, both as `Config` holds them; as text `interval: 10 -> 5`."""
+    """A key with a new value, as `Config` holds them; as text `interval: 10 -> 5`."""
 
     key: str
     old: object

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and where."""
+"""Errors of a configuration, with their places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written: a file as the user named it, or an option (`--interval`)."""
+    """The place of a value: a file as the user named it, or an option (`--interval`)."""
 
     source: str
     line: int | None = None
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, for the person who wrote it."""
+    """An error in a configuration, for the person who wrote it."""
 
     place: Place
     key: str = ""

@@ -25,7 +25,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """What one value may be."""
+    """The allowed values of a key."""
 
     must: str
     """In words, behind "must be"."""

@@ -1,4 +1,4 @@
-"""Which resources a config asks for, and by which API cards are offered."""
+"""The resources of a config, and the API by which cards are offered."""
 
 from __future__ import annotations
 

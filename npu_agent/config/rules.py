@@ -1,4 +1,4 @@
-"""What must hold between keys, and what depends on the families of cards."""
+"""Rules between keys, and those that depend on the families of cards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ likeliest culprit is first."""
 
 
 def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:
-    """What is wrong between values that are each right by themselves.
+    """Yields conflicts between values that are valid by themselves.
 
     `families` has the core counts that each family has device nodes for.
     """

@@ -426,7 +426,7 @@ class Group:
 
 @lru_cache(8)
 def schema_of(words: VendorSpec) -> Group:
-    """All keys, completed by what the vendors say."""
+    """Returns all keys, completed from the vendors' specs."""
     return _group(Config, words)
 
 

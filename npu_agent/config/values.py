@@ -1,4 +1,4 @@
-"""What a user wrote, before it means anything: texts, lists and mappings, each with its place.
+"""A parsed file before validation: texts, lists and mappings, each with its place.
 
 Files and command-line options both become `Written`. A YAML scalar stays its text: YAML 1.1 takes
 010 for 8, `on` for true and 0000:01:00.0 for a number, and here the key decides what a text means.

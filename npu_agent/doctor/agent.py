@@ -34,7 +34,7 @@ class Listener:
 
 
 def pages(context: Context) -> Listener:
-    """For Prometheus and people."""
+    """Returns the listener for Prometheus and people."""
     metrics = context.config.metrics
     files = tls_files(metrics.tls)
     host, port = metrics.address
@@ -49,7 +49,7 @@ def pages(context: Context) -> Listener:
 
 
 def probes(context: Context) -> Listener:
-    """For the kubelet: without TLS and without a token, also if the other one asks for them."""
+    """Returns the kubelet's listener: without TLS and token, even if the other has them."""
     metrics = context.config.metrics
     host, port = metrics.probes_address
     shown = metrics.probes or f"{metrics.listen.rpartition(':')[0]}:{port}"
@@ -79,7 +79,7 @@ _SHOWN = ("card", "dra", "assignments", "node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What happens to a connection to an address."""
+    """The result of a connection to an address."""
 
     taken: bool
     """Whether some process takes it."""
@@ -98,14 +98,14 @@ class _Readiness(msgspec.Struct):
 
 
 async def answers(context: Context) -> Mapping[str, Answer]:
-    """Who answers at each address, by its key."""
+    """Probes each address; returns the answers by its key."""
     both = (pages(context), probes(context))
     found = await asyncio.gather(*(_who(context, at) for at in both))
     return {at.key: one for at, one in zip(both, found, strict=True)}
 
 
 async def report(context: Context) -> Report:
-    """All that the running agent reports, or why it is not ready, or nothing."""
+    """Returns the running agent's report, or why it is not ready, or nothing."""
     found = await context.probe(answers)
     for at, path in (
         (pages(context), "/status.json"),

@@ -1,4 +1,4 @@
-"""Which lines follow from which: what cannot be well while something before it is wrong.
+"""Dependencies between lines: a line that cannot be good while another is wrong.
 
 Only what would be repeated anyway is named here. A line that is folded as a consequence is there
 again once its cause is fixed, if it was wrong for a reason of its own.
@@ -54,7 +54,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 
 
 def with_causes(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The same lines, each with the name of the line that it follows from.
+    """Returns the lines, each with the name of the line that it follows from.
 
     What is wrong explains all that follows; what could not be seen explains only what could not be
     seen either.

@@ -1,4 +1,4 @@
-"""One line of the report: a name, a state, what was found, and the remedy."""
+"""A line of the report: a name, a state, what was found, and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KUBELET = "systemctl status kubelet"
 
 
 class State(enum.Enum):
-    """What a line comes to. Only WRONG fails the command."""
+    """The result of a line. Only WRONG fails the command."""
 
     OK = "ok"
     NOTE = "note"
@@ -31,7 +31,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report of `doctor` and `verify`. The fields' names are those of the JSON."""
+    """A line of the report of `doctor` and `verify`. Field names are those of the JSON."""
 
     name: str
     """The subject: ``plugin directory``, ``card npu0``."""

@@ -104,7 +104,7 @@ async def _node_name(context: Context) -> Check:
 
 
 class Access(NamedTuple):
-    """What the API server answers about the agent's rights."""
+    """The API server's answers about the agent's rights."""
 
     known_as: str
     """The server, and as whom it was asked."""
@@ -175,7 +175,7 @@ async def credentials_expected(context: Context) -> bool:
 
 
 async def _rights(context: Context) -> Check:
-    """All that are missing are one thing to fix: one command restores them."""
+    """Checks rights; all missing ones are one line, because one command restores them."""
     try:
         allowed = (await context.probe(access)).allowed
     except ApiError:
@@ -274,7 +274,7 @@ async def _allocatable(context: Context, resource: Resource) -> Check:
 
 
 async def _labels(context: Context) -> Check:
-    """As the running agent sees them, and who has set them."""
+    """Checks labels as the running agent sees them, and who set them."""
     if context.config.labels.output == "none":
         return unused("labels.output is none")
     found = (await context.probe(report)).labels

@@ -1,4 +1,4 @@
-"""What all checks need: the configuration, the host, the vendors, and who asks."""
+"""The context of all checks: configuration, host, vendors and user."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What all checks depend on. What several of them need is probed once, by `probe`."""
+    """The context of all checks. `probe` caches what several of them need."""
 
     config: Config
     host_root: Path
@@ -102,7 +102,7 @@ class Context:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What `command` takes in addition in a Pod."""
+        """Returns the further options that `command` takes in a Pod."""
         if not self.in_pod:
             return ()
         return f"--config-file={self.agent_config}", f"--host-root={self.host_root}"
@@ -165,7 +165,7 @@ class Context:
         return await asyncio.shield(self._probed[function])
 
     async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
-        """As `probe`; `default` if it is unknown, or the API server does not answer."""
+        """Probes like `probe`; `default` if it is unknown or the API server does not answer."""
         try:
             return await self.probe(function)
         except (Unknown, ApiError):

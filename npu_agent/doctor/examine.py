@@ -1,4 +1,4 @@
-"""All lines of the report: the subjects, and how their checks are run."""
+"""Runs all checks of the report, by subject."""
 
 from __future__ import annotations
 

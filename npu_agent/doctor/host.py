@@ -76,7 +76,7 @@ def unreadable(context: Context, found: Directory) -> Unknown:
 
 
 async def sys_readable(context: Context) -> None:
-    """Without /sys everything looks like a host without cards, and would be reported as one."""
+    """Raises Unknown if /sys cannot be read: the host would seem to have no cards."""
     if not (await context.in_thread(lambda: directory(context.host_root / "sys/class"))).readable:
         raise Unknown("/sys cannot be read: see that line")
 

@@ -1,4 +1,4 @@
-"""Who serves this node, what the kubelet knows of our devices, and who holds them."""
+"""Checks of the kubelet: the agent that serves, the devices it knows, and their holders."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _cgroups(context: Context) -> Check:
 
 
 async def registered(context: Context) -> Mapping[str, frozenset[str]]:
-    """For each resource, the healthy devices that the kubelet knows."""
+    """Returns the healthy devices that the kubelet knows, by resource."""
     path = context.directory / CHECKPOINT
     raw = await context.in_thread(lambda: content(path, _LARGEST))
     try:

@@ -1,4 +1,4 @@
-"""What the configuration has this node offer, and by which API: as the agent computes it."""
+"""The devices that this node should offer, and by which API, as the agent computes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def may_use_dra(context: Context) -> bool:
 
 
 async def auto_is_dra(context: Context) -> bool | None:
-    """What `auto` stands for here; None: not known. False if the configuration does not have it."""
+    """Returns whether `auto` means DRA here; None: unknown; False without `auto`."""
     if not asks_for(context.config, "auto", context.node_name):
         return False
     found = await context.probe_or(dra_support, None)

@@ -17,7 +17,7 @@ _NAME = 22
 
 
 def to_fix(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """What is wrong and no consequence of something else, in the order in which to fix it."""
+    """Returns the wrong lines that do not follow from others, in the order to fix them."""
     return tuple(one for one in checks if one.state is State.WRONG and not one.follows)
 
 
@@ -44,7 +44,7 @@ def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> 
 
 
 def _alike(checks: Iterable[Check]) -> list[list[Check]]:
-    """What is wrong with many cards in the same way is one thing to fix."""
+    """Groups lines that are wrong in the same way for many cards."""
     found: dict[tuple[str, str], list[Check]] = {}
     for one in checks:
         found.setdefault((one.name.partition(" ")[0], one.detail), []).append(one)

@@ -61,7 +61,7 @@ async def owner(context: Context) -> Owner | None:
 
 
 def owner_at(path: Path) -> Owner | None:
-    """Who holds the lock in this directory; takes a shared one for an instant, which harms none."""
+    """Returns the holder of the lock here; takes a shared lock for an instant, which is safe."""
     try:
         descriptor = regular(lock_path(path), os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -203,6 +203,6 @@ def _names(found: Iterable[Socket]) -> str:
 
 
 async def candidates(context: Context) -> str:
-    """Which sockets a second plugin may have: the end of a sentence."""
+    """Names the sockets of a possible second plugin: the end of a sentence."""
     others = [each for each in await context.probe_or(sockets, ()) if each.plugin]
     return f"; its socket may be {_names(others)}" if others else ""

@@ -79,7 +79,7 @@ async def drops(request: web.Request) -> web.StreamResponse:
 
 @contextlib.asynccontextmanager
 async def served(answer: Reply, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Has `answer` answer all requests on a free port of this host, whose URL this is."""
+    """Serves `answer` on a free port of this host; yields its URL."""
     app = web.Application(client_max_size=2**24)
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(
@@ -95,7 +95,7 @@ async def served(answer: Reply, tls: ssl.SSLContext | None = None) -> AsyncItera
 
 
 class StandInApiServer:
-    """Has one Node; serve `answer` over HTTP, or call `act`.
+    """An API server with one Node; serve `answer` over HTTP, or call `act`.
 
     Attributes:
         objects: by the path of their collection, and then by name.
@@ -113,7 +113,7 @@ class StandInApiServer:
     """
 
     def __init__(self, node: str, *, uid: str = "") -> None:
-        """Has a Node of this name and UID, whose kubelet is new enough for DRA."""
+        """Starts with a Node of this name and UID, whose kubelet supports DRA."""
         self.node = node
         self.objects: defaultdict[str, dict[str, Object]] = defaultdict(dict)
         self.slices = self.objects[SLICES]
@@ -229,7 +229,7 @@ class StandInApiServer:
         self._put("MODIFIED", NODES, _merged(live, {"metadata": {"annotations": {key: value}}}))
 
     def forget_events(self) -> None:
-        """All versions so far are too old to be watched from."""
+        """Makes all versions so far too old to watch from."""
         self._oldest = self._next()
         self.events.clear()
 
@@ -240,7 +240,7 @@ class StandInApiServer:
                 request.transport.close()
 
     def mute(self) -> None:
-        """No watch that is open says anything from now on."""
+        """Silences all open watches from now on."""
         self._muted += self._open
 
     def end(self) -> None:
@@ -282,7 +282,7 @@ class StandInApiServer:
         return web.json_response(found, status=code)
 
     def _refusal(self, verb: str, request: web.Request) -> Reply | None:
-        """What RBAC, impersonation and the Node authorizer have against a request."""
+        """Returns the refusal by RBAC, impersonation or the Node authorizer; None: allowed."""
         user = request.headers.get("Impersonate-User")
         verb, path = verb.partition(" ")[0], request.path
         collection, _, name = path.rpartition("/")
@@ -366,7 +366,7 @@ class StandInApiServer:
         return {**live, "status": {**status, "conditions": [*others, *new]}}
 
     def _kept(self, sent: Object, live: Object) -> Object:
-        """What is kept of a slice without the fields that are dropped.
+        """Returns a slice without the dropped fields.
 
         Counters are kept where there have been some (k8s.io/kubernetes, resourceslice/strategy.go,
         dropDisabledDRAPartitionableDevicesFields).
@@ -402,7 +402,7 @@ class StandInApiServer:
         return found
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        """What happens to slices, or the Node, after a version, until the time is over.
+        """Yields events of slices, or the Node, after a version, until the time is over.
 
         A watch from version 0 begins with what there is.
         """
@@ -435,7 +435,7 @@ class StandInApiServer:
 
 
 def verb_of(method: str, path: str, query: Mapping[str, str], content_type: str) -> str:
-    """What a request asks for; see `StandInApiServer.calls`."""
+    """Returns the verb of a request; see `StandInApiServer.calls`."""
     match method:
         case "POST":
             return "try" if query.get("dryRun") == "All" else "create"

@@ -1,4 +1,4 @@
-"""What simulated cards are: families, a card's identity, and the text that asks for cards."""
+"""Simulated cards: families, a card's identity, and the text that requests cards."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Broken: TypeAlias = "Mapping[str, Content | None]"
 
 
 class Driver(Protocol):
-    """What a vendor's folder knows of its tree; a module with these functions will do."""
+    """The interface of a vendor's driver tree; a module with these functions will do."""
 
     def picture(self, spec: CardSpec, state: CardTelemetry, /) -> Picture:
-        """All that a healthy card shows."""
+        """Returns the tree of a healthy card."""
 
     def directories(self, family: str, /) -> Collection[str]:
         """Directories that are there without a card."""
@@ -35,7 +35,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What all cards of one family have in common.
+    """The properties that all cards of one family share.
 
     `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
     made from `identities`.
@@ -76,7 +76,7 @@ _CARDS_PER_DOMAIN = 120  # 30 pairs a root complex, 4 buses each: more would run
 
 @dataclass(frozen=True)
 class CardSpec:
-    """One simulated card: who it is and where it sits. `card()` makes one with all filled in.
+    """The identity and place of a simulated card. `card()` makes a complete one.
 
     An empty text gives an empty file. `index` counts over all families; `pci_path` has the bridges
     below /sys/devices, root complex first; `numa_node` -1 is none; `dev` is `major:minor` of the
@@ -199,7 +199,7 @@ def _suggest(name: str) -> str:
 
 
 def suggest(name: str, names: Collection[str], more: str = "") -> str:
-    """What was likely meant, and all that there are: the end of an error."""
+    """Suggests the likely name, and lists all: the end of an error."""
     close = closest(name, names)
     hint = f"; did you mean {close!r}?" if close else ""
     return f"{hint} (there are: {', '.join(names) or 'none'}{more})"

@@ -1,4 +1,4 @@
-"""What can be done to a simulated card: one table, used by the command, its help and the tests.
+"""Faults of a simulated card: one table for the command, its help and the tests.
 
 A fault is something done once (`give`) and a way to look from then on (`show`, `tick`), until `ok`.
 """
@@ -29,7 +29,7 @@ Show = Callable[[SimulatedCard, Picture], Picture]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that can be done to a card.
+    """A fault of a card.
 
     `give` makes the card right after; `show` and `tick` change what is seen, and the card at each
     step, as long as the fault lasts.

@@ -28,7 +28,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """What the kubelet knows of a resource."""
+    """The kubelet's state of a resource."""
 
     endpoint: str
     devices: tuple[tuple[str, str], ...] = ()
@@ -45,7 +45,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a container was given."""
+    """The devices, nodes and environment of a container."""
 
     ids: tuple[str, ...]
     environment: Mapping[str, str]
@@ -193,7 +193,7 @@ class StandInKubelet(wire.RegistrationBase):
         await self._server.listen()
 
     async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
-        """What a plugin calls: dials it back, and holds its stream from then on.
+        """Handles a plugin's Register: dials it back, and keeps its stream open.
 
         Raises:
             GRPCError: the plugin is refused, or does not answer.

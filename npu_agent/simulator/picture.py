@@ -1,4 +1,4 @@
-"""What a tree shows at one moment, as plain values: what stands at each path below its root."""
+"""A driver tree at one moment, as plain values by path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Special(Enum):
-    """What can stand at a path in addition to files and links."""
+    """Kinds of entries other than files and links."""
 
     NODE = "a device node"
     FIFO = "a named pipe without a writer: opening it waits"

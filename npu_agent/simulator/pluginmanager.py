@@ -34,7 +34,7 @@ _LOST = (*UNANSWERED, GRPCError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One registered instance of a driver."""
+    """A registered instance of a driver."""
 
     driver: str
     socket: Path
@@ -90,7 +90,7 @@ class StandInPluginManager:
     async def prepare(
         self, driver: str, *claims: ClaimRef
     ) -> Mapping[str, tuple[PreparedResult, ...]]:
-        """Has the claims of one Pod prepared, in one call; the answer is by UID.
+        """Prepares the claims of one Pod, in one call; answers by UID.
 
         Raises:
             PrepareError: as the Pod's event would say it.
@@ -113,7 +113,7 @@ class StandInPluginManager:
         }
 
     async def unprepare(self, driver: str, *claims: ClaimRef) -> None:
-        """Has the claims of one Pod unprepared, in one call.
+        """Unprepares the claims of one Pod, in one call.
 
         Raises:
             PrepareError: as the kubelet would log it; the Pod stays Terminating.
@@ -171,7 +171,7 @@ class StandInPluginManager:
             await asyncio.sleep(_RETRY)
 
     async def _register(self, socket: Path, registration: Channel) -> None:
-        """Has a driver registered until cancelled; returns if it cannot be."""
+        """Keeps a driver registered until cancelled; returns if it cannot be."""
         stub = pluginregistration.RegistrationStub(registration)
         info = await apart(stub.get_info(pluginregistration.InfoRequest(), timeout=_GET_INFO))
         if info.type != "DRAPlugin" or self._service not in info.supported_versions:

@@ -25,7 +25,7 @@ _LOADING_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class CardTelemetry:
-    """One moment of one card.
+    """The telemetry of a card at one moment.
 
     Per core: `load` (0 to 1), `temperature` (°C), `cycles` and `task_cycles` since the driver was
     loaded. The workload `auto` alternates between idle and busy for `phase_left` seconds each, and

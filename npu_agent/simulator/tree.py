@@ -334,7 +334,7 @@ def _errors_of(root: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """One at a time; `flock` also keeps threads of one process apart."""
+    """Holds the tree's lock; `flock` also keeps threads of one process apart."""
     with _errors_of(root):
         try:
             lock = (root / STATE_DIR / "lock").open("ab")
@@ -346,7 +346,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _mkdir(path: Path) -> None:
-    """As `mkdir -p`, readable by all under any umask: the agent may be another user."""
+    """Makes directories like `mkdir -p`, readable by all: the agent may be another user."""
     if path.is_dir():
         return
     _mkdir(path.parent)

@@ -1,4 +1,4 @@
-"""What a card's driver shows: the files, links and device nodes of one moment, as plain values.
+"""The driver's files, links and device nodes at one moment, as plain values.
 
 Formats and names: facts about the real drivers (docs/dev/hardware.md) and the public test trees of
 the vendor's `device-api` library, whose last newlines are kept: some files have none.
@@ -25,7 +25,7 @@ _U32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What the driver shows of all cards of one family.
+    """The driver's values for all cards of one family.
 
     `fused` are the PE ranges with a node of their own; `core_dram` is the bytes of DRAM per core
     that the driver reports, or 0.

@@ -1,4 +1,4 @@
-"""What DRA calls this vendor's cards: the driver, and the attributes and capacities of a device.
+"""Names of this vendor's cards in DRA: driver, attributes and capacities.
 
 The names are those of the vendor's own DRA driver, so that its users' selectors go on to work;
 `type`, `cores`, `firmwareVersion`, `product`, `serial` and `pcieSwitch` are additions.
@@ -34,7 +34,7 @@ _SEMVER = re.compile(
 
 @lru_cache(4096)  # cards of a node
 def describe(card: Card, cores: CoreRange) -> Description:
-    """What is published of a card's device with these cores; unknown values are left out.
+    """Returns the published attributes of a device with these cores, without unknown ones.
 
     Kept, because the pool is computed again with every claim that comes or goes.
     """

@@ -1,4 +1,4 @@
-"""What the agent has to know of a family of cards to find, watch and hand out its cards."""
+"""A family of cards: all that the agent needs to find, watch and offer its cards."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _METRIC = re.compile(
 
 
 def text(raw: bytes | None) -> str | None:
-    """One line of printable text, stripped; None where there is none or it is not fit to show."""
+    """Returns one printable line, stripped; None where there is none or it is not printable."""
     if raw is None or len(raw) > _LONGEST_TEXT:
         return None
     try:
@@ -133,7 +133,7 @@ def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
 
 
 def per_core(raw: bytes | None, cores: int) -> tuple[int | None, ...]:
-    """One line a core, in their order: ``1``, or a number after a name, as ``pe0 (MHz): 1000``.
+    """Parses a line a core, in order: ``1``, or a number after a name: ``pe0 (MHz): 1000``.
 
     Lines are identified by their place alone, so a file with more or fewer lines than `cores` tells
     nothing: an empty tuple. None stands for a line without a number.

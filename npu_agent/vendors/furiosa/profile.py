@@ -1,4 +1,4 @@
-"""What shows from outside that this vendor's cards are there."""
+"""Signs of this vendor's cards outside its driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What config files, labels and metrics call things of this vendor, and the product's defaults."""
+"""This vendor's names in config files, labels and metrics, and the product's defaults."""
 
 from __future__ import annotations
 

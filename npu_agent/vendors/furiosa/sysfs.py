@@ -203,7 +203,7 @@ class Furiosa:
         return (now, min(known)) if now and known else None
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Which of the card's nodes exist. Never opened: opening takes the core.
+        """Returns the card's nodes that exist. Never opens one: opening occupies the core.
 
         The last answer holds until anything comes or goes in their directory: one stat instead of
         35, twice a second, which is 0.2 % of a core for eight cards (`make bench`).
@@ -382,7 +382,7 @@ def _read(path: str) -> bytes | None:
 
 
 def _optional(path: str) -> bytes | None:
-    """As `_read`; a file that cannot be read is absent."""
+    """Reads like `_read`; a file that cannot be read is absent."""
     try:
         return _read(path)
     except OSError as error:
