@@ -251,7 +251,7 @@ def _amount(of: Mapping[str, str], name: str) -> Fraction:
 
 
 def tolerates(toleration: Plain, taint: Taint) -> bool:
-    """Returns whether a taint of a Node or device is tolerated at first (`tolerationSeconds` aside)."""
+    """Returns whether a taint of a Node or device is tolerated, `tolerationSeconds` aside."""
     if (toleration.get("effect") or taint.effect) != taint.effect:
         return False
     if (toleration.get("key") or taint.key) != taint.key:
