@@ -93,7 +93,7 @@ class Timing:
     """Then, for the publisher (0.3 at most) and the sessions to end in order; with the rest the
     process is gone within 1 s."""
     ask_again: float = 60.0
-    """Until a node that could not do DRA is asked again."""
+    """Seconds until a node without DRA support is asked again."""
     config: poller.Timing = field(default_factory=poller.Timing)
     sessions: session.Timing = field(default_factory=session.Timing)
     modes: api_modes.Timing = field(default_factory=api_modes.Timing)

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
-    """By the name that the program was started under: as itself, or for kubectl as a plugin."""
+    """Parses the arguments as `npu-agent`, or as kubectl's plugin, by the program's name."""
     if program() == "npu-agent":
         return catalogue.parse(given)
     if Path(sys.argv[0]).name.startswith("kubectl_complete-"):

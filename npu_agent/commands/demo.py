@@ -174,7 +174,7 @@ class Tour:
         self._resource = agent.poller.configs.value.resource_name
 
     async def walk(self, more: Iterable[Step], deadline: float) -> bool:
-        """Its own steps, then `more`: whether all happened; stops at the first that did not."""
+        """Runs its own steps, then `more`; returns whether all happened, and stops at a failure."""
         steps: tuple[Step, ...] = (
             *(self._registers, self._lists, self._labels_the_node, self._serves),
             *(self._pod, self._more_pods, self._vanishes, self._returns, self._dies),

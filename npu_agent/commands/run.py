@@ -20,7 +20,7 @@ from npu_agent.vendors import VENDORS
 _MOST = 64
 """Simulated cards of a node. The simulator makes more, for tests; nodes have 16 at most."""
 THIS_HOST = Path("/")
-"""Has the node's own /sys in a container too; --host-root does not change it."""
+"""The node's own /sys, in a container too; --host-root does not change it."""
 
 
 def main(args: argparse.Namespace) -> int:

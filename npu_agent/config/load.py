@@ -1,4 +1,4 @@
-"""From a file's bytes, or what was `Written` anywhere, to a valid `Config` or a `ConfigError`."""
+"""Turns a file's bytes, or `Written` values, into a valid `Config` or a `ConfigError`."""
 
 from __future__ import annotations
 

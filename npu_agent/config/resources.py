@@ -45,7 +45,7 @@ def wishes_of(
     auto: bool | None,
     possible: bool,
 ) -> dict[str, WantedApi]:
-    """By which API the config wants the cards of each family on this node.
+    """Returns the API that the config wants for each family on this node.
 
     The config says it of the family, else of the node, else of all nodes. `auto` is whether that
     word stands for DRA here. None: not known yet, and cards stay where they are; so they do where

@@ -1,4 +1,4 @@
-"""By which of the two APIs each card is offered, also while a node moves between them. Pure.
+"""Decides the API of each card, also while a node moves between the two. Pure.
 
 The kubelet hands out what the device plugin lists, the scheduler what is in a ResourceSlice, and
 neither asks the other. So a card leaves one before it enters the other: once the kubelet no longer

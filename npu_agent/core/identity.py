@@ -65,7 +65,7 @@ def remember(
 
 
 def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
-    """By place, the known ID that fits each card best; none that fits two equally well."""
+    """Returns the best known ID of each card, by place; none that fits two equally well."""
     fits: dict[tuple[int, str], list[int]] = {}
     for at, card in enumerate(cards):
         for id_, before in known.items():

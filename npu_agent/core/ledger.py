@@ -194,7 +194,7 @@ class Allocation:
         return f"Pod {self.containers[0].pod_name}"
 
     def after_absence(self, asked_at: float, patience: float = SETTLED) -> Allocation | None:
-        """After an answer that lacks it; None: `patience` seconds have passed since the first."""
+        """Applies an answer that lacks it; None: absent for `patience` seconds."""
         if asked_at < max(self.since, self.kept_until):
             return self
         if self.first_absent is None:
@@ -245,10 +245,10 @@ class Ledger:
     """The allocations at one moment. Every method returns a new value."""
 
     offered: Mapping[DeviceName, Footprint] = field(default_factory=dict)
-    """What can be handed out now, and so may be in use already."""
+    """The devices offered now; some may already be in use."""
     allocations: Mapping[DeviceName, Allocation] = field(default_factory=dict)
     unreadable: Allocation | None = None
-    """Stands for all that was handed out before, where no record says what."""
+    """Stands for all earlier grants while the record cannot be read."""
     prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
     orphans: Mapping[str, OrphanedPod] = field(default_factory=dict)
     """By UID."""
@@ -259,7 +259,7 @@ class Ledger:
     server has confirmed the slices without them."""
 
     def with_grant(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
-        """After an Allocate. The kubelet gives a device away only once its last holder has gone."""
+        """Adds the grant of an Allocate. The kubelet first waits until the last holder has gone."""
         granted = {
             DeviceName(resource, device.id): Allocation(
                 footprints=(footprint(device),), since=now + SETTLED, kept_until=now + UNSEEN
@@ -278,7 +278,7 @@ class Ledger:
         pods: Mapping[DeviceName, frozenset[str]] = MappingProxyType({}),
         running: Collection[str] = (),
     ) -> Ledger:
-        """After an answer of pod-resources that was asked for at `asked_at`.
+        """Applies an answer of pod-resources that was asked for at `asked_at`.
 
         Args:
             assignments: all that it lists.
@@ -399,7 +399,7 @@ class Ledger:
     def before_replacing(
         self, claim: PreparedClaim, running: Collection[str], now: float
     ) -> Ledger:
-        """Before a claim is prepared again, perhaps with another allocation or for other Pods.
+        """Returns the ledger before a claim is prepared again, perhaps for other devices or Pods.
 
         A kubelet does that after its restart, without an unprepare (k8s.io/kubernetes,
         pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Of the Pods from before, those
@@ -449,7 +449,7 @@ class Ledger:
         return id_ in self.published or any(keys & one.keys for one in self.published.values())
 
     def with_grace_period(self, until: float) -> Ledger:
-        """After a restart of the kubelet: no answer asked for before `until` ends an allocation."""
+        """Starts a grace period: no answer asked for before `until` ends an allocation."""
         return replace(
             self,
             allocations={k: one.with_grace_period(until) for k, one in self.allocations.items()},
@@ -514,7 +514,7 @@ class Ledger:
         return replace(self, offered={}, allocations=allocations, orphans=orphans)
 
     def with_unreadable_record(self, now: float) -> Ledger:
-        """After a record that cannot be read: anything may be held, until two answers."""
+        """Marks the record as unreadable: anything may be held, until two answers."""
         by = "an unknown holder (the agent's record of earlier grants cannot be read)"
         return replace(self, unreadable=Allocation(footprints=(), by=by, since=now))
 

@@ -248,7 +248,7 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
 
 
 def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
-    """By the name of a card that is gone, the Pods that hold it."""
+    """Returns the Pods that hold a card that is gone, by its name."""
     held: dict[str, tuple[str, ...]] = {}
     for one in state.gone:
         name = state.name_of_gone(one)
@@ -455,7 +455,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
 
 
 def _noted(state: AgentState, subject: Subject) -> float | None:
-    """When the timeline has the last bad news of a subject; None: it began before the agent."""
+    """Returns the time of the last bad news of a subject; None: it began before the agent."""
     entries = state.timeline.entries(state.monotonic)
     bad = (one.at for one in entries if one.subject == subject and one.tone in ("bad", "warn"))
     return next(bad, None)

@@ -65,7 +65,7 @@ class Trends:
 
 
 def degraded(trends: Trends) -> Mapping[str, frozenset[TrendKind]]:
-    """By card ID, what lasts on it: a card that works stays in service with it."""
+    """Returns the trends by card ID; a card with a trend stays in service."""
     ids = {id_ for _, id_ in trends.found}
     return {id_: frozenset(kind for kind, of in trends.found if of == id_) for id_ in ids}
 

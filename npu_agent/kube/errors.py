@@ -51,8 +51,8 @@ class Kind(enum.Enum):
 
 
 _UNKNOWN = (
-    "it does not know {source}, as just read from disk: the token has expired, its ServiceAccount "
-    "was deleted or the Pod belongs to another cluster; a new Pod, or a new login, has new ones"
+    "start a new Pod, or log in again: it does not accept {source}, as just read from disk: the "
+    "token has expired, its ServiceAccount was deleted or the Pod belongs to another cluster"
 )
 _NO_RIGHT = (
     "{source} has no right to {verb} {resource}: `npu-agent doctor` shows the command that "
@@ -183,9 +183,9 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             kind = Kind.CREDENTIALS
             why = f"its certificate is not valid ({one_line(cause)})"
             remedy = (
-                f"has {ca or 'an authority that this system trusts'} signed it? Take the CA of "
-                "this very cluster, check this host's clock, give the name that is in it as the "
-                "kubeconfig's tls-server-name, and check for a proxy that intercepts TLS"
+                f"check that {ca or 'an authority that this system trusts'} signed it: use the CA "
+                "of this cluster, check this host's clock, set the kubeconfig's tls-server-name to "
+                "the name that is in it, and check for a proxy that intercepts TLS"
             )
         case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
             status = getattr(error, "status", None)

@@ -1,4 +1,4 @@
-"""Keeps the ledger of this node: true to pod-resources, and on disk before it has to be.
+"""Reconciles the ledger with pod-resources, and writes it before devices are offered.
 
 The device plugin and DRA both ask `AllocationStore` before they offer or hand out anything. What it
 decides with is `npu_agent.core.ledger`.
@@ -142,7 +142,7 @@ class AllocationStore:
         return None if answer.error or not answer.asked_at else answer.claim_uses
 
     async def containers_of(self, namespace: str, claim: str, deadline: float) -> list[set[str]]:
-        """By Pod, its containers that name a claim; empty without an answer in time."""
+        """Returns the containers that name a claim, by Pod; empty without an answer in time."""
         pods: dict[str, set[str]] = {}
         for use in (await self._answer(deadline)).claim_uses:
             if (use.claim_namespace, use.claim_name) == (namespace, claim):
@@ -358,7 +358,7 @@ class AllocationStore:
         self.states.publish(self._ledger.without_published(ids))
 
     def held_by(self, cards: Iterable[CardState]) -> dict[str, str]:
-        """By ID, who holds or may hold any of these cards; those that are free are left out."""
+        """Returns the possible holders of these cards, by ID; free cards are left out."""
         conflicts, found = self._conflicts(), {}
         for state in cards:
             (whole,) = cut(state, state.card.core_count)

@@ -184,7 +184,7 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
 
 
 async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
-    """On a thread: a full node's answer takes 20 ms, and the largest one a second."""
+    """Decodes on a thread: a full node's answer takes 20 ms, and the largest one a second."""
     try:
         return await DaemonThread("npu-podresources", linger=0).call(
             lambda: read(answer), deadline=deadline

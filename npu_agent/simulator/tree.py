@@ -282,8 +282,8 @@ def _load(root: Path) -> _State:
         raise _not_simulated(root) from None
     except ValueError as error:
         raise SimulatorError(
-            f"{path} cannot be understood ({error}); another version of npu-agent made it? "
-            f"Remove {root} and make it again"
+            f"{path} cannot be understood ({error}); if another version of npu-agent made it, "
+            f"remove {root} and make it again"
         ) from error
 
 

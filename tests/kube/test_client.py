@@ -386,7 +386,7 @@ async def test_a_bad_ca(
         error = await trouble(api)
         assert error.kind is Kind.CREDENTIALS
         assert str(ca) in str(error)
-        assert ("signed it?" if content == "another" else "kube-root-ca.crt") in str(error)
+        assert ("signed it:" if content == "another" else "kube-root-ca.crt") in str(error)
         ca.write_bytes(trusted.ca.read_bytes())  # the CA was changed on disk
         await node.read(api, "n1")
         await api.close()

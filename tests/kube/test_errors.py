@@ -37,7 +37,7 @@ def body(message: str) -> bytes:
             401,
             "Unauthorized",
             Kind.UNAUTHORIZED,
-            ["it does not know the service account (/token), as just", "expired"],
+            ["it does not accept the service account (/token), as just", "expired"],
         ),
         (
             403,

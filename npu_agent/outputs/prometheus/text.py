@@ -61,7 +61,7 @@ class Definition(Generic[Source]):
     """Samples that are None, not finite, there already, or counters below 0 are left out."""
 
     def render(self, source: Source, *, openmetrics: bool) -> bytes:
-        """Its part of a page; empty if `source` has no samples of it."""
+        """Renders its part of a page; empty if `source` has no samples of it."""
         lines: list[str] = []
         seen: set[str] = set()
         for labels, sample in self.samples(source):

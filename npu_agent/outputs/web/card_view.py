@@ -187,7 +187,7 @@ def _since(at: float, state: AgentState) -> str:
 
 
 def pill_of(card: CardState) -> str:
-    """Its health, in colour and words."""
+    """Renders the health in colour and words."""
     health = card.health.state
     if health is HealthState.UNKNOWN:
         return m.pill("warn", "unknown", "unknown")

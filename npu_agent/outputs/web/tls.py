@@ -119,7 +119,7 @@ def _load(
 
 
 def check(where: TlsFiles) -> float:
-    """When the certificate expires: seconds since 1970. May block."""
+    """Returns when the certificate expires, in seconds since 1970. May block."""
     return _context(where, _contents(where)[0])[1]
 
 
@@ -162,7 +162,7 @@ def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
 
 
 def _expiry(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
-    """When a client that trusts this certificate says that it expires."""
+    """Returns the expiry as a client that trusts this certificate sees it."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False  # clients know it by names of their own
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

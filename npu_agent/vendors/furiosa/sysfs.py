@@ -224,7 +224,7 @@ class Furiosa:
         return nodes
 
     def _changed(self, family: Family) -> int:
-        """When the directory of the nodes changed last (`st_mtime_ns`); 0 without one."""
+        """Returns the last change of the directory of nodes (`st_mtime_ns`); 0 without one."""
         try:
             return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116 (as in _is_node)
         except OSError as error:
