@@ -15,13 +15,7 @@ _NOTE = ("subject", "severity", "text", "card", "remedy", "command", "runbook", 
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
-    """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more.
-
-    In addition to those: a holder has ``namespace, pod, container, resource, device, claim`` (null
-    by the device plugin) and ``cores`` (``0-3``, null for all); a sensor ``kind, label, value,
-    unit``; a core ``core, utilization`` (%), ``frequency`` (MHz), ``dram_total, dram_used``
-    (bytes); a device of a claim ``request, device, card`` (an ID), ``cores, admin``.
-    """
+    """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more."""
     reasons, labels = unready(state), state.labels
     return {
         **_pick(state, "node", "version"),
