@@ -679,7 +679,7 @@ async def run(
     loop.set_exception_handler(logs.LoopErrors())
 
     def end(received: signal.Signals) -> None:
-        log.info("ending", signal=received.name)
+        log.info("shutting down", signal=received.name)
         stop.set()
 
     shutdown.begin(end)

@@ -97,7 +97,7 @@ async def test_garbage_and_missing_rights_are_said_and_uncordon_nothing(room: Ro
         room.cluster.annotate(ANNOTATION, "{npu1")
         await first(agent.cordons.state, lambda now: now.wrong)
         (problem,) = of_the_node(agent)
-        assert "the last good one stays in force: no JSON" in problem.text
+        assert "the last good one stays in force: not JSON" in problem.text
         assert "kubectl annotate" in problem.remedy
         assert agent.state().cordons == {UUIDS[1]: "swap fan"}
         cordon(room, npu0="", npu7="")

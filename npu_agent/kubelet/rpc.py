@@ -188,7 +188,7 @@ def sweep(directory: Path, names: str) -> None:
         for path in sorted(directory.iterdir()):
             if re.fullmatch(names, path.name) and path.is_socket() and not _served(path):
                 path.unlink()
-                log.info("socket of an agent that has ended removed", file=path)
+                log.info("removed the socket of an agent that has ended", file=path)
 
 
 def _served(path: Path) -> bool:

@@ -358,7 +358,7 @@ class Claims:
         except ApiError as error:
             if known is None or error.kind is Kind.NOT_FOUND:
                 raise
-            log.warning("prepared again as it was: the claim cannot be read", claim=ref.name)
+            log.warning("prepared again from the record: the claim cannot be read", claim=ref.name)
             return _as_before(known)
         except ValueError as error:
             raise RefusalError(
