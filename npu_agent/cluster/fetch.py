@@ -5,43 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
+
+from msgspec.structs import fields
 
 from npu_agent.backoff import Backoff
 from npu_agent.cluster.objects import Cluster
 from npu_agent.kube import Api, ApiError, Kind
-from npu_agent.kube.objects import (
-    DeviceClass,
-    DeviceTaintRule,
-    Node,
-    Object,
-    ObjectList,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    Pod,
-    ResourceClaim,
-    ResourceClaimTemplate,
-    ResourceQuota,
-    ResourceSlice,
-    StorageClass,
-)
+from npu_agent.kube.objects import Object, ObjectList, Pod
 from npu_agent.kube.pods import page_of
 from npu_agent.kube.request import Request
 from npu_agent.outputs.web.report import Report
 from npu_agent.typedjson import InvalidJsonError, convert
 
 KINDS: dict[str, type[Object]] = {
-    "nodes": Node,
-    "pods": Pod,
-    "claims": ResourceClaim,
-    "templates": ResourceClaimTemplate,
-    "slices": ResourceSlice,
-    "classes": DeviceClass,
-    "quotas": ResourceQuota,
-    "taint_rules": DeviceTaintRule,
-    "volume_claims": PersistentVolumeClaim,
-    "volumes": PersistentVolume,
-    "storage_classes": StorageClass,
+    each.name: get_args(each.type)[0] for each in fields(Cluster) if each.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
 _NAMESPACED = ("pods", "claims", "templates", "quotas", "volume_claims")

@@ -514,7 +514,7 @@ async def test_a_kubeconfig_that_is_missing_or_expired_or_broken(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.expired = True
-    with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*a new login"):
+    with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*log in again"):
         await shown()
     (tmp_path / "broken").write_text("clusters: [")
     for path, words in (
