@@ -19,6 +19,16 @@ PAGES = {
 }
 """The first column's heading in the tables of each page."""
 
+OPERATORS = ("alerts", "dra", "health", "kubectl", "monitoring", "pods", "troubleshooting")
+MESSAGE = re.compile(r"[a-z][\w'-]*(?: [\w'(),;:…-]+){2,}")
+OTHERS = (
+    *("cannot allocate", "endpoint …", "no healthy devices", "no such key", "pod … is not allowed"),
+    *("previously allocated", "requested number", "resourceclaim not", "unknown Device Plugin"),
+    *("kubectl ", "ls -", "lspci ", "npu-agent ", "pipx ", "systemctl "),
+    *("a container … still holds", "an unknown holder (…)", "watch of npu0_mgmt"),
+)
+"""How messages of the kubelet and the scheduler begin, commands, and those put together."""
+
 
 def texts() -> Iterator[str]:
     """Each text of the source, with an ellipsis where it puts something in."""
@@ -68,3 +78,15 @@ def quotes() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "message"), quotes())
 def test_the_agent_says_so(name: str, message: str) -> None:
     assert said(message), name
+
+
+@pytest.mark.parametrize("folder", ["docs", "docs/ko", "docs/ja"])
+def test_log_lines_named_in_the_text_are_in_the_source(folder: str) -> None:
+    named = {
+        (name, text)
+        for name in OPERATORS
+        for text in page(f"{folder}/{name}.md").inline
+        if MESSAGE.fullmatch(text) and not text.startswith(OTHERS)
+    }
+    assert named
+    assert not {(name, text) for name, text in named if not said(text)}
