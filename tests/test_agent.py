@@ -202,7 +202,7 @@ async def test_process_ends_cleanly_with_a_kubelet_connected(
         assert code == 0
         assert out == ""
         assert "Traceback" not in err
-        assert f"ending signal={number.name}" in err
+        assert f"shutting down signal={number.name}" in err
         assert len(await asyncio.to_thread(list, stream)) <= 1  # the message on the fault
         assert stream.code() is grpc.StatusCode.OK
         await asyncio.to_thread(client.close)

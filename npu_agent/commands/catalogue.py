@@ -124,14 +124,13 @@ def _add_watch(parser: Parser) -> None:
 
 
 def _run(parser: Parser) -> None:
-    """The agent: what the DaemonSet runs.
+    """Run the agent, as the DaemonSet does.
 
-    It runs until SIGTERM, offers this node's cards to the kubelet, labels the
-    Node, and serves metrics and a status page.
+    Runs until SIGTERM: offers this node's cards to the kubelet, labels the Node,
+    and serves metrics and a status page.
 
-    Every option is a key of the configuration file, too: give either options or
-    --config-file, which is followed while the agent runs. docs/configuration.md
-    has all of them.
+    Every option is also a key of the configuration file: give either options or
+    --config-file. The agent applies changes of that file while it runs.
 
     Examples:
       npu-agent run  # the defaults
@@ -150,8 +149,8 @@ def _run(parser: Parser) -> None:
         "--simulate",
         metavar="LIST",
         help=f"on a node without real cards: simulated ones, such as {_example()}, in a driver "
-        "tree that is made below --host-root and kept alive. Containers that are given one get "
-        "/dev/null in place of its device nodes",
+        "tree below --host-root. Containers with such a card get /dev/null in place of its "
+        "device nodes",
     )
 
 
@@ -161,15 +160,15 @@ def _example() -> str:
 
 
 def _info(parser: Parser) -> None:
-    """The cards of this host.
+    """List the cards of this host.
 
-    Health, temperature, power, and the Pods that hold them where the kubelet can
-    be asked. On a narrow terminal PCI-DEV and PCI-BDF are left out first; -o wide
+    Shows health, temperature, power, and the Pods that hold them if the kubelet
+    answers. On a narrow terminal PCI-DEV and PCI-BDF are left out first; -o wide
     has every column.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal
-      npu-agent info -w       # again and again, until Ctrl-C
+      npu-agent info -w       # each change, until Ctrl-C
       npu-agent info -o json  # a list with an object for each card
     """
     _add_table(parser)
@@ -177,14 +176,14 @@ def _info(parser: Parser) -> None:
 
 
 def _allocations(parser: Parser) -> None:
-    """Which container holds which device.
+    """List the containers that hold devices.
 
-    Asks the kubelet (its pod-resources API) which containers hold NPUs, by the
-    device plugin or by a ResourceClaim, and names card and cores. It needs root.
+    Asks the kubelet's pod-resources API which containers hold NPUs, by the device
+    plugin or by a ResourceClaim, and shows card and cores. Needs root.
 
     Examples:
       npu-agent allocations          # a line for each device
-      npu-agent allocations -w       # again and again, until Ctrl-C
+      npu-agent allocations -w       # each change, until Ctrl-C
       npu-agent allocations -o yaml  # for programs
     """
     _add_table(parser)
@@ -201,18 +200,18 @@ def _allocations(parser: Parser) -> None:
 
 
 def _labels(parser: Parser) -> None:
-    """Show the labels of the Node and why; apply them once; clear them.
+    """Show, apply or clear the labels of the Node.
 
-    The running agent keeps the labels; apply and clear do it once, by hand, and
-    need NODE_NAME and the API server. While something that may be a card cannot
-    be read, apply changes none that are there: exit code 1.
+    The running agent keeps the labels up to date. apply and clear act once, and
+    need NODE_NAME and the API server. While an entry that may be a card cannot be
+    read, apply changes no existing label: exit code 1.
 
-    It takes the options of `npu-agent run`, too.
+    Also takes the options of `npu-agent run`.
 
     Examples:
       npu-agent labels        # every label, its value, and why
       npu-agent labels apply  # put them on the Node now
-      npu-agent labels clear  # remove all of our labels, to uninstall
+      npu-agent labels clear  # remove all labels of npu-agent, to uninstall
     """
     parser.add_argument(
         "action",
@@ -226,10 +225,10 @@ def _labels(parser: Parser) -> None:
 
 
 def _config_check(parser: Parser) -> None:
-    """Is this file good?
+    """Check a configuration file.
 
-    Shows everything that is wrong with it: line, key, and what would be right.
-    The exit code is 2 if something is.
+    Shows every error with line, key and correction. The exit code is 2 if there
+    is one.
 
     Examples:
       npu-agent config check config.yaml
@@ -238,10 +237,10 @@ def _config_check(parser: Parser) -> None:
 
 
 def _config_show(parser: Parser) -> None:
-    """The configuration that `run` would have with these options.
+    """Show the configuration that `run` would use with these options.
 
-    Every key with its value, and who set it: a line of the file, an option, or
-    the default. What it prints is a configuration file.
+    Prints every key with its value and its origin: a line of the file, an option,
+    or the default. The output is a configuration file.
 
     Examples:
       npu-agent config show --config-file config.yaml
@@ -251,7 +250,7 @@ def _config_show(parser: Parser) -> None:
 
 
 def _config_schema(_: Parser) -> None:
-    """The JSON schema of the file, for editors.
+    """Print the JSON schema of the file, for editors.
 
     Examples:
       npu-agent config schema > schema.json
@@ -261,14 +260,14 @@ def _config_schema(_: Parser) -> None:
 def _doctor(parser: Parser) -> None:
     """Check what the agent needs, here and in the cluster.
 
-    Changes nothing, and says first what to fix, in which order and how. The exit
-    code is 1 if something is wrong. docs/cli.md has more.
+    Changes nothing. Lists first what to fix, in order and with commands. The exit
+    code is 1 if something is wrong.
 
-    It takes the options of `npu-agent run`, too.
+    Also takes the options of `npu-agent run`.
 
     Examples:
       npu-agent doctor        # on the host, as root
-      npu-agent doctor --all  # with what follows from other lines
+      npu-agent doctor --all  # with lines that follow from others
 
       # in the agent's Pod
       npu-agent doctor --config-file=/etc/npu-agent/config.yaml --host-root=/host
@@ -282,24 +281,22 @@ def _doctor(parser: Parser) -> None:
 
 
 def _verify(parser: Parser) -> None:
-    """In a container that was given NPUs: are they the right ones?
+    """Check, inside a container, that it sees exactly its allocated NPUs.
 
-    The exit code is 1 if not.
-
-    Checks that the NPUs which it was granted are there, can be opened, and are
-    the only ones. Run it before the workload: opening a core occupies it for
+    Checks that the NPUs are there, can be opened, and are the only ones. The exit
+    code is 1 if not. Run it before the workload: opening a core occupies it for
     that moment.
 
     Examples:
       npu-agent verify             # a line for each finding
-      npu-agent verify --expect 2  # fails unless two devices were given
+      npu-agent verify --expect 2  # fails unless there are two devices
     """
     _add_output(parser)
     parser.add_argument(
         "--expect",
         type=int,
         metavar="N",
-        help="how many devices the container asked for (default: as many as are named)",
+        help="number of requested devices (default: as many as are named)",
     )
 
 
@@ -315,9 +312,9 @@ def _add_npu(parser: Parser, *, reason: bool) -> None:
 def _cordon(parser: Parser) -> None:
     """Take one card out of service: no new Pod gets it.
 
-    The Pods that hold it stay. It writes the Node's annotation
-    npu-agent/cordoned, which the agent follows within two seconds; so it lasts
-    until `npu-agent uncordon`, over restarts of agent and node.
+    The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned,
+    which the agent applies within two seconds. It lasts until `npu-agent
+    uncordon`, also over restarts of agent and node.
 
     Examples:
       npu-agent cordon npu3 --host-root=/host           # in the agent's Pod
@@ -327,7 +324,7 @@ def _cordon(parser: Parser) -> None:
 
 
 def _uncordon(parser: Parser) -> None:
-    """Bring a card back that was cordoned.
+    """Bring a cordoned card back into service.
 
     Examples:
       npu-agent uncordon npu3 --node node-1
@@ -336,12 +333,12 @@ def _uncordon(parser: Parser) -> None:
 
 
 def _drain(parser: Parser) -> None:
-    """Cordon one card, evict the Pods that hold it, and say when it is free.
+    """Cordon one card, evict the Pods that hold it, and wait until it is free.
 
-    Pods on other cards are not touched. A PodDisruptionBudget holds; Pods of a
-    DaemonSet and static Pods are named and not evicted. It uses your kubeconfig
-    and your rights: the agent has none to evict. It reads the agent's page
-    through the API server.
+    Pods on other cards are not touched. PodDisruptionBudgets are respected. Pods
+    of a DaemonSet and static Pods are named, not evicted. Uses your kubeconfig and
+    your rights: the agent has no right to evict. Reads the agent's page through
+    the API server.
 
     Examples:
       npu-agent drain npu3 --node node-1 --dry-run
@@ -353,13 +350,13 @@ def _drain(parser: Parser) -> None:
         type=float,
         metavar="SECONDS",
         default=300.0,
-        help="to wait until the card is free (default: 300)",
+        help="longest wait until the card is free (default: 300)",
     )
     parser.add_argument(
         "--grace-period",
         type=int,
         metavar="SECONDS",
-        help="for each Pod to end (default: its own)",
+        help="grace period of each Pod (default: its own)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="only show the Pods that would be evicted"
@@ -367,15 +364,15 @@ def _drain(parser: Parser) -> None:
 
 
 def _cdi(parser: Parser) -> None:
-    """CDI specs for Docker, Podman and others, on a host without Kubernetes.
+    """Write CDI specs for Docker, Podman and others, without Kubernetes.
 
-    Writes them to /etc/cdi, so that container runtimes start containers with
-    cards by name, and prints the names. docs/without-kubernetes.md has more.
+    Writes them to /etc/cdi, where container runtimes find cards by name, and
+    prints the names.
 
     Examples:
       npu-agent cdi                    # write them, as root, and list the names
       npu-agent cdi generate --stdout  # print them
-      npu-agent cdi watch              # keep them true while cards come and go
+      npu-agent cdi watch              # keep them up to date
     """
     parser.add_argument(
         "action",
@@ -395,10 +392,9 @@ def _cdi(parser: Parser) -> None:
 def _simulate(parser: Parser) -> None:
     """Make a simulated driver tree, or break a card in one.
 
-    Makes the files of a driver with simulated cards below ROOT, and keeps them
-    alive until Ctrl-C. Any command reads them with --host-root ROOT. ROOT is made
-    if it is missing; one that holds other things is refused, so that nothing is
-    lost.
+    Makes the files of a driver with simulated cards below ROOT, and changes their
+    values until Ctrl-C. Any command reads them with --host-root ROOT. ROOT is made
+    if it is missing, and refused if it holds other files.
 
     Examples:
       npu-agent simulate /tmp/host                  # until Ctrl-C
@@ -412,14 +408,14 @@ def _simulate(parser: Parser) -> None:
 
 
 def _demo(parser: Parser) -> None:
-    """The whole agent on simulated cards, in this terminal.
+    """Run the whole agent on simulated cards, in this terminal.
 
-    With a stand-in for the kubelet: no cluster, no NPU and no root needed. It
-    shows each step, and stays up until Ctrl-C.
+    Uses a stand-in for the kubelet: needs no cluster, no NPU and no root. Shows
+    each step, and stays up until Ctrl-C.
 
     Examples:
       npu-agent demo         # the tour
-      npu-agent demo --once  # end after it
+      npu-agent demo --once  # exit after it
     """
     parser.add_argument(
         "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
@@ -427,20 +423,18 @@ def _demo(parser: Parser) -> None:
 
 
 def _completion(parser: Parser) -> None:
-    """Completion of commands and options for bash, zsh or fish.
-
-    Prints a script for the shell. docs/cli.md says where to put it.
+    """Print a completion script for bash, zsh or fish.
 
     Examples:
       npu-agent completion bash > /etc/bash_completion.d/npu-agent
       npu-agent completion zsh > ~/.zfunc/_npu-agent
       npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
     """
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the one that completes")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def _version(parser: Parser) -> None:
-    """The version of npu-agent, and the commit that it was built from.
+    """Show the version of npu-agent and its commit.
 
     Examples:
       npu-agent version
