@@ -212,8 +212,6 @@ class Reading:
     """Seconds since the card's firmware started."""
     errors: tuple[tuple[str, int], ...] = ()
     """Error counters by normalised name (``axi_post_error``), in the driver's order."""
-    clocks: tuple[tuple[str, int], ...] = ()
-    """Clocks by the driver's name with its unit (``ne tensor (MHz)``)."""
     sensors: tuple[Sensor, ...] = ()
     cores: tuple[CoreReading, ...] = ()
     """Sorted by core; empty: the driver has none."""

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
 
-LONGEST_ID = 63
 _PART = "_cores_"
 """Before the cores in a part's ID, as the vendor's plugins write it."""
 _CARDS = 4096

@@ -210,7 +210,6 @@ class AgentState:
     snapshot: Snapshot
     usages: tuple[Usage, ...] = ()
     """Who holds which cores of present cards, as the ledger has it."""
-    """What each holder of each card has used, as far as this agent has counted it."""
     assignments: tuple[Assignment, ...] = ()
     """As the kubelet reports them: of any resource of the node."""
     assignments_error: str | None = None

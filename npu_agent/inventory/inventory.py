@@ -80,7 +80,6 @@ class Inventory:
         self.hardware = self.snapshots.map(Snapshot.without_readings)
         self.trends: Feed[Trends] = Feed(Trends())
         """What lasts on cards; never older than `snapshots`."""
-        """Without readings, which change all the time."""
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(Settings())

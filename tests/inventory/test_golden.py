@@ -216,7 +216,6 @@ def _card(state: CardState) -> list[str]:
         f"  nodes {' '.join(sorted(card.nodes)) or None}",
         f"  {state.health.state.value}: {state.health.reason}",
         f"  alive {reading.alive}, uptime {reading.uptime}",
-        f"  clocks {dict(reading.clocks)}",
         f"  errors {dict(reading.errors)}",
         *(f"  {s.kind.name.lower()} {s.label}: {s.value} {s.kind.value}" for s in reading.sensors),
         *(f"  core {core.core}: {_figures(core)}" for core in reading.cores),

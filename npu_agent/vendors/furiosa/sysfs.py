@@ -146,7 +146,6 @@ class Furiosa:
             alive=alive,
             uptime=uptime if uptime is not None and uptime >= 0 else None,
             errors=parse.errors(_optional(f"{directory}/atr_error")),
-            clocks=parse.numbers(clocks),
             sensors=self._sensors(card.pci_bus_id) if card.pci_bus_id else (),
             cores=cores,
         )
