@@ -369,7 +369,7 @@ class Ledger:
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
-        """The UIDs of Pods of which it matters whether they run, after an answer with `listed`."""
+        """Returns UIDs of possibly orphaned Pods, after an answer with `listed`."""
         allocations = self.with_pods(pods).allocations
         absent = (one for name, one in allocations.items() if name not in listed)
         return frozenset(self.orphans).union(*(one.pod_uids for one in absent))

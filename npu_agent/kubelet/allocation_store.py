@@ -59,10 +59,10 @@ class Timing:
     """Seconds, and the clock. While an Allocate waits for `holder_ends`, no other Pod starts."""
 
     answer: float = 6.0
-    """For the kubelet to say who holds what: more than `podresources.DEADLINE`."""
+    """Longest wait for pod-resources: more than `podresources.DEADLINE`."""
     last_answer: float = 0.2
     holder_ends: float = HOLDER_ENDS
-    """For which an Allocate waits for the Pod that had the device before."""
+    """Longest wait of an Allocate for the previous Pod of a device."""
     holder_ends_every: float = 0.1
     restart: float = 30.0
     """After a restart of the kubelet, which may list fewer Pods than run until it knows its own."""
@@ -91,7 +91,7 @@ class AllocationStore:
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
         self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)
         self.asked: Feed[bool] = Feed(False)
-        """Whether the kubelet was asked who holds what; it may not have answered."""
+        """Whether pod-resources was asked; it may not have answered."""
         self.usages: Feed[tuple[Usage, ...]] = Feed(())
         self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
         """Drivers of claims in use that no record has: their cores are unknown until `rebuilt`."""
@@ -104,7 +104,7 @@ class AllocationStore:
         self._record = RecordFile(directory, self._clock)
         self._read = False
         self._answered_at = 0.0
-        """When the answer was asked for that the ledger has."""
+        """When the ledger's answer was requested."""
         self._away = False
         self._owner = False
         self._closed = False
@@ -178,7 +178,7 @@ class AllocationStore:
         self._pod_resources.ask()
 
     def update(self) -> Conflicts:
-        """Reconciles with the latest answer of pod-resources.
+        """Reconciles the ledger with the latest answer of pod-resources.
 
         Returns what must not be handed out, true until the next await.
         """
@@ -259,7 +259,7 @@ class AllocationStore:
     async def _mark_orphaned(
         self, holds: Collection[Allocation], *, by_claim: bool = False
     ) -> None:
-        """Notes which Pods of these run although what they hold is free for the kubelet."""
+        """Records those of the Pods that run although the kubelet treats their devices as free."""
         if living := await self.running(_NONE.union(*(hold.pod_uids for hold in holds))):
             now, ledger = self._clock(), self._ledger
             for hold in holds:
@@ -287,7 +287,7 @@ class AllocationStore:
             log.info("cores released: these containers have ended, or are listed again", uid=uid)
 
     def grant(self, resource: str, devices: Sequence[Device]) -> None:
-        """Notes that a container is about to be given these devices.
+        """Records that a container is about to get these devices.
 
         Raises:
             RefusalError: another holder has cores or nodes of one of them, or the agent ends.
@@ -324,7 +324,7 @@ class AllocationStore:
                 self._live_on(ledger)
 
     def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
-        """Notes that a claim is prepared; to be `saved` before its Pods get anything.
+        """Records that a claim is prepared; to be `saved` before its Pods get anything.
 
         `devices` are those that are for the claim's Pods alone.
 
@@ -351,7 +351,7 @@ class AllocationStore:
         self.states.publish(self._ledger.without_claim(uid))
 
     def slicing(self, driver: str, cards: Iterable[CardState]) -> bool:
-        """Notes cards for slices, to be `saved` first; returns whether any is new."""
+        """Records cards for slices, to be `saved` first; returns whether any is new."""
         return self.states.publish(self._ledger.with_published(driver, cards))
 
     def unsliced(self, ids: Collection[str]) -> None:
@@ -376,7 +376,7 @@ class AllocationStore:
         self._owner, self._closed = False, True
 
     async def end(self) -> bool:
-        """Removes the record if nothing is held; returns whether that is so.
+        """Removes the record if nothing is held; returns whether it did.
 
         A node whose agent was removed is as clean as before. Takes 0.2 s, and what the disk takes.
         """
@@ -405,7 +405,7 @@ class AllocationStore:
                 await self._record.write(encode(self._ledger))
 
     async def saved(self) -> None:
-        """Returns when the disk has all that is known now.
+        """Waits until the disk has the current state.
 
         Raises:
             OSError: it cannot be written, or the node is no longer this agent's.

@@ -56,7 +56,7 @@ async def _unknown() -> None:
 
 
 class ApiModes:
-    """Decides where cards are offered, and notes where they are."""
+    """Decides where cards are offered, and tracks where they are."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ApiModes:
         return {id_: to for id_, to in found.items() if to}
 
     def listing(self, lists: Mapping[str, Collection[Device]]) -> None:
-        """Notes what the device plugin is about to list, by resource."""
+        """Records what the device plugin is about to list, by resource."""
         self._lists.publish(lists)
         found: dict[str, tuple[frozenset[str], set[DeviceName]]] = {}
         for resource, devices in lists.items():
@@ -109,7 +109,7 @@ class ApiModes:
         self.listed.publish(known)
 
     def refusal(self, device: Device) -> RefusalError | None:
-        """Why a claim is not given a device that has no holder; None: it may be."""
+        """Why a claim must not get a free device; None: it may."""
         place = self.now().get(device.card_id)
         if (
             not self._is_listed(device.card_id, device.card)

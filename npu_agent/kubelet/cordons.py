@@ -1,4 +1,4 @@
-"""The cordons in force: those that the Node's annotation has, and the last good ones on disk.
+"""The cordons in force: from the Node's annotation, or the last good ones on disk.
 
 An agent that starts has the cordons of the agent before it, before it has seen its Node: also
 where the API server is away.
@@ -63,7 +63,7 @@ def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
 
 
 class CordonStore:
-    """Keeps `state`, the cordons in force, true to an annotation; `cards` is of it, by card ID."""
+    """Keeps `state`, the cordons in force, in step with an annotation; `cards`: by card ID."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class CordonStore:
             await set_within(self._seen.changed, max(0.0, self._until - time.monotonic()))
 
     def refusal(self, device: Device) -> RefusalError | None:
-        """Why a device is not handed out: its card is cordoned; None: it may be."""
+        """Why a device must not be allocated: its card is cordoned; None: it may."""
         if (reason := self.cards.value.get(device.card_id)) is None:
             return None
         return RefusalError(

@@ -82,7 +82,7 @@ class Ownership:
         """When the file was signed; "": not yet."""
         self._owner: str | None = None
         self._since: float | None = None
-        """Since when we wait, by the loop's time; None once there was a warning."""
+        """The start of our wait, by the loop's time; None once there was a warning."""
         self._unregistered = {False: 0, True: 0}
         """How many of our users wait and have not registered, by `last`."""
         self._owns = False
@@ -95,7 +95,7 @@ class Ownership:
         *,
         last: bool = False,
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Owns the node's devices while the context is open; waits for that without a limit.
+        """Owns the node's devices while the context is open; waits for them without a limit.
 
         Yields a function that returns whether the lock still counts: the directory may be wiped.
 

@@ -41,7 +41,7 @@ _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
 class UnavailableError(Exception):
-    """The kubelet did not say who holds what: why, and the remedy."""
+    """pod-resources gave no answer: the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ async def fetch(
 
 
 async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
-    """The IDs of each resource's devices that the kubelet can hand out.
+    """Returns the IDs that the kubelet can allocate, by resource.
 
     Raises:
         UnavailableError: as `fetch`, or this kubelet does not tell.
@@ -158,7 +158,7 @@ class PodResources:
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
-        """The UIDs of Pods of which it matters whether they run."""
+        """Returns UIDs of possibly orphaned Pods."""
         listed = {one.name for one in answer.assignments}
         return self._ledger.value.orphan_candidates(listed, answer.pods)
 

@@ -1,4 +1,4 @@
-"""The record on disk: what an agent before this one may have handed out, as JSON in one file.
+"""The record on disk: possible grants of the previous agent, as JSON in one file.
 
 An agent may be killed just after an Allocate. So what is offered is on disk before it is offered,
 and the next agent counts it as held (`Ledger.with_predecessor`).
@@ -53,7 +53,7 @@ class _Record(msgspec.Struct):
 
 
 def encode(ledger: Ledger) -> bytes:
-    """The record of a ledger: the same bytes for what is the same to the next agent."""
+    """Encodes a ledger; the same bytes for what is the same to the next agent."""
     left = ledger.for_successor()
     record = _Record(
         version=2,
@@ -71,7 +71,7 @@ def encode(ledger: Ledger) -> bytes:
 
 
 def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
-    """The ledger of an agent that finds this record; None: there was none."""
+    """Returns the ledger of an agent that finds this record; None: there was none."""
     if record is None:
         return ledger
     try:
@@ -112,7 +112,7 @@ class RecordFile:
 
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         self.on_disk: bytes | None = None
-        """What this agent has read or written last; None: nothing, or unknown."""
+        """The bytes that this agent read or wrote last; None: nothing, or unknown."""
         self._directory = directory
         self._path = directory / RECORD
         self._clock = clock

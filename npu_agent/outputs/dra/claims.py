@@ -1,4 +1,4 @@
-"""Prepares and unprepares claims: what the kubelet asks before a Pod starts and after it has ended.
+"""Prepares claims before a Pod starts, and unprepares them after it has ended.
 
 Start reading at `Claims.prepare`. Its order leaves nothing behind if a step fails: read the claim,
 ask the ledger, write the CDI spec, write the record, answer. A refusal's text is in the Pod's
@@ -50,40 +50,40 @@ class Timing:
     """The times of a prepare, in seconds; the kubelet waits 45 s for its answer."""
 
     ready: float = 15.0
-    """For the cards, and who holds them, to be known after the start."""
+    """Longest wait after the start until cards and holders are known."""
     holder_ends: float = 35.0
     """From the call, for a holder of a device to end. A Pod that was deleted by force may run for
     its terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back after 60
     to 90 s (syncFrequency)."""
     containers: float = 2.0
-    """For the kubelet to say which containers have a claim of several requests."""
+    """Longest wait for the kubelet's answer which containers use a claim of several requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPool:
-    """The devices of this node, as claims name them."""
+    """This node's devices by the names that claims use."""
 
     dra: DraNames
     name: str
     devices: Feed[tuple[PoolDevice, ...] | None]
-    """All of them, offered or not; None: not known yet."""
+    """All devices, offered or not; None: not known yet."""
     refusal: Callable[[Device], RefusalError | None] = lambda _: None
-    """Why a free device is not for claims any more; None: it is."""
+    """Why a free device is no longer for claims; None: it is."""
     cordoned: Callable[[Device], RefusalError | None] = lambda _: None
     """The refusal if its card is cordoned."""
 
 
 @dataclass(eq=False)
 class _Call:
-    """A call to prepare claims, as long as anything of it is under way."""
+    """A call to prepare claims that is under way."""
 
     began: float
     unprepared: set[str] = field(default_factory=set)
-    """UIDs of claims that were unprepared since."""
+    """UIDs of claims that were unprepared since it began."""
 
 
 class Claims:
-    """Prepares claims for Pods of this node, one change at a time; `counts` counts them."""
+    """Prepares claims for this node's Pods, one change at a time, and counts them in `counts`."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Claims:
         )
 
     async def _record(self, claim: PreparedClaim) -> None:
-        """Takes over what is known of a claim whose Pods run; needs the lock."""
+        """Adopts a claim whose Pods run; needs the lock."""
         await self._store.replacing(claim)
         self._store.prepare(claim, ())
         with contextlib.suppress(OSError):  # logged; it is tried again
@@ -229,7 +229,7 @@ class Claims:
                         await self._store.saved()
 
     async def refresh_consumers(self) -> None:
-        """Finds Pods that came to use a claim later: it is not prepared again for them."""
+        """Finds later Pods of a claim: the kubelet does not prepare it again for them."""
         for claim in tuple(self._store.prepared.value.values()):
             using = {use.pod for use in self._store.claim_uses() or () if _is_of(use, claim)}
             if using.issubset(claim.pods):
@@ -346,12 +346,12 @@ class Claims:
             ) from None
 
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
-        """A claim as the API server has it; raises ApiError, or ValueError if it is malformed."""
+        """Fetches a claim from the API server; raises ApiError, or ValueError if malformed."""
         async with self._reading:
             return claim_of(await self._fetch(namespace, name), self._dra.driver)
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
-        """The claim that the kubelet means; raises ApiError or RefusalError."""
+        """Returns the claim that the kubelet means; raises ApiError or RefusalError."""
         known = self._store.prepared.value.get(ref.uid)
         try:
             claim = await self._read(ref.namespace, ref.name)
@@ -390,7 +390,7 @@ class Claims:
         return claim
 
     async def _joined(self, claim: ResourceClaim) -> bool:
-        """Whether the requests of a claim are all one container's.
+        """Whether all requests of a claim are of one container.
 
         A container has the variables of the last CDI device that the runtime applies, so each of
         its requests needs those of all. A container that names one of several requests must not
@@ -444,7 +444,7 @@ class Claims:
             )
 
     def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
-        """The devices of a claim; raises RefusalError if its Pods must not have one of them."""
+        """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
         found = [(result, self._device(claim, result)) for result in claim.results]
         if claim.uid not in self._store.prepared.value:  # else its Pods may have that already
             if self._store.unrecorded.value:
@@ -458,7 +458,7 @@ class Claims:
         return {one.name: one.device for one in self._pool.devices.value or ()}
 
     def _device(self, claim: ResourceClaim, result: Result) -> Device:
-        """The device of a result; raises RefusalError if it is none of this node's."""
+        """Returns the device of a result; raises RefusalError if it is not of this node."""
         if result.pool != self._pool.name:
             raise RefusalError(
                 Refusal.UNKNOWN,
@@ -498,7 +498,7 @@ class Claims:
         return await asyncio.shield(task)
 
     async def _end_all(self, refs: Sequence[ClaimRef]) -> bool:
-        """Returns whether the next agent will know of it."""
+        """Saves the record; returns whether the next agent will know of the change."""
         uids = {ref.uid for ref in refs}
         async with self._changing:
             if not self._store.owned:

@@ -1,4 +1,4 @@
-"""A vendor's DRA driver on this node: own the node, serve the kubelet, publish the pool.
+"""A vendor's DRA driver on this node: it owns the node, serves the kubelet, publishes the pool.
 
 Start reading at `Driver.run`. The kubelet is served while DRA offers cards here, while a claim is
 prepared (else its Pod would stay Terminating), and until the last card that moves to the device
@@ -64,7 +64,7 @@ class Timing:
     register: float = 5.5
     """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
     collect_every: float = 600.0
-    """Between searches for claims that ended without an Unprepare."""
+    """Pause between searches for claims that ended without an Unprepare."""
     retry_first: float = 0.1
     """Between the first attempts to serve, or to write the record, in directories that cannot be
     used."""
@@ -81,7 +81,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The node, and where things are on it."""
+    """The node and its paths."""
 
     node_name: str | None
     """None: unknown, and claims cannot be served."""
@@ -101,7 +101,7 @@ class Shared:
     modes: ApiModes
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
-    """By card ID, what one should know of cards that work."""
+    """Remarks on working cards, by card ID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Wanted:
     """The config of DRA."""
 
     families: frozenset[str]
-    """Offered by DRA on this node; none: only the present claims are served."""
+    """Families that DRA offers on this node; empty: only present claims are served."""
     by_index: bool = False
     partitions: bool = False
     """As `pool` takes it."""
@@ -130,7 +130,7 @@ class _Duty(Enum):
 
 
 class Driver:
-    """Keeps one driver registered and its pool published; `status` says how it stands."""
+    """Keeps one driver registered and its pool published; `status` has its state."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Driver:
         self._wanted = wanted
         self._timing = timing
         self._recorded: Mapping[str, PublishedCard] = self._store.published.value
-        """The cards that are, or will be, in slices, as far as the disk knows them."""
+        """The recorded cards that are, or will be, in slices."""
         self._unwritten: Feed[str] = Feed("")
         """Why the disk could not be written; "": it was."""
         self._again: Feed[int] = Feed(0)
@@ -263,7 +263,7 @@ class Driver:
                 self._standing.becomes(SessionPhase.WAITING, _UNKNOWN)
 
     async def _own(self, still_ours: Callable[[], bool], pause: Backoff) -> None:
-        """Serves and publishes while the node is ours and there is any need; raises OSError."""
+        """Serves and publishes while the node is ours and there is a need; raises OSError."""
         sweep_all(self._dra.driver, self._host.kubelet_root)
         await self._store.renew()
         with contextlib.suppress(OSError):  # then new cards stay out of slices
@@ -285,7 +285,7 @@ class Driver:
                     await asyncio.sleep(pause.next())
 
     async def _follow(self) -> None:
-        """Keeps the pool true to cards, config and ledger."""
+        """Updates the pool after changes of cards, config and ledger."""
         store = self._store
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
@@ -390,7 +390,7 @@ class Driver:
                 self._store.unsliced(left & self._left())
 
     def _left(self) -> set[str]:
-        """The cards that are not to be in slices any more, once the API server has confirmed it."""
+        """Returns cards that must leave the slices, once the API server has confirmed it."""
         offered = self.offered.value
         if offered is None or self.slices.in_place.value != offered:
             return set()
@@ -451,7 +451,7 @@ class Driver:
             )
 
     async def idle(self) -> None:
-        """Returns when no call of the kubelet is under way."""
+        """Waits until no call of the kubelet is under way."""
         if self._endpoint:
             await self._endpoint.plugin.calls.until(lambda calls: not calls)
 
@@ -499,7 +499,7 @@ class Driver:
             await self._close()
 
     async def _report(self, health: Health) -> None:
-        """Hands the pool to the kubelet's health stream, and what claims hold and is not in it."""
+        """Publishes the pool, and claimed devices outside it, to the kubelet's health stream."""
         async for _ in changes_of(self.offered, self._known, self._store.prepared):
             offered = self.offered.value
             if offered is not None:
@@ -509,7 +509,7 @@ class Driver:
                 health.devices.publish((*offered, *(one for one in known if one.name in held)))
 
     async def _registration(self, endpoint: Endpoint) -> None:
-        """Follows what the kubelet makes of us, and notices its restarts.
+        """Follows the state of the registration, and notices restarts of the kubelet.
 
         A kubelet from 1.36 on holds the stream of health open for as long as it has us.
         """

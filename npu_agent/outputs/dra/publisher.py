@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices as they should be.
+"""Keeps the node's ResourceSlices up to date.
 
 The kubelet deletes its node's slices when it starts, a Node's go with it, and other clients may
 change one: they are watched, and put back.
@@ -25,7 +25,7 @@ from npu_agent.ticks import set_within
 log = logger(__name__)
 
 _CALLS = ("write", "list", "watch")
-"""What can fail; the trouble of the first of them that does is shown."""
+"""Operations that can fail; the trouble of the first that does is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Timing:
 
 
 class SlicePublisher:
-    """Publishes the devices of `devices` as ResourceSlices; `state` has how that goes.
+    """Publishes `devices` as ResourceSlices; `state` has the result.
 
     None in `devices`, or the agent's end, leaves the slices as they are.
 
@@ -64,7 +64,7 @@ class SlicePublisher:
         self.in_place: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         """The devices that the API server has confirmed, and no others; None: not known."""
         self.live: Feed[Mapping[str, Slice] | None] = Feed(None)
-        """The slices that were listed last, by name; None before the first listing."""
+        """The slices of the last listing, by name; None before the first."""
         self._api = api
         self._node_name = node_name
         self._driver = driver
@@ -73,14 +73,14 @@ class SlicePublisher:
         self._stale = False
         """Whether there may be others by now."""
         self._checks: Feed[int] = Feed(0)
-        """How often a comparison was asked for."""
+        """The number of requested comparisons."""
         self._kubelets: Feed[int] = Feed(0)
         """Restarts of the kubelet: each ends every pause."""
         self._listing = asyncio.Lock()
         self._uid: str | None = None
         self._generation = 1
         self._accepted: dict[str, tuple[Slice, Slice]] = {}
-        """By name, what was sent last and what the API server made of it."""
+        """The last request and the API server's reply, by name."""
         self._dropped: frozenset[str] = frozenset()
         self._tried = False
         """Whether this API server was asked if it keeps counters."""
@@ -229,7 +229,7 @@ class SlicePublisher:
             )
 
     def _publishable(self) -> tuple[PoolDevice, ...]:
-        """The devices that can be offered with the features that the API server has."""
+        """Returns the devices that the API server's features allow to offer."""
         devices = self._devices.value or ()
         if not COUNTERS.isdisjoint(self._dropped):
             # Without counters the scheduler would allocate each core several times.

@@ -1,4 +1,4 @@
-"""The gRPC side of a DRA driver: what the kubelet asks, answered by two functions and a feed.
+"""The gRPC side of a DRA driver: two functions and a feed answer the kubelet.
 
 One handler serves several versions of an API: where two have the same messages, one encodes both.
 """
@@ -63,7 +63,7 @@ _LONGEST_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationState:
-    """How the driver stands with the kubelet's plugin manager."""
+    """The state of the driver at the kubelet's plugin manager."""
 
     asked: int = 0
     """GetInfo calls so far; a second one is a restart of the kubelet."""
@@ -73,7 +73,7 @@ class RegistrationState:
 
 
 class Registration:
-    """Introduces the driver to the kubelet; `state` is what the kubelet made of it.
+    """Registers the driver with the kubelet; `state` has the kubelet's result.
 
     The kubelet gives up on GetInfo after a second, and comes back after up to two minutes: nothing
     is awaited here.

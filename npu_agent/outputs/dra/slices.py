@@ -1,4 +1,4 @@
-"""The devices of a node as ResourceSlices, and what to write for that. Pure.
+"""Turns a node's devices into ResourceSlices and the writes for them. Pure.
 
 Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.go). Start reading at
 `slices`.
@@ -64,7 +64,7 @@ def slices(
 
 
 def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
-    """The devices of each slice, at least one; a card's are together."""
+    """Splits devices into slices, at least one; a card's devices stay together."""
     parts: list[list[PoolDevice]] = [[]]
     for counters, together in groupby(devices, lambda one: one.counters):
         for group in [list(together)] if counters else ([one] for one in together):
@@ -133,7 +133,7 @@ def _attribute(value: Value) -> dict[str, Value]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The calls that bring a pool about, in their order: first all to delete, then all to apply.
+    """The writes of a pool, in order: first all deletes, then all applies.
 
     Of the latter, those with counters come first, then those that are there already.
     """
@@ -176,7 +176,7 @@ def plan(
 
 
 def differs(live: Slice, wanted: Slice) -> bool:
-    """Whether a slice is not as it should be, but for what the API server adds."""
+    """Whether a slice differs from the wanted one, apart from what the API server adds."""
     owners, needed = (each["metadata"].get("ownerReferences") or () for each in (live, wanted))
     return _plain(live.get("spec")) != _plain(wanted["spec"]) or any(
         owner not in owners for owner in needed
@@ -195,7 +195,7 @@ def _plain(value: object) -> object:
 
 
 def dropped(sent: Slice, reply: Slice) -> tuple[str, ...]:
-    """The fields, such as ``devices.taints``, that were sent and are not in the reply.
+    """Returns fields, such as ``devices.taints``, that were sent and are not in the reply.
 
     The API server omits what belongs to a feature that is off.
     """
@@ -217,7 +217,7 @@ def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
 
 
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
-    """`wanted` with the times of the taints that are live, in any slice.
+    """Returns `wanted` with the times of the live taints, in any slice.
 
     Else the API server would put in the time of each write, and a Pod that tolerates a taint for
     some seconds would do so again after every write.
