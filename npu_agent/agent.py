@@ -113,12 +113,12 @@ class Host:
     """Where its ``/`` is seen, with /sys, /dev and /var/run/cdi; the plugin directory is used as
     configured."""
     node_name: str | None
-    """This Node's name, for what the config says of single nodes."""
+    """This Node's name, for config of single nodes."""
     kubelet: bool = True
     """Whether there is one. If not, the agent watches the cards, serves metrics and pages, and
     writes CDI specs for people who name cards by hand."""
     simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
-    """What keeps the simulated cards below `root` alive; None: the cards are real."""
+    """Runs the simulated cards below `root`; None: the cards are real."""
 
 
 class Agent:
@@ -151,7 +151,7 @@ class Agent:
         self.poller = Poller(config_file, REGISTRY, effective, timing.config)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
-        """How often each part failed and was started again."""
+        """Restarts of each part after a failure."""
         found = read_record(directory) if kubelet else None
         ledger = Feed(recover(Ledger(), found, time.monotonic()))
         self.inventory = Inventory(
@@ -213,7 +213,7 @@ class Agent:
             seen=self.node_watch.state.map(_labels) if method == "api" else None,
             machine=partial(read_machine, host_root),
         )
-        """None where the config wants no labels, or there is no Node to have them."""
+        """None without labels in the config, or without a Node."""
         self.host_cdi = (
             None
             if kubelet
@@ -225,7 +225,7 @@ class Agent:
                 directory=host_root / cdi.HOST_DIRECTORY,
             )
         )
-        """None where a kubelet hands out the cards."""
+        """None where a kubelet allocates the cards."""
         self._ownership = ownership = Ownership(directory, self._disowned)
         self._degraded = self.inventory.trends.map(degraded)
         self.drivers = tuple(
@@ -291,7 +291,7 @@ class Agent:
         """None where the config wants no TLS."""
         by_cluster = config.metrics.authorization == "kubernetes"
         self.authorizer = Authorizer(self._api) if by_cluster else None
-        """None where everybody may read the pages."""
+        """None where any client may read the pages."""
         self.server = Server(
             "metrics",
             config.metrics.address,
@@ -305,7 +305,7 @@ class Agent:
             Pages(probes(self.state), fresh=0.0),
             Limits(silence=2.0),  # the kubelet comes on a new connection for each probe
         )
-        """A listener of the kubelet's own: no stranger at the other one keeps its probes out."""
+        """A listener for the kubelet alone: clients of the other one cannot block its probes."""
         hooks = Hooks(
             prepare=self.publisher.renew,
             grant=self._grant,
@@ -417,7 +417,7 @@ class Agent:
         await self._api.close()
 
     def _parts(self) -> Iterator[_Part]:
-        """The parts that run but for sessions, drivers and servers."""
+        """Yields the parts other than sessions, drivers and servers."""
         if self._simulation:
             yield "simulation", self._simulation
         yield "inventory", self.inventory.run
@@ -452,7 +452,7 @@ class Agent:
                 logs.setup(wanted.level, wanted.format)
 
     def _disowned(self) -> None:
-        """Another agent may have the node from now on, and counts itself what is used."""
+        """Called when another agent may own the node; it then counts usage itself."""
         self.store.disowned()
         self.accountant.count()
 
@@ -537,7 +537,7 @@ class Agent:
         await self.store.grant_when_free(resource, devices)
 
     def _served(self) -> set[str]:
-        """The resources that the device plugin serves, or is to serve."""
+        """Returns the resources that the device plugin serves, or is to serve."""
         wishes = self.modes.wishes.value.families
         return {
             resource.name
@@ -639,7 +639,7 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
 
 
 async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | None:
-    """How many devices of each resource the scheduler counts on this node; None: unknown."""
+    """Returns the scheduler's count of each resource on this node; None: unknown."""
     if node_name is None:
         return None
     try:
@@ -658,7 +658,7 @@ async def run(
     config_file: Path | None,
     shutdown: Shutdown,
 ) -> None:
-    """`npu-agent run`: the agent until SIGTERM or SIGINT. SIGHUP reads the config now."""
+    """Runs the agent until SIGTERM or SIGINT (`npu-agent run`). SIGHUP reads the config now."""
     config = effective.config
     log.info(
         "npu-agent starts",

@@ -1,4 +1,4 @@
-"""The health of one card: a pure state machine, probes in, state out.
+"""The health of a card: a pure state machine, probes in, state out.
 
 It takes several bad probes in a row to fence a card and several good ones to bring it back. What
 the driver does not say is unknown, and never fences.
@@ -25,10 +25,10 @@ class Outcome(enum.Enum):
     GOOD = "good"
     DEAD = "dead"
     BAD = "bad"
-    """Something else is wrong: a read failed or hung, a node is missing."""
+    """The probe found a fault: a read failed or hung, or a node is missing."""
     HOT = "hot"
     SILENT = "silent"
-    """Nothing is wrong, and the driver does not say."""
+    """The probe found no fault, and the driver does not report health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How many probes in a row it takes."""
+    """The probes in a row that change the state."""
 
     failures: int = 2
     recoveries: int = 3
@@ -52,7 +52,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTracker:
-    """A card's health, and what recent probes say against it."""
+    """The health of a card, and recent probes that contradict it."""
 
     health: Health
     streak: int = 0
@@ -60,7 +60,7 @@ class HealthTracker:
     dead: bool = False
     """Whether the driver's last word was that the card does not work."""
     hot: bool = False
-    """Whether it is fenced, and was too hot since."""
+    """Whether it is fenced, and has been too hot since."""
 
 
 _STATE = {

@@ -1,4 +1,4 @@
-"""The stable ID of each card, by what cards say of themselves from moment to moment. Pure.
+"""Stable IDs of cards, from the identifiers that they report. Pure.
 
 Start reading at `identify`.
 """
@@ -83,7 +83,7 @@ def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> 
 
 
 def _fit(before: frozenset[str], card: Card) -> int:
-    """How well a card fits what identified one before; 0: it is another one.
+    """Returns how well a card fits known identifiers; 0: it is another card.
 
     What is said only once counts neither way. The UUID alone is not enough if the serial number and
     the place are others.
@@ -101,7 +101,7 @@ def _name(card: Card) -> str:
 
 
 def _stem(text: str) -> str:
-    """A card's ID without what could be the cores of a device: ``WBY`` of ``WBY_cores_0-1``."""
+    """Returns a card's ID without a part like a device's cores: ``WBY`` of ``WBY_cores_0-1``."""
     return _CORES.sub("", text)
 
 

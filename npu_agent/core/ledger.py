@@ -76,7 +76,7 @@ class Assignment:
     container: str
     """"" where it is not known which of a Pod's."""
     resource: str
-    """Of a claim, the driver."""
+    """The resource's name; for a claim, the driver."""
     device: str
     """The device's ID; of a claim, its name in the pool."""
     claim: str = ""
@@ -167,16 +167,16 @@ class PreparedClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """A device that is in use, or may be."""
+    """An allocation: a device that is in use, or may be."""
 
     footprints: tuple[Footprint, ...]
-    """What it may stand for; none: anything."""
+    """The cores that it may stand for; empty: any."""
     containers: tuple[Assignment, ...] = ()
     """The holders that pod-resources named last."""
     by: str = "a container that starts"
     """The holder, for people, while pod-resources names none."""
     since: float
-    """An earlier answer says nothing of this allocation."""
+    """Answers requested earlier say nothing about this allocation."""
     kept_until: float = 0.0
     """An earlier answer does not end it."""
     first_absent: float | None = None
@@ -185,7 +185,7 @@ class Allocation:
     pod_uids: frozenset[str] = frozenset()
     """The Pods that the kubelet had for this device since it began."""
     ran: bool = False
-    """Whether one of them was seen to run without being listed."""
+    """Whether one of them ran without being listed."""
 
     @property
     def holder(self) -> str:
@@ -595,7 +595,7 @@ class Ledger:
 def _best(
     footprints: Iterable[Footprint], present: Sequence[tuple[frozenset[str], CardState]]
 ) -> tuple[str, CoreRange] | None:
-    """The card, by its ID, and the cores that the footprints most likely stand for."""
+    """Returns card ID and cores that the footprints most likely stand for."""
     alike = (
         (len(held.keys & keys), held.cores, state)
         for held in footprints
@@ -609,7 +609,7 @@ def _best(
 def _assigned(
     claim: PreparedClaim, device: PreparedDevice, uses: Iterable[ClaimUse]
 ) -> list[Assignment]:
-    """The containers that hold a device of a claim.
+    """Returns the containers that hold a device of a claim.
 
     A kubelet lists all of a claim's devices for each container that names one of its requests. So
     with several requests and several containers, it is not known which one has the device.
@@ -633,7 +633,7 @@ class Conflicts:
         self.unreadable: Allocation | None = None
         self._allocations: dict[Holder, Allocation] = {}
         self._by_mark: dict[str, dict[tuple[Holder, Footprint], None]] = {}
-        """What is held, by key and by node; sets that keep their order."""
+        """Allocations by key and by node; sets that keep their order."""
         self._unidentified: dict[Holder, Allocation] = {}
         self._cards: dict[str, set[int]] = {}
         """The cards that have each key."""
@@ -695,18 +695,18 @@ class Conflicts:
 
 
 def keys_of(card: Card) -> frozenset[str]:
-    """Everything that identifies a card: `Card.identities`, else its number."""
+    """Returns all that identifies a card: `Card.identities`, else its number."""
     return card.identities or frozenset({f"number:{card.family}-{card.index}"})
 
 
 def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
-    """The ID of the present card that a footprint most likely stands for."""
+    """Returns the ID of the present card that a footprint most likely stands for."""
     best = _best([held], [(keys_of(state.card), state) for state in cards])
     return best and best[0]
 
 
 def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
-    """The cores of that card, if they are not all of them."""
+    """Returns the cores of that card, unless they are all of them."""
     card_id = card_of(held, cards)
     whole = next((each.card.all_cores for each in cards if each.id == card_id), held.cores)
     return None if held.cores == whole else held.cores

@@ -1,4 +1,4 @@
-"""Snapshot -> the devices of a resource: how cards are cut. Pure."""
+"""Computes the devices of a resource from a Snapshot: how cards are cut. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CARDS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A named set of devices, and how wide its devices are."""
+    """A named set of devices, and their width in cores."""
 
     name: str
     """As Pods ask for it: ``example.com/npu``."""
@@ -102,7 +102,7 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
 def _devices(
     card_id: str, card: Card, healthy: bool, reason: str, width: int
 ) -> tuple[Device, ...]:
-    """The card cut into devices of `width` cores; cached.
+    """Cuts the card into devices of `width` cores; cached.
 
     Without the time of its health: a card that fails again and again would fill the memory.
     """
@@ -135,7 +135,7 @@ def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRan
 
 
 def cover(card: Card, cores: CoreRange) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
-    """The fewest core nodes, like ``0-3`` and ``4-7``, that cover `cores`, and what is left."""
+    """Returns the fewest core nodes, like ``0-3`` and ``4-7``, that cover `cores`, and the rest."""
     existing = sorted(
         (covered for covered, node in card.access.core_nodes if node in card.nodes),
         key=len,

@@ -43,7 +43,7 @@ class Description:
     attributes: Mapping[str, Value]
     """By name; one without a domain is the driver's own."""
     capacity: Mapping[str, str]
-    """Quantities as Kubernetes writes them: ``{"memory": "48Gi"}``."""
+    """Quantities in Kubernetes' form: ``{"memory": "48Gi"}``."""
     counters: Mapping[str, str]
     """What is counted of a card that is cut, in addition to each core: at most two quantities."""
 
@@ -65,7 +65,7 @@ class Effect(Enum):
     """Effects of a taint, as the API server names them."""
 
     NONE = "None"
-    """It is only to be known."""
+    """For information only."""
     NO_SCHEDULE = "NoSchedule"
     NO_EXECUTE = "NoExecute"
 
@@ -124,7 +124,7 @@ class Marks:
     cordoned: Collection[str] = ()
     """The IDs of the cards that a person has taken out of service."""
     degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
-    """By ID, what one should know of cards that work."""
+    """Remarks on working cards, by ID."""
 
 
 def pool(
@@ -254,6 +254,6 @@ def _taints(driver: str, device: Device, marks: Marks) -> tuple[Taint, ...]:
 
 
 def without_notes(device: PoolDevice) -> PoolDevice:
-    """The device without the taints that have no effect."""
+    """Returns the device without taints that have no effect."""
     taints = tuple(taint for taint in device.taints if taint.effect is not Effect.NONE)
     return device if taints == device.taints else replace(device, taints=taints)

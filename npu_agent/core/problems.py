@@ -43,7 +43,7 @@ Subject = Literal[
     "cdi",
 ]
 Severity = Literal["critical", "warning", "info"]
-"""As the alerts have it: Pods lose NPUs now; this working day; to know."""
+"""Severities of the alerts: Pods lose NPUs now; this working day; for information."""
 _SEVERITIES: Sequence[Severity] = ("critical", "warning", "info")
 
 _MISSED = 6 * 3600.0
@@ -52,15 +52,15 @@ _MISSED = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that people should know, and what it is about: one cause is one Note."""
+    """A remark for people: one cause is one Note."""
 
     subject: Subject
     text: str
     """What comes before the first ``: `` says it in short."""
     cards: tuple[str, ...] = ()
-    """The IDs of the cards that it is about, of those that are here."""
+    """The IDs of the present cards that it concerns."""
     remedy: str = ""
-    """What to do about it; empty where there is nothing to do, or the text has it."""
+    """The remedy; empty where there is none, or the text has it."""
     runbook: str = ""
     """The section of the runbook that has the steps: ``npucardunhealthy``; may be empty."""
     unready: str = ""
@@ -69,12 +69,12 @@ class Note:
     since: float | None = field(default=None, kw_only=True)
     """When it began; None where that is not known."""
     pods: tuple[str, ...] = field(default=(), kw_only=True)
-    """The Pods that it hits, ``namespace/pod``."""
+    """The affected Pods, ``namespace/pod``."""
     command: str = field(default="", kw_only=True)
-    """The first thing to type for it, here or on the node; empty where there is none."""
+    """The first command for it, here or on the node; empty where there is none."""
 
     waits: str = field(default="", kw_only=True)
-    """What the agent has that waits for the API server, where that is the cause; else empty."""
+    """The part of the agent that waits for the API server; else empty."""
 
     @property
     def card(self) -> str | None:
@@ -152,7 +152,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
 
 
 def _rests(card: CardState, state: AgentState) -> bool:
-    """Whether a person sees to the card already, and no Pod holds it: its alerts rest too."""
+    """Whether a person works on the card already, and no Pod holds it: no alerts either."""
     return card.id in state.cordons and not state.usages_of(card)
 
 
@@ -194,7 +194,7 @@ def _lasting(
 
 _LOAD = "stop the load now: delete the Pods that hold it"
 _NAMED = 4
-"""Cards that are named; of more there is the number."""
+"""The most cards that are named; of more there is the number."""
 
 
 def _names(cards: Sequence[CardState], everything: bool = False) -> str:
@@ -257,7 +257,7 @@ def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
 
 
 def _gone(state: AgentState) -> Iterator[Note]:
-    """Cards that left, those that Pods hold first, and Pods that hold what is not there."""
+    """Yields cards that left, those that Pods hold first, and Pods with missing devices."""
     held = _held(state)
     left: dict[bool, list[GoneCard]] = {True: [], False: []}
     pods: list[str] = []
@@ -469,11 +469,11 @@ _KUBELET = (
     "as it is back"
 )
 _COMMANDS = {_AGAIN: _DOCTOR, _KUBELET: KUBELET}
-"""What to type for these remedies."""
+"""The commands for these remedies."""
 
 
 def _unserved(session: SessionStatus, state: AgentState) -> str | None:
-    """Why this resource is not served as it should be; None if it is."""
+    """Returns why this resource is not fully served; None if it is."""
     doing = session.phase.value
     if session.phase in (SessionPhase.REGISTERED, SessionPhase.STANDBY):
         return None
@@ -497,7 +497,7 @@ def _has_cards(name: str, state: AgentState) -> bool:
 
 
 def _of_driver(driver: DraState) -> Iterator[Note]:
-    """Why claims cannot be served as they should be."""
+    """Yields reasons why claims are not fully served."""
     session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
     if session.phase not in (SessionPhase.STANDBY, SessionPhase.REGISTERED):
         text = _reasoned(f"{what}: {session.phase.value}", session)

@@ -1,4 +1,4 @@
-"""AgentState: how the agent and its node stand at one moment, as one frozen value.
+"""AgentState: the state of agent and node at one moment, as one frozen value.
 
 It is put together in one place, `npu_agent.agent`. Readiness and problems
 (`npu_agent.core.problems`), JSON, HTML and the agent's own metrics are pure functions of it.
@@ -54,7 +54,7 @@ class SessionStatus:
     registrations: int = 0
     """Successful registrations since the start."""
     since: float | None = field(default=None, compare=False)
-    """When it came to this phase; None: it has been so from the start."""
+    """The time of entering this phase; None: at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ consumes."""
 TAINTS = "devices.taints"
 """The field by which devices are kept from being allocated."""
 NOTES = "devices.taints.effect None"
-"""The effect of taints that are only to be known: Kubernetes 1.35."""
+"""The effect of informative taints: Kubernetes 1.35."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +138,10 @@ class ApiState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigState:
-    """How the config file stands."""
+    """The state of the config file."""
 
     generation: int = 1
-    """Counts the configs that were in force, from 1."""
+    """The number of the config in force, from 1."""
     loaded_at: float
     """When the file was last found good."""
     error: str | None = None
@@ -157,11 +157,11 @@ class LabelState:
     """The labels that should be on the Node, and whether they are."""
 
     output: Literal["api", "nfd", "none"]
-    """Where they go: the config's labels.output."""
+    """The config's labels.output."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What should be there, by key."""
+    """The wanted labels, by key."""
     in_place: bool = False
-    """Whether they were there at the last check."""
+    """Whether they were in place at the last check."""
     error: str | None = None
     """Why they are not, with the remedy; None while nothing is wrong."""
     applied_at: float | None = None
@@ -195,7 +195,7 @@ class TlsState:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
-    """How everything stands. What it counts may go on counting."""
+    """The state of the agent and its node. Its counters may go on counting."""
 
     version: str
     node: str | None
@@ -209,7 +209,7 @@ class AgentState:
     """`now` by the clock of all other times."""
     snapshot: Snapshot
     usages: tuple[Usage, ...] = ()
-    """Who holds which cores of present cards, as the ledger has it."""
+    """The usages of present cards, from the ledger."""
     assignments: tuple[Assignment, ...] = ()
     """As the kubelet reports them: of any resource of the node."""
     assignments_error: str | None = None
@@ -224,13 +224,13 @@ class AgentState:
     places: Mapping[str, ApiMode] = field(default_factory=dict)
     """Where each card is offered, by its ID; one that is not named: by the device plugin."""
     unsettled: str = ""
-    """Why it is not known yet which API `allocation.api: auto` stands for; empty: it is."""
+    """Why the API of `allocation.api: auto` is not known yet; empty: it is."""
     moving: Mapping[str, WantedApi] = field(default_factory=dict)
-    """By ID, the cards on their way from one API to the other, and to which."""
+    """The cards that move to the other API, and to which, by ID."""
     cordons: Mapping[str, str] = field(default_factory=dict)
-    """By ID, the cards that a person has cordoned, and why."""
+    """The cordoned cards and the reasons, by ID."""
     held_by: Mapping[str, str] = field(default_factory=dict)
-    """By ID, who holds or may hold any of a cordoned card; those that are free are left out."""
+    """The possible holders of cordoned cards, by ID; free cards are left out."""
     cordons_lost: Mapping[str, str] = field(default_factory=dict)
     """Names in the Node's annotation that match no card here, with the reasons."""
     cordons_wrong: tuple[Trouble, ...] = ()
@@ -240,7 +240,7 @@ class AgentState:
     node_error: str | None = None
     """Why changes of the Node are not seen, with the remedy; None while nothing is wrong."""
     reads: ApiState | None = None
-    """As whom the API server is read; None: not yet, or by a kubeconfig."""
+    """The identity at the API server; None: not yet, or by a kubeconfig."""
     disabled: frozenset[str] = frozenset()
     """Names of the cards that the config keeps out of service here, as `advertise` takes them."""
     config: ConfigState
@@ -253,17 +253,17 @@ class AgentState:
     condition: ConditionState | None = None
     """None: the Node's condition is switched off."""
     maintenance: str = ""
-    """What work on the Node is under way, for people; empty: none."""
+    """The maintenance of the Node, for people; empty: none."""
     trends: Trends = field(default_factory=Trends)
-    """What lasts on cards."""
+    """The trends of cards."""
     timeline: Timeline = field(default_factory=Timeline)
-    """What has happened within a day, and which cards are gone."""
+    """The events of a day, and the cards that are gone."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """How often each part failed and was started again."""
+    """Restarts of each part after a failure."""
     lag: Histogram
     """Seconds that the event loop was late."""
     labels_applied: Mapping[str, int] = field(default_factory=dict)
-    """What was done to the Node's labels, by result."""
+    """Attempts to apply the Node's labels, by result."""
     events: Mapping[str, int] = field(default_factory=dict)
     """Events on the Node, by result."""
     reading_failures: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
@@ -275,7 +275,7 @@ class AgentState:
     tls: TlsState | None = None
     """None: the public port is without TLS."""
     authorizations: Mapping[str, int] = field(default_factory=dict)
-    """Requests for pages, by what became of them; empty where everybody may read them."""
+    """Requests for pages, by result; empty where any client may read them."""
     refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Connections ended for newer ones, by listener (``metrics``, ``probes``) and reason."""
 
@@ -297,7 +297,7 @@ class AgentState:
 
     @cached_property
     def missing(self) -> tuple[GoneCard, ...]:
-        """The cards that left within a day and whose place is empty."""
+        """Returns the cards that left within a day and whose place is empty."""
         taken = {card.card.place for card in self.snapshot.cards}
         return tuple(one for one in self.timeline.gone if one.state.card.place not in taken)
 
@@ -336,7 +336,7 @@ class AgentState:
         return self._usages_by_card.get(card.id, ())
 
     def pods_of(self, cards: Iterable[CardState]) -> tuple[str, ...]:
-        """The Pods that hold any of the cards, ``namespace/pod``, each once."""
+        """Returns the Pods that hold any of the cards, ``namespace/pod``, each once."""
         held = (one.assignment.pod_name for card in cards for one in self.usages_of(card))
         return tuple(dict.fromkeys(held))
 
@@ -344,16 +344,16 @@ class AgentState:
         return not names(card).isdisjoint(name.lower() for name in self.disabled)
 
     def is_stale(self, card: CardState) -> bool:
-        """Whether the card's last reading is too old to be taken for the present."""
+        """Whether the card's last reading is too old."""
         reading = card.reading
         return reading is not None and self.monotonic - reading.at > self.stale_after
 
     def wall(self, at: float) -> float:
-        """A past time of `time.monotonic` by the wall clock as it goes now."""
+        """Converts a past time of `time.monotonic` to the wall clock."""
         return self.now - max(0.0, self.monotonic - at)
 
     def withheld(self, resource: ResourceState) -> tuple[Device, ...]:
-        """The devices that are unhealthy although their card is neither that nor cordoned."""
+        """Returns unhealthy devices whose card is neither unhealthy nor cordoned."""
         fenced = {card.id for card in self.snapshot.cards if is_fenced(card)} | {*self.cordons}
         return tuple(
             device

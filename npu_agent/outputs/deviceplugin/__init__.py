@@ -1,1 +1,1 @@
-"""The device plugin: what to advertise, what Allocate answers, and the session with the kubelet."""
+"""The device plugin: advertised devices, Allocate, and the session with the kubelet."""

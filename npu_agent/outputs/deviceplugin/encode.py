@@ -1,4 +1,4 @@
-"""Encodes what goes to the kubelet in bulk: protobuf, written straight from our own values.
+"""Encodes large messages to the kubelet: protobuf, written directly from our own values.
 
 betterproto needs about 0.1 ms for each device and 5 ms for an Allocate of 8 cards, on the event
 loop (bench/). These messages are nested strings, made of pieces that are kept; tests compare every
@@ -46,19 +46,19 @@ def _device(id_: str, healthy: bool, numa_node: int | None) -> bytes:
 
 
 def device_list(devices: Iterable[Device]) -> bytes:
-    """A ListAndWatchResponse. Without a NUMA node there is no TopologyInfo at all."""
+    """Encodes a ListAndWatchResponse. Without a NUMA node there is no TopologyInfo."""
     return b"".join(_device(d.id, d.healthy, d.card.numa_node) for d in devices)
 
 
 @lru_cache(_NODES)
 def _node(paths: tuple[str, str]) -> bytes:
-    """A DeviceSpec of a node's paths in the container and on the host."""
+    """Encodes a DeviceSpec with a node's paths in the container and on the host."""
     path, host_path = paths
     return _field(3, _field(1, path.encode()) + _field(2, host_path.encode()) + _field(3, b"rw"))
 
 
 def container_response(given: Grant, *, by_cdi: bool = False) -> bytes:
-    """An AllocateResponse's part for one container; with `by_cdi`, CDI names in place of nodes."""
+    """Encodes one container's part of an AllocateResponse; `by_cdi`: CDI names, no nodes."""
     body = b"".join(
         (
             *(_entry(1, variable, value) for variable, value in given.environment),

@@ -20,7 +20,7 @@ from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 log = logger(__name__)
 
 _ENDING = 0.3
-"""Seconds for the end; the kubelet has 0.2 of them to say who holds what."""
+"""Seconds for the end; pod-resources has 0.2 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Wanted:
 
 
 class Publisher:
-    """Keeps `devices`, a feed for each resource, true.
+    """Keeps `devices`, a feed for each resource, up to date.
 
     A device is unhealthy while another holder may have any of its cores or nodes under another
     name, as after a change of shape, number or identity.
@@ -61,7 +61,7 @@ class Publisher:
         self._specs = specs
         self._missing: set[DeviceName] = set()
         self._known: dict[str, str] = {}
-        """Name and ID of each device that was listed, by its ID: for people."""
+        """Name and ID of each listed device, by ID, for people."""
         self._publishing = asyncio.Lock()
 
     @property
@@ -116,7 +116,7 @@ class Publisher:
                     break
 
     def _lists(self) -> dict[str, Devices] | None:
-        """The devices of each resource; None: nothing should be offered yet."""
+        """Returns the devices of each resource; None: nothing should be offered yet."""
         snapshot, wanted = self._snapshots.value, self._wanted.value
         conflicts = self._store.update()
         if not snapshot.complete or not self._store.asked.value:
@@ -172,7 +172,7 @@ class Publisher:
             self.devices[name].publish(devices)
 
     def _report_missing(self, lists: Mapping[str, Devices]) -> None:
-        """Logs devices that vanished from under a running Pod, each once as long as it holds it."""
+        """Logs devices that vanished while a Pod holds them, each once."""
         here = {one.assignment.name for one in self._store.usages.value}
         for resource, devices in lists.items():
             here |= {DeviceName(resource, device.id) for device in devices}
@@ -194,7 +194,7 @@ class Publisher:
         self._missing = {*gone, *self._missing} & self._store.states.value.allocations.keys()
 
     def _held(self) -> set[str] | None:
-        """The IDs of the devices that containers hold; None: the kubelet has not said."""
+        """Returns the IDs of devices that containers hold; None: unknown."""
         if self._store.answers.value.error is not None:
             return None
         return {name.device for name in self._store.states.value.allocations}

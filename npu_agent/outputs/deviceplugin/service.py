@@ -55,7 +55,7 @@ class Streams:
 
     open: int = 0
     ever: int = 0
-    """Since the start; it shows one that opened and ended unseen."""
+    """Streams since the start; shows one that opened and ended unseen."""
 
 
 def options() -> wire.DevicePluginOptions:

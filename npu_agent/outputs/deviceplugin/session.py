@@ -49,24 +49,24 @@ class Timing:
     register: float = 15.0
     """Deadline of Register. The kubelet dials us for up to 10 s before it answers."""
     connect: float = 5.0
-    """From Register's answer to the kubelet's ListAndWatch."""
+    """Longest time from Register's answer to the kubelet's ListAndWatch."""
     look_every: float = 1.0
-    """Between checks of our socket while registered; a stat each."""
+    """Pause between checks of our socket while registered; a stat each."""
     prove_every: float = 20.0
-    """Between checks that the kubelet still offers what we serve."""
+    """Pause between checks that the kubelet still offers our devices."""
     prove_again: float = 10.0
-    """Until the second check when it does not: a new list takes moments."""
+    """Pause before the second check if it does not: a new list takes moments."""
     prove_seldom: float = 1200.0
-    """Between these checks where registering again did not help: a kubelet may not say all."""
+    """Pause between these checks if registering again did not help."""
     retry_first: float = 0.1
-    """Between the first attempts while the kubelet is away; a stat each."""
+    """Pause between the first attempts while the kubelet is away; a stat each."""
     retry_longest: float = 1.0
     fickle_longest: float = 1.5
-    """Between registrations at a kubelet that keeps dropping us."""
+    """Pause between registrations at a kubelet that keeps dropping us."""
     steady: float = 5.0
-    """For which a registration has to last to count as a success."""
+    """Shortest registration that counts as a success."""
     early: float = 5.5
-    """To register while the agent before us still serves; that one waits for 6."""
+    """Deadline to register while the previous agent still serves; it waits for 6."""
     ours_within: float = 20.0
     """For which an Allocate waits for the node to be ours; no other Pod starts meanwhile. The agent
     before us may take 16 to end (`Ownership.hand_over`, then calls under way)."""
@@ -103,7 +103,7 @@ class _Endpoint(NamedTuple):
 
 
 class Session:
-    """Keeps one resource registered; `status` has how it stands."""
+    """Keeps one resource registered; `status` has its state."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _endpoint(self) -> AsyncIterator[_Endpoint]:
-        """The endpoint that the kubelet has already, else a new one."""
+        """Yields the endpoint that the kubelet has already, else a new one."""
         if self._early:
             (endpoint, stack), self._early = self._early, None
             async with stack:
@@ -291,7 +291,7 @@ class Session:
             served.publish(devices)
 
     async def _register_until_served(self, endpoint: _Endpoint) -> bool:
-        """Registers until the kubelet holds our stream; False if our socket vanishes."""
+        """Registers until the kubelet holds our stream; returns False if our socket vanishes."""
         absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         while (trouble := await self._register(endpoint)) is not None:
             self._standing.fails(trouble, SessionPhase.REGISTERING)
@@ -395,7 +395,7 @@ class Session:
                 )
 
     async def _missing(self) -> frozenset[str]:
-        """The IDs of our healthy devices that the kubelet does not offer."""
+        """Returns the IDs of our healthy devices that the kubelet does not offer."""
         offered = await self._hooks.offered()
         if offered is None:
             return frozenset()

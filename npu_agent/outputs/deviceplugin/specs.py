@@ -1,4 +1,4 @@
-"""The CDI specs of the device plugin: on disk before a device is offered, and while it is held."""
+"""CDI specs of the device plugin: on disk before a device is offered, and while it is held."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PluginSpecs:
                 once no container holds any of it.
         """
         self.unwritten: frozenset[str] = frozenset()
-        """The IDs of the devices that the specs on disk do not have as they are now."""
+        """Returns the IDs of devices whose spec on disk is missing or outdated."""
         self._directory = cdi.SpecDirectory(directory)
         self._kinds = kinds
         self._by_cdi = by_cdi
@@ -88,13 +88,13 @@ class PluginSpecs:
         self.unwritten = cdi.missing(specs, self._directory.files) if failed else frozenset()
 
     async def end(self, *, remove: bool) -> None:
-        """Writes nothing from now on; removes all of them if no container holds a device."""
+        """Stops writing; removes all specs if no container holds a device."""
         self._ends = True
         if remove:
             await self._directory.sync({})
 
     async def _left_behind(self) -> dict[str, bytes]:
-        """The readable specs of an earlier agent, by file name: its Pods may still run."""
+        """Reads the specs of an earlier agent, by file name: its Pods may still run."""
         found = {}
         for kind in self._kinds:
             name = cdi.spec_file(kind)
