@@ -288,11 +288,11 @@ async def _labels(context: Context) -> Check:
             context.agent_log,
         )
     if context.config.labels.output == "nfd":
-        return ok(f"{len(found.labels)} in the feature file, as they should be")
+        return ok(f"{len(found.labels)} in the feature file, all in place")
     meta = (await context.probe(own_node)).metadata
     if theirs := sorted(found.labels.keys() - meta.applied):
         return _foreign(meta, theirs[0])
-    return ok(f"{len(found.labels)} on the Node, as they should be")
+    return ok(f"{len(found.labels)} on the Node, all in place")
 
 
 def _foreign(node: NodeMeta, key: str) -> Check:

@@ -185,7 +185,7 @@ class Api:
     def known_as(self) -> str:
         """Describes server and identity for people; valid after another call."""
         source = self._credentials.source if self._credentials else "no credentials"
-        return f"{errors.server(self._credentials)} knows us by {source}"
+        return f"{errors.server(self._credentials)} accepts {source}"
 
     async def close(self) -> None:
         """Closes the connections within 0.3 s; to be called when no call is under way."""

@@ -1,4 +1,4 @@
-"""Keeps the labels as they should be: when to check, when to write, and how to retry."""
+"""Keeps the labels in place: when to check, when to write, and how to retry."""
 
 from __future__ import annotations
 
