@@ -26,8 +26,10 @@ _HELP = {
     "are to each other.",
     "kubelet_restarts_total": "Registrations at the kubelet that were lost and made again.",
     "dra_registered": "Whether the kubelet has registered the DRA driver: 1 or 0.",
-    "dra_slices_published": "Whether the driver's ResourceSlices at the API server are up to date: 1 or 0.",
-    "dra_pool_incomplete": "Whether ResourceSlices of the pool are missing: 1 or 0. The scheduler ignores such a pool.",
+    "dra_slices_published": "Whether the driver's ResourceSlices at the API server are up to "
+    "date: 1 or 0.",
+    "dra_pool_incomplete": "Whether ResourceSlices of the pool are missing: 1 or 0. The "
+    "scheduler ignores such a pool.",
     "dra_slices_written_total": "ResourceSlices written or deleted.",
     "dra_claims": "Claims that are prepared now.",
     "dra_moving_cards": "Cards that move to the other API when their Pods end.",
