@@ -63,10 +63,10 @@ class Event:
 _NO_TRENDS = Trends()
 _CARD_EVENTS = {
     ChangeKind.REMOVED: ("NPURemoved", "{card} is gone", True),
-    ChangeKind.EXCHANGED: ("NPUExchanged", "{card} is in the place of {before}: {title}", False),
-    ChangeKind.ADDED: ("NPUAdded", "{card} is there: {title}", False),
+    ChangeKind.EXCHANGED: ("NPUExchanged", "{card} replaced {before}: {title}", False),
+    ChangeKind.ADDED: ("NPUAdded", "{card} was added: {title}", False),
     ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}: {remedy}", True),
-    ChangeKind.RECOVERED: ("NPURecovered", "{card} can be used again: {reason}", False),
+    ChangeKind.RECOVERED: ("NPURecovered", "{card} has recovered: {reason}", False),
 }
 """For each change of a card that is an Event: its reason, its message, and whether it warns."""
 

@@ -465,7 +465,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
         ),
         (
             {"kubeletRootDir": "/a", "config": {"pluginDir": "/b"}},
-            "leave config.pluginDir out, it is /a/device-plugins then",
+            "remove config.pluginDir, which is then /a/device-plugins",
         ),
         (
             {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}},

@@ -82,7 +82,7 @@ def test_a_card_dies_and_comes_back() -> None:
     (back,) = card_events(sick, well)
     assert back == Event(
         reason="NPURecovered",
-        message="npu0 (UUID-0, 0000:00:00.0) can be used again: works",
+        message="npu0 (UUID-0, 0000:00:00.0) has recovered: works",
         warning=False,
     )
     assert shown(sick, snapshot(dead(0, "another reason"))) == []
@@ -95,7 +95,7 @@ def test_cards_come_and_go() -> None:
     both, one = snapshot(card(0), card(1)), snapshot(card(0))
     assert shown(both, one) == [("NPURemoved", "npu1 (UUID-1, 0000:01:00.0) is gone")]
     assert shown(one, both) == [
-        ("NPUAdded", "npu1 (UUID-1, 0000:01:00.0) is there: FuriosaAI Warboy")
+        ("NPUAdded", "npu1 (UUID-1, 0000:01:00.0) was added: FuriosaAI Warboy")
     ]
     assert [reason for reason, _ in shown(one, snapshot(card(0), dead(1)))] == [
         "NPUAdded",
@@ -111,7 +111,7 @@ def test_a_card_that_is_exchanged_is_one_event() -> None:
     assert shown(snapshot(card(0)), snapshot(other)) == [
         (
             "NPUExchanged",
-            "npu0 (OTHER, 0000:00:00.0) is in the place of UUID-0: FuriosaAI Warboy",
+            "npu0 (OTHER, 0000:00:00.0) replaced UUID-0: FuriosaAI Warboy",
         )
     ]
 
@@ -138,7 +138,7 @@ def test_of_a_card_that_flaps_there_is_no_event_for_each_change() -> None:
 
 def test_a_card_without_any_identity_is_named_once() -> None:
     bare = replace(card(0), id="npu0", card=replace(card(0).card, pci_bus_id=None))
-    assert shown(snapshot(), snapshot(bare)) == [("NPUAdded", "npu0 is there: FuriosaAI Warboy")]
+    assert shown(snapshot(), snapshot(bare)) == [("NPUAdded", "npu0 was added: FuriosaAI Warboy")]
 
 
 def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:

@@ -30,7 +30,7 @@ Two that share it (nodeSelector, affinity) take nameOverride, which is in the se
 {{- . -}}
 {{- else -}}
 {{- if not .Values.serviceAccount.create -}}
-{{- fail "serviceAccount.create is false: say in serviceAccount.name which account it is to be" -}}
+{{- fail "serviceAccount.create is false: set serviceAccount.name to an account that exists" -}}
 {{- end -}}
 {{- include "npu-agent.fullname" . -}}
 {{- end -}}
@@ -90,7 +90,7 @@ app.kubernetes.io/name: {{ include "npu-agent.name" . }}
 {{- $given := dig "pluginDir" "" .Values.config | trimSuffix "/" }}
 {{- $there := printf "%s/device-plugins" $root }}
 {{- if and $given (ne $root $usual) (ne $given $there) }}
-{{- fail (printf "kubeletRootDir is %s and config.pluginDir is %s: leave config.pluginDir out, it is %s then" $root $given $there) }}
+{{- fail (printf "kubeletRootDir is %s and config.pluginDir is %s: remove config.pluginDir, which is then %s" $root $given $there) }}
 {{- end }}
 {{- $given | default $there }}
 {{- end }}
