@@ -84,7 +84,7 @@ class DisabledDevice:
     )
     node_name: str | None = _live(
         None,
-        "The Node it is disabled on; without it, on every Node.",
+        "The Node on which it is disabled; without it, every Node.",
         text("a Node's name as kubectl get nodes shows it", f"^{_SUBDOMAIN}$", longest=253),
     )
 
@@ -110,9 +110,7 @@ class ResourceSpec:
     cores_per_device: int | None = _restart(
         None, "Cores in one device; without it, as defaultPe says.", number(int, 1, 64)
     )
-    api: _Api | None = _live(
-        None, "By which API this family is offered; without it, as allocation.api."
-    )
+    api: _Api | None = _live(None, "The API that offers this family; without it, allocation.api.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ class NodeApi:
         "The Node.",
         text("a Node's name as kubectl get nodes shows it", f"^{_SUBDOMAIN}$", longest=253),
     )
-    api: _Api = _live(MISSING, "By which API it offers its cards, in place of allocation.api.")
+    api: _Api = _live(MISSING, "The API that offers its cards, in place of allocation.api.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +132,15 @@ class AllocationConfig:
     """How containers are given their devices."""
 
     method: Literal["deviceNodes", "cdi"] = _restart(
-        "deviceNodes", "deviceNodes: by the kubelet, as nodes; cdi: by the runtime, as CDI names."
+        "deviceNodes",
+        "How containers get devices: deviceNodes, from the kubelet; cdi, from the runtime.",
     )
     api: _Api = _live(
         "device-plugin",
-        "How Pods get cards: device-plugin, by resources; dra, by ResourceClaims (Dynamic "
-        "Resource Allocation); auto: dra where the API server and this node's kubelet have it.",
+        "How Pods request cards: device-plugin, by resources; dra, by ResourceClaims (Dynamic "
+        "Resource Allocation); auto, dra if the API server and this node's kubelet support it.",
     )
-    nodes: tuple[NodeApi, ...] = _live((), "Nodes that differ from api: for moving one by one.")
+    nodes: tuple[NodeApi, ...] = _live((), "Nodes with another API, to move them one by one.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +148,11 @@ class DraConfig:
     """What is offered by Dynamic Resource Allocation."""
 
     device_names: Literal["identity", "index"] = _restart(
-        "identity", "What devices are called: identity, npu-<uuid>; index, npu0, as by the vendor."
+        "identity",
+        "Names of devices: identity, npu-<uuid>; index, npu0 as the vendor's driver has it.",
     )
     partitions: bool = _live(
-        False, "Offer each card in every width that it has nodes for; the scheduler cuts it."
+        False, "Offer each card in all sizes that have device nodes; the scheduler partitions it."
     )
 
 
@@ -189,7 +189,7 @@ class HealthConfig:
     )
     max_temperature: float | None = _live(
         None,
-        "°C above which a card is unhealthy; without it, temperature does not count.",
+        "°C above which a card is unhealthy; without it, temperature is ignored.",
         number(float, 30, 150, "°C"),
     )
     evict: bool = _live(
@@ -197,8 +197,8 @@ class HealthConfig:
     )
     expected_cards: int | None = _live(
         None,
-        "Healthy cards that the Node has to have to be ready; without it, as many as were healthy "
-        "at a time since it booted.",
+        "Healthy cards that make the Node's condition True; without it, the most that were healthy "
+        "at one time since it booted.",
         number(int, 0, 1024),
     )
     condition: ConditionConfig = ConditionConfig()
@@ -219,7 +219,7 @@ class LabelsConfig:
     )
     resync: float = _live(
         300.0,
-        "Seconds between two checks of nfd's labels for changes by others; api follows the Node.",
+        "Seconds between two checks of nfd's labels for foreign changes; api watches the Node.",
         _seconds(10, 86400),
     )
 
@@ -233,11 +233,11 @@ class TlsConfig:
     """TLS at metrics.listen. The files are followed while the agent runs."""
 
     cert_file: str | None = _file(
-        "The server's certificate, PEM, and those that lead to its authority; without it, no TLS."
+        "The server's certificate and its chain, PEM; without it, no TLS."
     )
     key_file: str | None = _file("Its private key, PEM, without a passphrase.")
     client_ca_file: str | None = _file(
-        "Authorities of clients, PEM: a client without a certificate by one of them is refused."
+        "CAs of clients, PEM: a client without a certificate of one of them is refused."
     )
 
 
@@ -247,13 +247,13 @@ class MetricsConfig:
 
     listen: str = _restart(
         ":9100",
-        "Address of the HTTP server, [host]:port; port 0 takes a free one.",
+        "Address of the HTTP server, [host]:port; port 0 is any free port.",
         _address("[host]:port like :9100, 127.0.0.1:9100 or [::1]:9100"),
     )
     probes: str | None = _restart(
         None,
-        "Address for the kubelet's probes alone, /healthz and /readyz; without it, that of "
-        "metrics.listen with the next port.",
+        "Address of /healthz and /readyz for the kubelet's probes; without it, the port after "
+        "that of metrics.listen.",
         _address("[host]:port like :9101 or 127.0.0.1:9101"),
     )
     schema: str = _live(
@@ -263,15 +263,15 @@ class MetricsConfig:
         vendors=lambda words: words.metric_schema,
     )
     pod_labels: bool = _live(
-        True, "Name the Pod that holds a card (namespace, pod, container) in its series."
+        True, "Add namespace, pod and container of the holder to the series of a card."
     )
     interval: float = _live(
         5.0, "Seconds between two readings of telemetry and of assignments.", _seconds(1, 3600)
     )
     authorization: Literal["none", "kubernetes"] = _restart(
         "none",
-        "none: any client that reaches metrics.listen may read its pages; kubernetes: clients with "
-        "a token of the cluster whose RBAC lets them get the path.",
+        "none: any client that reaches metrics.listen can read its pages; kubernetes: clients with "
+        "a token of the cluster whose RBAC allows them to get the path.",
     )
     tls: TlsConfig = TlsConfig()
 
@@ -315,7 +315,7 @@ class Config:
     """
 
     default_pe: Literal["Fusion", "Single"] = _live(
-        "Fusion", "What one device is: Fusion, a card with all its cores; Single, one core."
+        "Fusion", "Size of a device: Fusion, a whole card; Single, one core."
     )
     interval: float = _live(
         10.0,
@@ -331,7 +331,7 @@ class Config:
     )
     socket_name: str = _restart(
         "",
-        "First part of the name of the agent's own sockets there.",
+        "Prefix of the names of the agent's sockets there.",
         text(
             "a bare file name of letters, digits, '.', '_' and '-'", r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
         ),
@@ -339,12 +339,12 @@ class Config:
     )
     resource_name: str = _restart(
         "",
-        "Resource that offers all cards which `resources` does not name.",
+        "Resource of all cards whose family `resources` does not list.",
         _resource_name,
         vendors=lambda words: words.resource_name,
     )
     resources: tuple[ResourceSpec, ...] = _restart(
-        (), "Resources per family and width, in place of resourceName and defaultPe."
+        (), "Resources by family and cores, in place of resourceName and defaultPe."
     )
     allocation: AllocationConfig = AllocationConfig()
     dra: DraConfig = DraConfig()
@@ -353,7 +353,7 @@ class Config:
     metrics: MetricsConfig = MetricsConfig()
     events: bool = _live(True, "Send Events about cards that fail, recover, are added or removed.")
     cordon: bool = _live(
-        True, "Take the cards out of service that the Node's annotation npu-agent/cordoned names."
+        True, "Take cards out of service that the Node's annotation npu-agent/cordoned lists."
     )
     log: LogConfig = LogConfig()
 

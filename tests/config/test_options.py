@@ -180,6 +180,6 @@ def test_help_says_meaning_and_default() -> None:
         assert key.description in text
     assert "--interval SECONDS Seconds between two readings" in text
     assert "health: When a card is taken out of service and brought back." in text
-    assert "--default-pe {Fusion,Single} What one device is" in text
+    assert "--default-pe {Fusion,Single} Size of a device" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text
