@@ -19,6 +19,7 @@ from tests.e2e.dra.conftest import OVERLAY
 from tests.e2e.manifests import Thing, container, npu_pod, pod, small
 from tests.e2e.node import SOON, Node
 from tests.e2e.rollout.conftest import CONFIG
+from tests.e2e.rollout.systemd import systemd
 
 DEVICE = 10, 237
 """loop-control, which every Linux has: to open it does nothing. Not one of the defaults of runc
@@ -161,6 +162,33 @@ def test_all_rules_are_taken_and_made_anew(node: Node, name: str) -> None:
                 (directory / "devices.allow").write_text(f"{kind} {numbers} {one['access']}")
     inside(node.cluster, name, "sh", "-c", ": >/failed")
     check_kept(node)
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path, name: str) -> None:
+    """At `systemctl daemon-reload`, of what the runtime has told it of this container."""
+    told = spec(node, name)["linux"]
+    devices = {"devices": told["devices"]}
+    devices["resources"] = {"devices": told["resources"]["devices"]}
+    with systemd(tmp_path) as init:
+        root = init.start(name, WATCH, devices)
+
+        def rounds() -> int:
+            opened = root / "opened"
+            return int(opened.read_text()) if opened.exists() else 0
+
+        def check_opens() -> None:
+            before = node.wait_for("it to begin", rounds)
+            node.wait_for("it to go on", lambda: rounds() > before + ROUNDS)
+            assert (root / "failed").read_text() == ""
+
+        check_opens()
+        for how in ("daemon-reload", "daemon-reload", "daemon-reexec"):
+            init.run("systemctl", how)
+            check_opens()
+        # So these are the rules in force, and they are systemd's.
+        init.run("systemctl", "set-property", "--runtime", f"npu-{name}.scope", "DeviceAllow=")
+        node.wait_for("the loss", lambda: "not permitted" in (root / "failed").read_text())
 
 
 @pytest.mark.parametrize("name", HOLDERS)
