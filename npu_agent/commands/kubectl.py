@@ -213,9 +213,11 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         text = data or kubectl_why.lines(found_, each=args.output == "wide")
         return text, [*kubectl_why.notes(cluster)]
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
-    cluster, of_agents = await asyncio.gather(
-        fetch(api, scope), fetch(api, Scope(("pods",), selectors={"pods": AGENT}))
-    )
+    if space or args.selector:
+        agents = Scope(("pods",), selectors={"pods": AGENT})
+        cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, agents))
+    else:
+        cluster = of_agents = await fetch(api, scope)
     held = rows.holdings(cluster, words, Pages())
     nodes = {row.node for row in held if row.node}
     running = rows.agents(of_agents)
