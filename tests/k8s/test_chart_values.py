@@ -458,7 +458,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
     ("given", "message"),
     [
         ({"extraEnv": [{"name": "NODE_NAME"}]}, "extraEnv has NODE_NAME, which the chart sets"),
-        ({"extraVolumes": [{"name": "dev"}]}, "extraVolumes has dev, which is the name of a"),
+        ({"extraVolumes": [{"name": "dev"}]}, "extraVolumes has dev, which is a volume"),
         (
             {"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]},
             "extraVolumeMounts has x, and extraVolumes has no volume of that name: add it",
@@ -488,7 +488,7 @@ def test_wrong_values_are_refused_with_their_places() -> None:
             "and nodes: nfd takes those that have some: set nodes to any, every or label",
         ),
         ({"simulate": "rngd", "extraEnv": [{"name": "SIMULATE"}]}, "extraEnv has SIMULATE"),
-        ({"serviceAccount": {"create": False}}, "say in serviceAccount.name which account"),
+        ({"serviceAccount": {"create": False}}, "set serviceAccount.name to an account"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels may not have app.kubernetes"),
         ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels may not have app.kub"),
     ],
