@@ -40,5 +40,5 @@ def test_code_and_addresses_are_not_sentences() -> None:
 def test_a_question_is_no_remedy() -> None:
     table = "| text | what to do |\n|---|---|\n| who? | look |\n| a | is it there? |\n"
     assert [line for line, _ in questions_in_tables(table)] == [4]
-    code = 'Note("is it?",\n    remedy="do it" if a else f"is {b} there?")'
+    code = 'Note("did you mean a?",\n    remedy="do it" if a else f"{b}: is it there?")'
     assert [line for line, _ in questions_in_code(code)] == [2]

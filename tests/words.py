@@ -1,4 +1,4 @@
-"""Plain English: the word to prefer, short sentences in pages, no question as a remedy.
+"""Plain English: the word to prefer, short sentences in pages, no question for a remedy.
 
 ``python -m tests.words``, a part of ``make lint``, searches the package (names, comments,
 docstrings, messages), the manifests and the English pages; with names of files, only those.
@@ -74,6 +74,7 @@ _ITEM = re.compile(r"\s*(?:>\s*)?(?:[-*+] |\d+[.)] |> ?|#+ )")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _SHORT = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|no)\.", re.IGNORECASE)
 _END = re.compile(r"[.!?][)*\"”]*(?=\s|$)")
+_QUESTION = re.compile(r"(?i)(^|[:;,.] )(is|are|has|have|does|do|may|can|should|was)\b[^?\n]*\?")
 _DO = re.compile(r"\b(do|fix|remedy)\b", re.IGNORECASE)
 
 
@@ -115,13 +116,12 @@ def questions_in_tables(page: str) -> list[tuple[int, str]]:
 
 
 def questions_in_code(source: str) -> list[tuple[int, str]]:
-    """For each question that a `remedy` of a module has its line."""
+    """For each text of a module that asks in place of a remedy its line."""
     return [
         (text.lineno, "a question: write what to do")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.keyword) and node.arg == "remedy"
-        for text in ast.walk(node.value)
-        if isinstance(text, ast.Constant) and isinstance(text.value, str) and "?" in text.value
+        for text in ast.walk(ast.parse(source))
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+        if _QUESTION.search(text.value)
     ]
 
 
