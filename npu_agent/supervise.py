@@ -1,4 +1,4 @@
-"""Keeps a part of the agent running: what fails is logged with its cause and comes back."""
+"""Keeps a part of the agent running: logs a failure with its cause, and restarts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the config file while the agent runs: good changes are applied, bad ones reported."""
+"""Follows the config file while the agent runs: applies good changes, reports bad ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Timing:
     """Seconds."""
 
     every: float = 1.0
-    """Between two reads of the file."""
+    """Pause between two reads of the file."""
     settle: float = 0.1
     """For which new content has to stay the same before it is parsed: a file that is written in
     place may be read half written, and half a YAML file may be good YAML."""
@@ -47,7 +47,7 @@ class Poller:
     ) -> None:
         self.configs: Feed[Config] = Feed(start.config)
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))
-        """How the file stands; published after `configs`."""
+        """The state of the file; published after `configs`."""
         self._path = path
         self._words = words
         self._timing = timing

@@ -1,4 +1,4 @@
-"""The running agent: whether it answers at its two addresses, and what it reports itself."""
+"""Checks of the running agent: its two addresses, and its own report."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def _listener(context: Context, at: Listener) -> Check:
 
 
 async def _certificate(context: Context, files: TlsFiles) -> Check:
-    """Read here: an agent whose clients need a certificate does not show its page to the doctor."""
+    """Reads the files here: an agent that needs client certificates refuses the doctor."""
     try:
         expires = await context.in_thread(lambda: check(files))
     except RefusedError as error:
@@ -206,7 +206,7 @@ async def _certificate(context: Context, files: TlsFiles) -> Check:
 
 
 async def _occupied(at: Listener) -> str:
-    """Listens for an instant: the remedy if the address is taken; empty: it is free."""
+    """Listens for an instant; returns the remedy if the address is taken, else ""."""
     try:
         for each in await listen((at.host, at.port)):
             each.close()

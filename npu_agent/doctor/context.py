@@ -36,15 +36,15 @@ _RIGHTS = "npu-agent/rights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a probe may take, in seconds; all run at the same time."""
+    """Deadlines of probes, in seconds; all probes run at the same time."""
 
     read: float = 5.0
-    """For a read of this host; it takes milliseconds, or there is something wrong with it."""
+    """Deadline of a read of this host, which normally takes milliseconds."""
     request: float = 5.0
     connection: float = 3.0
-    """For an agent or a device plugin to answer. The kubelet's own probes give an agent two."""
+    """Deadline of an answer of an agent or device plugin. The kubelet's probes wait for two."""
     longest: float = 45.0
-    """For anything: a probe may consist of several of these."""
+    """Deadline of a whole probe, which may consist of several of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Context:
     """In a Pod this is the Pod's name."""
     namespace: str = "kube-system"
     helm_release: str = ""
-    """What it was installed as; empty: by kustomize or by one file, or not known."""
+    """The Helm release; empty: kustomize, one file, or unknown."""
     agent_config: Path = Path("/etc/npu-agent/config.yaml")
     """Where the DaemonSet mounts the agent's configuration."""
     timing: Timing = Timing()

@@ -1,4 +1,4 @@
-"""Watches one place where a card may be: what to ask its driver next, and what the answers mean.
+"""Watches one slot of a card: plans questions to its driver, and judges the answers.
 
 Start reading at `CardWatch.questions` and `CardWatch.answered`. Only `ask` runs on a thread; the
 state of a card is on the event loop alone.
@@ -56,7 +56,7 @@ class Questions:
 
     entry: Entry
     card: Card | None
-    """As it is known; None: identify it, and ask nothing else."""
+    """The known card; None: identify it, and ask nothing else."""
     identify: bool
     probe: bool
     read: bool
@@ -81,9 +81,9 @@ class Answers:
     at: float = field(default=0.0, compare=False)
     """When `cores` were read, by `time.monotonic`."""
     failures: list[str] = field(default_factory=list)
-    """Of each call that failed, how: ``refused`` or ``nonsense``."""
+    """The failures of calls: ``refused`` or ``nonsense``."""
     limited: str = ""
-    """The limit of our own that kept us from asking, which says nothing about the card."""
+    """The limit of our process that prevented a question; it says nothing about the card."""
     bug: Exception | None = None
 
 
@@ -164,7 +164,7 @@ class CardWatch:
         """Answers to a mere probe that change nothing."""
 
     def move(self, entry: Entry | None) -> None:
-        """Watches another entry of the same place; None: the card has gone."""
+        """Watches another entry of the same slot; None: the card has gone."""
         if self.entry != entry:
             self.entry = entry
             self._forget()
@@ -200,7 +200,7 @@ class CardWatch:
         return None if asked.identify else self._settled
 
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
-        """Takes note of answers; raises a fault of our own, for `crashed`."""
+        """Applies answers; raises a fault of our own, for `crashed`."""
         if asked.entry != self.entry:
             return  # it moved in the meantime
         if answers.bug:

@@ -1,4 +1,4 @@
-"""Keeps the Snapshot true: searches for cards, has each probed, publishes what changes.
+"""Keeps the Snapshot up to date: searches for cards, probes them, publishes changes.
 
 Start reading at `Inventory.run`. Blocking reads are jobs of `Prober`; what they find is judged
 here, on the event loop.
@@ -51,9 +51,9 @@ _Key = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class _Found:
     entries: tuple[tuple[Vendor, Entry], ...] | None
-    """As the last search that went well found them; None before there is one."""
+    """The entries of the last successful search; None before it."""
     trouble: str = ""
-    """Why they cannot be found now, which proves nothing about those that were."""
+    """Why the search fails now; cards found before may still be there."""
 
 
 class Inventory:
@@ -79,7 +79,7 @@ class Inventory:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.hardware = self.snapshots.map(Snapshot.without_readings)
         self.trends: Feed[Trends] = Feed(Trends())
-        """What lasts on cards; never older than `snapshots`."""
+        """The trends of cards; never older than `snapshots`."""
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(Settings())
@@ -171,7 +171,7 @@ class Inventory:
         return Job(name="npu-scan", call=search, expected=self._found)
 
     def _returned(self) -> None:
-        """Asks again what did not answer before, and forgets cards that went meanwhile."""
+        """Retries what did not answer, and forgets cards that are gone."""
         for key, job in tuple(self._hung.items()):
             if job.done:
                 del self._hung[key]
@@ -211,7 +211,7 @@ class Inventory:
                 self._watches[key] = CardWatch(vendor, entry)
 
     def _publish(self) -> None:
-        """Publishes what is known now; at first not before everything has been probed."""
+        """Publishes the current state; at first only after everything was probed."""
         watches = [watch for watch in self._watches.values() if watch.entry]
         views = {watch.entry.key: watch.view for watch in watches if watch.entry}
         before, trouble = self.snapshots.value, self._found.trouble
@@ -249,7 +249,7 @@ class Inventory:
             self.snapshots.publish(after)
 
     def _follow(self, before: Snapshot, after: Snapshot) -> None:
-        """Brings the trends up to date, and logs what is new."""
+        """Updates the trends, and logs changes."""
         found, known = tuple(card_changes(before, after)), self.trends.value
         limit = trends.hot_above(self._settings.value.policy.max_temperature)
         now = trends.step(known, before, after, flaps(found), time.monotonic(), limit)

@@ -1,4 +1,4 @@
-"""The client: a deadline for every call, typed answers, and one kind of error.
+"""The API client: a deadline for every call, typed answers, and one kind of error.
 
 Plain aiohttp, as importing any of kubernetes_asyncio takes 37 MB and half a second.
 """
@@ -44,7 +44,7 @@ T = TypeVar("T")
 USER_AGENT = f"npu-agent/{__version__}"
 
 FIELD_MANAGER = "npu-agent"
-"""Who owns what is applied, in an object's managedFields."""
+"""The owner of applied fields, in an object's managedFields."""
 
 _METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DELETE"}
 _LARGEST_ERROR = 64 * 2**10
@@ -57,12 +57,12 @@ class Timing:
     """Seconds."""
 
     deadline: float = 10.0
-    """For a call without its own, with connecting and waiting for others."""
+    """Deadline of a call without its own, including connecting and queueing."""
     reread: float = 60.0
     """Until the token is read again, as in client-go: the kubelet replaces it long before it
     expires."""
     close: float = 0.3
-    """To close the connections."""
+    """Longest time to close the connections."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class _Object(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Login:
-    """Credentials as they were read last."""
+    """The credentials that were read last."""
 
     credentials: Credentials
     tls: ssl.SSLContext
@@ -118,10 +118,10 @@ class Api:
         self._doubted = False
         """Whether `reads` may hold no longer: a read was refused since."""
         self.reads: ApiState | None = None
-        """As whom it reads; None: nothing was read yet, or it is not a Pod's token."""
+        """The identity of reads; None: nothing was read yet, or it is not a Pod's token."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
-        """The object that answers a request, within `deadline` seconds; raises ApiError only."""
+        """Returns the object that answers a request, within `deadline` seconds; raises ApiError only."""
         seconds = self._timing.deadline if deadline is None else deadline
         with self._only_api_errors(request, seconds):
             async with asyncio.timeout(seconds), self._calls:
@@ -201,7 +201,7 @@ class Api:
 
     @contextlib.contextmanager
     def _only_api_errors(self, request: Request[Any], seconds: float) -> Iterator[None]:
-        """Turns what may go wrong with a connection into an ApiError."""
+        """Turns failures of a connection into an ApiError."""
         try:
             yield
         except TimeoutError:
@@ -334,7 +334,7 @@ async def _credentials() -> Credentials:
 
 
 def from_kubeconfig(given: Path | None = None, context: str | None = None) -> Credentials | None:
-    """The credentials of a person: of a file, else of $KUBECONFIG, else of ~/.kube/config.
+    """Returns a person's credentials: of a file, else $KUBECONFIG, else ~/.kube/config.
 
     None: there are none.
 
@@ -403,7 +403,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
 
 
 def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
-    """The object that an answer holds; raises ApiError if it is not of the kind asked for."""
+    """Returns the object of an answer; raises ApiError if it is not of the expected kind."""
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
     else:

@@ -35,7 +35,7 @@ class Kind(enum.Enum):
     TIMEOUT = "timeout"
     """No answer, or not all of it, before the deadline."""
     CREDENTIALS = "credentials"
-    """None on disk that can be used, or a certificate of the API server that is not good."""
+    """No usable credentials on disk, or an invalid certificate of the API server."""
     GARBAGE = "garbage"
     """An answer that is not an object of the kind asked for."""
     UNAUTHORIZED = "unauthorized"
@@ -81,7 +81,7 @@ _BY_STATUS = {
     ),
     429: (Kind.TOO_MANY, "it is overloaded; the agent retries later"),
 }
-"""What each status is, and the remedy, for `str.format`."""
+"""The kind and the remedy of each status, for `str.format`."""
 _BY_CLASS = {
     4: (Kind.REFUSED, "check admission policies, and whether its version knows this"),
     5: (Kind.SERVER, "check the log of the API server, or of a proxy before it"),
@@ -119,7 +119,7 @@ class ApiError(Exception):
 
 
 def unusable(request: Request[Any], error: ValueError) -> ApiError:
-    """An answer lacks something, or has it in another form."""
+    """An answer lacks a field, or has one in another form."""
     why = f"the API server's answer cannot be used: {error}"
     return ApiError(f"cannot {request}: {why}", kind=Kind.GARBAGE)
 

@@ -1,4 +1,4 @@
-"""List, then watch: how a part follows objects of the API server.
+"""Follows objects of the API server: list, then watch.
 
 A watch goes on where it ended, by resourceVersion; where that cannot be, the objects are listed
 again. So it is after an outage, since an API server that has restarted knows no older versions.
@@ -47,7 +47,7 @@ class Version(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Versioned(msgspec.Struct, frozen=True):
-    """Anything of the API server that has a version."""
+    """An object or list with a version."""
 
     metadata: Version
 
@@ -63,7 +63,7 @@ class Timing:
     """That a watch is asked for, at random up to `longest`: as client-go does."""
     longest: float = 600.0
     steady: float = 5.0
-    """That a watch has to last to count as one that worked."""
+    """Shortest watch that counts as a success."""
 
 
 class Seen(NamedTuple):

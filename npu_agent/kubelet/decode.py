@@ -1,4 +1,4 @@
-"""Reads what the kubelet answers when asked who holds what, and what it can hand out.
+"""Decodes the kubelet's pod-resources answers: allocations, and allocatable devices.
 
 Plain reading of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), of the
 fields that name a device and its holder: betterproto takes 0.1 ms for each device, on a full node 4

@@ -1,4 +1,4 @@
-"""How a resource or a DRA driver stands with the kubelet."""
+"""The registration of a resource or a DRA driver at the kubelet."""
 
 from __future__ import annotations
 

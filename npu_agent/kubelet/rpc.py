@@ -61,7 +61,7 @@ log = logger(__name__)
 T = TypeVar("T")
 
 UNANSWERED = (OSError, ProtocolError, StreamTerminatedError)
-"""What a call raises if nothing is there, or no server, or one that ended during the call."""
+"""Raised by a call without a server, or whose server ended during it."""
 
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
@@ -173,7 +173,7 @@ def count_call(calls: Feed[int]) -> Iterator[None]:
 
 
 async def wait_drained(streams: Feed[int], deadline: float = DRAINED) -> None:
-    """Waits, for a moment at most, until none of this number of streams is open."""
+    """Waits briefly until none of this number of streams is open."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline):
             await streams.until(lambda number: not number)

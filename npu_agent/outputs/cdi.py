@@ -42,13 +42,13 @@ _LARGEST = 4 << 20
 
 
 class SpecDirectory:
-    """Writes spec files to a directory, and again those that others remove or change."""
+    """Writes spec files to a directory, and rewrites those that others remove or change."""
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         """`durable` specs survive a power cut; those below /var/run need not."""
         self.path = path
         self.files: dict[str, bytes] = {}
-        """By file name, as far as this agent has read or written them."""
+        """Contents by file name, as far as this agent has read or written them."""
         self._durable = durable
         self._writing = Reporter(log, "the CDI specs cannot be written")
 
@@ -57,7 +57,7 @@ class SpecDirectory:
         return self._writing.reason
 
     async def list(self, pattern: str) -> set[str]:
-        """The names of the files that match a glob pattern; raises OSError."""
+        """Returns the names of files that match a glob pattern; raises OSError."""
         found = await DaemonThread("npu-cdi").call(
             lambda: [*self.path.glob(pattern)], deadline=_LISTING
         )

@@ -1,4 +1,4 @@
-"""The Node condition at the API server: when it is written, and since when it is as it is.
+"""Writes the Node condition, and keeps the time of its last transition.
 
 Repair systems wait for a status to last, counted from lastTransitionTime. So that never moves while
 the status stays, and a status is not written before it has lasted a moment: a restart of kubelet or
@@ -39,17 +39,17 @@ class Timing:
     """Seconds."""
 
     settle: float = 1.0
-    """That a fault has to last before the condition says so."""
+    """Shortest fault that makes the condition False."""
     passing: float = 15.0
-    """The same, of what a restart of kubelet or agent brings about too."""
+    """The same for faults that a restart of kubelet or agent causes too."""
     recovered: float = 20.0
-    """That all has to be well before the condition is True again."""
+    """Shortest time without faults before the condition is True again."""
     gap: float = 10.0
-    """Between two writes that change no more than reason or message."""
+    """Pause between writes that only change reason or message."""
     heartbeat: float = 300.0
-    """Between two writes where nothing changes, about."""
+    """Pause between writes without a change, about."""
     longest_pause: float = 30.0
-    """Between two tries."""
+    """Pause between attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """How everything stands, and the feeds after whose changes it may stand otherwise."""
+    """The state, and the feeds whose changes may change it."""
 
     state: Callable[[], AgentState]
     changes: tuple[Feed[Any], ...]
 
 
 class ConditionWriter:
-    """Keeps the condition of one Node; `state` has how that goes. At the end it stays."""
+    """Keeps the condition of one Node; `state` has the result. At the end it stays."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class ConditionWriter:
         self._seen = _Seen("", 0)
         self._target = Feed(_Target(""))
         self._since = -math.inf
-        """Since when the status that should be there is what it is, by `time.monotonic`."""
+        """The start of the wanted status, by `time.monotonic`."""
         self._fault = 0.0
         """When the first of the faults began between which all was not well for long."""
         self._writing = Reporter(

@@ -30,7 +30,7 @@ class Timing:
     """That new labels have to stay the same before they are written: a driver that is reloaded
     removes its cards one by one, and each step would be a write."""
     longest_pause: float = 60.0
-    """Between two tries, and between two writes while another program writes the same labels."""
+    """Pause between attempts, and between writes while another program writes the same labels."""
 
 
 class UnavailableError(Exception):
@@ -145,7 +145,7 @@ class Labeller:
     async def _until_drift(
         self, wanted: Feed[_Wanted | None], now: _Wanted, seen: Feed[Mapping[str, str] | None]
     ) -> None:
-        """Returns when other labels are wanted, or the Node has not those that are."""
+        """Waits until other labels are wanted, or the Node lacks the wanted ones."""
         async for _ in changes_of(wanted, seen):
             there = seen.value
             if wanted.value is not now or (

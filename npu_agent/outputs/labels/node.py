@@ -14,7 +14,7 @@ NO_NODE_NAME = (
     "does, or set labels.output to none"
 )
 _SELDOM = 3600.0
-"""Seconds between two log lines about what only a restart can change."""
+"""Seconds between two log lines about a fault that needs a restart."""
 
 
 class NodeOutput:
@@ -29,7 +29,7 @@ class NodeOutput:
         self._node: NodeMeta | None = None
         """The Node as the API server answered last; None: it has to be read."""
         self._in_place: Mapping[str, str] | None = None
-        """The labels that were seen there last; None: a write may have taken effect since."""
+        """The last labels seen there; None: a write may have taken effect since."""
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
         name = self._named()
