@@ -121,7 +121,7 @@ class Api:
         """The identity of reads; None: nothing was read yet, or it is not a Pod's token."""
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
-        """Returns the object that answers a request, within `deadline` seconds; raises ApiError only."""
+        """Returns the object that answers a request in `deadline` seconds; raises only ApiError."""
         seconds = self._timing.deadline if deadline is None else deadline
         with self._only_api_errors(request, seconds):
             async with asyncio.timeout(seconds), self._calls:
