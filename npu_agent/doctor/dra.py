@@ -18,6 +18,7 @@ from npu_agent.doctor.directories import directory, existing, writable
 from npu_agent.doctor.offer import node_name
 from npu_agent.doctor.sockets import owner
 from npu_agent.kube import ApiError, Kind, resourceclaims, resourceslices
+from npu_agent.kube.objects import DeviceClass
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us
@@ -187,11 +188,11 @@ async def _resource_names(context: Context, driver: str) -> Check:
 
 
 def resource_names(
-    driver: str, classes: Collection[Mapping[str, Any]], allocatable: Mapping[str, str]
+    driver: str, classes: Collection[DeviceClass], allocatable: Mapping[str, str]
 ) -> Check:
-    by_resource: dict[str, list[Mapping[str, Any]]] = {}
+    by_resource: dict[str, list[DeviceClass]] = {}
     for one in classes:
-        if resource := one["spec"].get("extendedResourceName"):
+        if resource := one.spec.extended_resource_name:
             by_resource.setdefault(resource, []).append(one)
     ours = {
         resource: same
@@ -218,14 +219,14 @@ def resource_names(
     return ok(f"{len(ours)} resource name(s), each of one class")
 
 
-def _concerns(one: Mapping[str, Any], driver: str) -> bool:
+def _concerns(one: DeviceClass, driver: str) -> bool:
     vendor = driver.partition(".")[2]
-    domain = str(one["spec"]["extendedResourceName"]).partition("/")[0]
-    return f".{domain}".endswith(f".{vendor}") or f'"{driver}"' in str(one["spec"])
+    domain = (one.spec.extended_resource_name or "").partition("/")[0]
+    return f".{domain}".endswith(f".{vendor}") or f'"{driver}"' in str(one.spec.selectors)
 
 
-def _rivals(resource: str, classes: Collection[Mapping[str, Any]]) -> str:
-    created = {one["metadata"]["name"]: one["metadata"]["creationTimestamp"] for one in classes}
+def _rivals(resource: str, classes: Collection[DeviceClass]) -> str:
+    created = {one.name: one.metadata.creation_timestamp or "" for one in classes}
     *others, last = names = sorted(created)
     newest = max(names, key=created.__getitem__)  # the first of several
     listed = f"{', '.join(others)} and {last}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from npu_agent import typedjson
 from npu_agent.core.claim import UID
 from npu_agent.kube.client import Api
-from npu_agent.kube.objects import Meta, Name, ResourceClaim, Results
+from npu_agent.kube.objects import DeviceClass, Meta, Name, ObjectList, ResourceClaim, Results
 from npu_agent.kube.request import Request
 
 
@@ -23,10 +23,6 @@ class _Meta(Meta, frozen=True, kw_only=True):
 
 class _ResourceClaim(ResourceClaim, frozen=True):
     metadata: _Meta
-
-
-class _Classes(msgspec.Struct):
-    items: list[dict[str, Any]] | None = None
 
 
 def claim_of(answer: Mapping[str, Any], driver: str) -> ResourceClaim:
@@ -57,13 +53,13 @@ async def get(
     return await api.ask(request, deadline=deadline)
 
 
-async def device_class(api: Api, name: str) -> dict[str, Any]:
+async def device_class(api: Api, name: str) -> DeviceClass:
     """A DeviceClass; raises ApiError."""
-    return await api.ask(Request("get", "DeviceClass", dict[str, Any], name=name))
+    return await api.ask(Request("get", "DeviceClass", DeviceClass, name=name))
 
 
-async def device_classes(api: Api) -> list[dict[str, Any]]:
-    return (await api.ask(Request("list", "DeviceClass", _Classes))).items or []
+async def device_classes(api: Api) -> tuple[DeviceClass, ...]:
+    return (await api.ask(Request("list", "DeviceClass", ObjectList[DeviceClass]))).items or ()
 
 
 async def served(api: Api) -> bool:

@@ -115,7 +115,7 @@ class ApiServer:
             return web.json_response({"kind": "DeviceClassList", "items": self.classes})
         if what.startswith("/deviceclasses/"):
             if self.device_class == 200:
-                return web.json_response({"kind": "DeviceClass"})
+                return web.json_response({"kind": "DeviceClass", "metadata": {"name": "c"}})
             return _failure(self.device_class, 'deviceclasses "npu.furiosa.ai" cannot be read')
         assert what == "/resourceslices"
         if request.method == "GET":

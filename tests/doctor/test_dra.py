@@ -10,9 +10,11 @@ import pytest
 
 from npu_agent.config import AllocationConfig, ResourceSpec
 from npu_agent.config.schema import DraConfig
-from npu_agent.doctor.check import State
+from npu_agent.doctor.check import Check, State
 from npu_agent.doctor.dra import resource_names
 from npu_agent.doctor.report import to_fix
+from npu_agent.kube.objects import DeviceClass
+from npu_agent.typedjson import convert
 from tests.doctor.helpers import RESOURCE, Break, Node, check_break, unserved
 
 DRIVER = "npu.furiosa.ai"
@@ -233,14 +235,18 @@ async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
     assert await lines(claims) == before
 
 
+def judged(classes: list[dict[str, Any]], allocatable: dict[str, str]) -> Check:
+    return resource_names(DRIVER, convert(classes, list[DeviceClass]), allocatable)
+
+
 def test_of_several_classes_the_newest_counts_and_else_the_first_by_name() -> None:
     old, new = "2026-11-22T07:00:00Z", "2026-11-22T07:00:01Z"
     rivals = [named("c", RESOURCE, old), named("b", RESOURCE, new), named("a", RESOURCE, old)]
-    found = resource_names(DRIVER, rivals, {})
+    found = judged(rivals, {})
     assert found.state is State.WRONG
     assert found.detail == f"{RESOURCE} is the resource name of a, b and c: the scheduler takes b"
     del rivals[1]
-    assert resource_names(DRIVER, rivals, {}).detail.endswith("of a and c: the scheduler takes a")
+    assert judged(rivals, {}).detail.endswith("of a and c: the scheduler takes a")
 
 
 def test_classes_of_others_are_none_of_ours() -> None:
@@ -248,8 +254,8 @@ def test_classes_of_others_are_none_of_ours() -> None:
     for one in others:
         one["spec"]["selectors"] = []
     twins = [*others, *others]
-    assert resource_names(DRIVER, twins, {"nvidia.com/gpu": "8"}).state is State.UNUSED
-    assert resource_names(DRIVER, [*twins, named("own", RESOURCE)], {}).state is State.OK
+    assert judged(twins, {"nvidia.com/gpu": "8"}).state is State.UNUSED
+    assert judged([*twins, named("own", RESOURCE)], {}).state is State.OK
 
 
 async def test_on_the_host_the_policy_is_not_judged(claims: Node) -> None:

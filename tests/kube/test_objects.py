@@ -10,6 +10,7 @@ import pytest
 from npu_agent import __version__
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices, reviews
 from npu_agent.kube.node import NodeMeta
+from npu_agent.kube.objects import DeviceClass
 from npu_agent.typedjson import convert
 from tests.kube.helpers import NODE, SLICE, Server, says, status
 
@@ -159,9 +160,10 @@ async def test_device_classes(server: Server, api: Api) -> None:
         says({"kind": "DeviceClassList", "items": [found]}),
         says({"kind": "DeviceClassList", "items": None}),
     ]
-    assert await resourceclaims.device_class(api, "npu.furiosa.ai") == found
-    assert await resourceclaims.device_classes(api) == [found]
-    assert await resourceclaims.device_classes(api) == []
+    one = convert(found, DeviceClass)
+    assert await resourceclaims.device_class(api, "npu.furiosa.ai") == one
+    assert await resourceclaims.device_classes(api) == (one,)
+    assert await resourceclaims.device_classes(api) == ()
     assert [asked.path for asked in server.asked[:2]] == [
         f"{DRA}/deviceclasses/npu.furiosa.ai",
         f"{DRA}/deviceclasses",
