@@ -58,7 +58,9 @@ def refusals(node: Node) -> int:
         fieldSelector="involvedObject.name=next,reason=FailedPrepareDynamicResources",
     )
     return sum(
-        event.get("count") or 1 for event in events if "but its containers still run" in event["message"]
+        event.get("count") or 1
+        for event in events
+        if "but its containers still run" in event["message"]
     )
 
 
