@@ -1,4 +1,4 @@
-"""`npu-agent doctor`: runs the checks, and shows what they found."""
+"""`npu-agent doctor`: runs the checks, and shows their results."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _EVERY = 1.0
 
 
 def main(args: argparse.Namespace) -> int:
-    """Does it; what cannot be evicted within --timeout is an error."""
+    """Runs the command; fails if a Pod cannot be evicted within --timeout."""
     quiet(args)
     asyncio.run(_drain(args))
     return 0
@@ -49,7 +49,7 @@ def holders(card: Known) -> list[str]:
 
 
 async def _empty(api: Api, agent: pods.Agent, card_id: str, args: argparse.Namespace) -> None:
-    """Evicts who holds the card until the agent says that it is free.
+    """Evicts the card's holders until the agent reports that it is free.
 
     Raises:
         ApiError: of any kind.

@@ -279,7 +279,7 @@ def table(columns: Sequence[str], cells: Sequence[Sequence[str]], args: argparse
 
 
 def cell(row: Any, name: str) -> str:
-    """A value for people; what is not known is ``-``."""
+    """Formats a value for people; unknown is ``-``."""
     value = getattr(row, name)
     if value is None:
         return "-"
@@ -298,7 +298,7 @@ def _age(since: str) -> str:
 
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
-    """A Node's page: its cards, who holds them, and what is wrong."""
+    """Renders a Node's page: cards, holders and problems."""
     status = await status_of(Agent(api, args.node))
     if view.is_data(args):
         return view.data(status, args)

@@ -24,7 +24,7 @@ from npu_agent.text import one_line
 
 _FILES, _NO_FILES = 0, 4
 _NAMED = ("node", "npu", "pod", "namespace")
-"""Arguments that name what is in the cluster."""
+"""Arguments that name objects of the cluster."""
 _DEADLINE = 5.0
 """Seconds: a person waits."""
 

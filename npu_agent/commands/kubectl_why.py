@@ -25,7 +25,7 @@ _MANY = 20
 
 
 async def verdict(api: Api, namespace: str, name: str) -> tuple[Verdict, Cluster]:
-    """The answer, and what it was made of.
+    """Returns the answer, and what it was made of.
 
     Raises:
         CommandError: there is no such Pod.

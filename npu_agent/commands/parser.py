@@ -1,4 +1,4 @@
-"""argparse's parser, with errors of one line that suggest what was meant."""
+"""argparse's parser, with errors of one line and suggestions."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 def _simulated(
     wanted: str, root: Path, node: str | None
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Makes simulated cards below `root`; what it returns keeps them alive.
+    """Makes simulated cards below `root`; returns the function that keeps them alive.
 
     Raises:
         CommandError: it is asked for what cannot be, or this node has real cards.

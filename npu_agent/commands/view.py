@@ -301,7 +301,7 @@ def remarks(snapshot: Snapshot) -> list[str]:
 
 
 def labels_table(explained: Iterable[Explained]) -> Table:
-    """Every label that the wanted sets can have, and why it has its value, or none."""
+    """Renders every label of the wanted sets, and why it has its value, or none."""
     table = _table(["Label", "Value", "Why"])
     for one in explained:
         table.add_row(one.key, one.value or "-", one.why)

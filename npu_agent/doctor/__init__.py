@@ -1,4 +1,4 @@
-"""`npu-agent doctor`: whether all that the agent needs is there, on this host and in this cluster.
+"""`npu-agent doctor`: checks all that the agent needs, on this host and in this cluster.
 
 `examine` runs everything; each subject is a module, with what reads its part of the host and what
 judges it. Nothing here changes anything. What the running agent knows is taken from its

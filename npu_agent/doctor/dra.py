@@ -1,4 +1,4 @@
-"""Dynamic Resource Allocation: whether this node can do it, and what its drivers need."""
+"""Checks of Dynamic Resource Allocation: support by this node, and needs of its drivers."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Socket:
     name: str
     trouble: Trouble | None = None
     plugin: bool = False
-    """Whether it is another's, and answers as a device plugin does."""
+    """Whether it belongs to another program and answers like a device plugin."""
 
 
 async def sockets(context: Context) -> tuple[Socket, ...]:
