@@ -47,7 +47,8 @@ def get(url: str) -> tuple[int, Any]:
         with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+        with error:
+            return error.code, json.load(error)
 
 
 async def test_the_agent_watches_writes_specs_and_serves_pages_and_nothing_else(
