@@ -381,7 +381,10 @@ class Cluster:
         token: str,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Ask the API server as the owner of a token; "admin-token" is the administrator's."""
+        """Ask the API server as the owner of a token; "admin-token" is the administrator's.
+
+        Of a watch the answer is its last event.
+        """
         sent = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
@@ -389,7 +392,7 @@ class Cluster:
         }
         text = None if body is None else json.dumps(body)
         status, text = self._ask(method, settings.SERVER + path, text, sent, self._tls())
-        return Answer(status, json.loads(text))
+        return Answer(status, json.loads((text.splitlines() or ["null"])[-1]))
 
     def _ask(
         self,

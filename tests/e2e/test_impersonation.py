@@ -31,6 +31,7 @@ COUNT = "beta.furiosa.ai/npu.count"
 TYPE = "furiosa.ai/NPUReady"
 CONFIG = {"health": {"condition": {"type": TYPE}}, "allocation": {"api": "dra"}}
 NODES = "/api/v1/nodes"
+WATCH = f"{NODES}?watch=true&resourceVersion=0&timeoutSeconds=1"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CORE = "/api/v1/namespaces/default"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -120,12 +121,12 @@ def check_reads(node: Node, token: str, mode: str) -> None:
     paths = {
         "its own Node": [
             f"{NODES}/{node.name}",
-            f"{NODES}?fieldSelector=metadata.name={node.name}",
+            f"{WATCH}&fieldSelector=metadata.name={node.name}",
         ],
         "other Nodes: labels, annotations, addresses, images, conditions": [
-            NODES,
+            WATCH,
             f"{NODES}/{OTHER}",
-            f"{NODES}?fieldSelector=metadata.name={OTHER}",
+            f"{WATCH}&fieldSelector=metadata.name={OTHER}",
         ],
         "ResourceSlices of its own Node": [own + node.name],
         "ResourceSlices of other nodes": [SLICES, own + OTHER, f"{SLICES}/theirs"],
@@ -166,6 +167,8 @@ def attacks(node: Node) -> Iterator[Attack]:
     yield "PATCH", f"{NODES}/{OTHER}", ours, MERGE
     yield "POST", NODES, thing("Node", "new", namespace=""), JSON
     yield "DELETE", NODES, None, JSON
+    yield "GET", NODES, None, JSON
+    yield "GET", f"{NODES}?fieldSelector=metadata.name={node.name}", None, JSON
     for made in (
         resource_slice("new", OTHER, [{"name": "n"}]),
         resource_slice("new", node.name, [{"name": "n"}], pool=OTHER),
@@ -287,4 +290,70 @@ def test_rights_are_taken_and_others_given_while_it_runs(
     running(node, "last", timeout=3 * SOON)
     assert reads(node) == {"as_node": True, "refusal": ""}
     check_reads(node, token, "impersonation")
+    assert node.agent_run() == agent
+
+
+def without(roles: list[Thing], verb: str) -> list[Thing]:
+    """The roles without a verb."""
+    return [
+        {
+            **each,
+            "rules": [
+                {**rule, "verbs": [one for one in rule["verbs"] if one != verb]}
+                for rule in each["rules"]
+            ],
+        }
+        for each in roles
+        if each["kind"] == "ClusterRole"
+    ]
+
+
+def test_a_right_that_is_missing_is_named_and_the_rest_works(
+    node: Node, token: str, rights: Rights
+) -> None:
+    """It may impersonate its Node, and read it, but not watch it."""
+    node.apply(without(rights["impersonation"], "impersonate-on:associated-node:watch"))
+    watch = ("GET", f"{WATCH}&fieldSelector=metadata.name={node.name}", None, JSON)
+    # The API server keeps what it has allowed for ten seconds.
+    node.wait_for("a refusal", lambda: answers(node, token, watch) == {403})
+    node.restart()
+    node.wait_for("the refusal", lambda: "has no right to watch nodes" in node.log(), 2 * SOON)
+    lines = {one["name"]: one for one in checks(node)}
+    missing = "nodes (impersonate-on:associated-node:watch)"
+    assert missing in lines["rights"]["detail"], lines["rights"]
+    run(node, claim_pod("served"))
+    verified(node, "served", 1)
+    agent = node.agent_run()
+    node.apply(rights["impersonation"])
+    node.label({COUNT: None})
+    node.wait_equal("the label", lambda: node.labels().get(COUNT), "2", 4 * SOON)
+    assert node.agent_run() == agent
+
+
+def test_api_servers_before_1_36_have_the_agent_read_by_its_own_rights(
+    node: Node, token: str, rights: Rights
+) -> None:
+    """What `rbac.mode: auto` installs there; their features, APIs and gates are emulated."""
+    agent = node.agent_run()
+    node.apply(rights["policies"])
+    try:
+        for version, as_node in (("1.34", False), ("1.35", False), ("1.36", True)):
+            if as_node:
+                node.apply(rights["impersonation"])
+            node.cluster.stop_api_server()
+            node.cluster.start_api_server(f"--emulated-version={version}")
+            node.apply([claim_pod("mine"), pod("theirs", container(), nodeName=OTHER)])
+            running(node, "mine", timeout=4 * SOON)
+            found = reads(node)
+            assert found is not None
+            assert found["as_node"] == as_node, (version, found)
+            (line,) = (one["detail"] for one in checks(node) if one["name"] == "reads as")
+            assert line.startswith("its Node" if as_node else "its account"), line
+            check_reads(node, token, "impersonation" if as_node else "policies")
+            check_attacks(node, token)
+            node.delete_pods()
+    finally:
+        node.apply(rights["impersonation"])
+        node.cluster.stop_api_server()
+        node.cluster.start_api_server()
     assert node.agent_run() == agent
