@@ -29,6 +29,8 @@ def add_options(
 ) -> None:
     """Add `--config-file` and an option for each key; with a group, that group's options only.
 
+    A group's options are shown without their defaults, which are those of `run`.
+
     Values stay text and an option that is not given leaves no trace in the namespace, so the same
     options may be added to a command and to its parent. `args.config_file` is a Path or absent.
     Options that are hidden are not in the help, but for `--config-file`.
@@ -41,8 +43,8 @@ def add_options(
             metavar="FILE",
             type=Path,
             default=SUPPRESS,
-            help="Read the configuration from this YAML file, and follow it while running; "
-            "not together with an option for one of its keys.",
+            help="Read the configuration from this YAML file; not together with an option for "
+            "one of its keys.",
         )
     schema = schema_of(words)
     about = {"": "", **{name: each.about for name, each in groups_of(schema)}}
@@ -53,7 +55,7 @@ def add_options(
         if key.group not in sections:
             title, what = key.group or "configuration", None if hidden else about[key.group]
             sections[key.group] = parser.add_argument_group(title, what)
-        default = "" if key.default in (None, ()) else f" (default: {_default(key)})"
+        default = "" if group or key.default in (None, ()) else f" (default: {_default(key)})"
         sections[key.group].add_argument(
             key.option,
             metavar=_placeholder(key),
