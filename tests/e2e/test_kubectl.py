@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cluster import settings
+from tests.e2e.api import ADMIN, MERGE, ask, turned_away
+from tests.e2e.manifests import container, pod, thing
 from tests.e2e.node import PROJECT, Node
 from tests.e2e.test_cordon import card_of
 
@@ -103,3 +109,90 @@ def test_what_a_user_may_not_read_is_said_once(node: Node) -> None:
     assert "may not" in done.stderr or "forbidden" in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4
+
+
+def refused(node: Node, *words: str) -> str:
+    """What it says on one line, and fails."""
+    done = npu(node, *words, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_kubeconfig_that_is_missing_expired_or_another_clusters(
+    node: Node, tmp_path: Path
+) -> None:
+    assert "the kubeconfig /none is missing" in refused(node, "--kubeconfig=/none")
+    settings.write(tmp_path, node="other", cgroup="none", kubelet={})
+    other = tmp_path / "admin.kubeconfig"  # with the CA of another cluster
+    assert "certificate" in refused(node, f"--kubeconfig={other}")
+    config = json.loads(Path(node.cluster.kubeconfig).read_text())
+    (user,), (cluster,) = config["users"], config["clusters"]
+    user["user"]["token"] = "expired"
+    other.write_text(json.dumps(config))
+    assert "log in again" in refused(node, "pods", f"--kubeconfig={other}")
+    cluster["cluster"]["server"] = f"{settings.SERVER}:444"
+    other.write_text(json.dumps(config))
+    assert f"{settings.SERVER}:444" in refused(node, "top", f"--kubeconfig={other}")
+
+
+def test_an_api_server_that_has_too_much_to_do_is_waited_for(node: Node, viewer: str) -> None:
+    before = len(node.cluster.audit())
+
+    def refused() -> bool:
+        asked = [one for one in node.cluster.audit()[before:] if one["verb"] == "list"]
+        return any(one["responseStatus"]["code"] == 429 for one in asked)
+
+    headers = {"Authorization": f"Bearer {ADMIN}", "Impersonate-User": viewer}
+    with turned_away(node, {"kind": "User", "user": {"name": viewer}}, headers):
+        waits = subprocess.Popen(
+            node.cluster.command(str(PLUGIN), "--as", viewer), stdout=subprocess.PIPE, text=True
+        )
+        node.wait_for("a list to be refused", refused)
+    said, _ = waits.communicate(timeout=60)
+    assert waits.returncode == 0
+    assert node.name in said
+
+
+def test_an_api_server_that_answers_slowly_is_waited_for(node: Node) -> None:
+    server = node.cluster._state.processes["apiserver"]
+    node.cluster._sandbox.signal(server, signal.SIGSTOP)
+    try:
+        waits = subprocess.Popen(
+            node.cluster.command(str(PLUGIN)), stdout=subprocess.PIPE, text=True
+        )
+        time.sleep(5)  # how slow it is
+    finally:
+        node.cluster._sandbox.signal(server, signal.SIGCONT)
+    said, _ = waits.communicate(timeout=60)
+    assert waits.returncode == 0
+    assert node.name in said
+
+
+@pytest.fixture
+def old_agent(node: Node, tmp_path: Path) -> Iterator[str]:
+    """A Node with an agent whose page has what none of today's lacks."""
+    port = 9199
+    (tmp_path / "status.json").write_text('{"version": "0.0.1", "cards": [{"name": "npu0"}]}')
+    server = [sys.executable, "-m", "http.server", str(port), f"--directory={tmp_path}"]
+    node.cluster.start_program("pages", server, port)
+    made = pod("old", container(image="x/npu-agent:0.0.1", ports=[{"containerPort": port}]))
+    made["metadata"]["labels"] = {"app.kubernetes.io/name": "npu-agent"}
+    made["spec"]["nodeName"] = "old"
+    node.apply([thing("Node", "old", namespace=""), made])
+    address = {"podIP": settings.NODE_ADDRESS, "podIPs": [{"ip": settings.NODE_ADDRESS}]}
+    path = "/api/v1/namespaces/default/pods/old/status"
+    status = {"status": {"phase": "Running", **address}}
+    assert ask(node, ADMIN, "PATCH", path, status, MERGE, real=True).status == 200
+    yield "old"
+    node.delete_by_force("old")
+    node.kubectl("delete", "node", "old")
+
+
+def test_an_agent_of_another_version_is_named(node: Node, old_agent: str) -> None:
+    rows = [line.split() for line in npu(node, "--no-headers").stdout.splitlines()]
+    assert {row[0] for row in rows} == {node.name, old_agent}
+    assert "0.0.1" in next(" ".join(row) for row in rows if row[0] == old_agent)
+    said = refused(node, "node", old_agent)
+    assert "(another version?)" in said
+    assert "core_count" in said
