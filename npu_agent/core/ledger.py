@@ -366,6 +366,14 @@ class Ledger:
             return self
         return replace(self, allocations={**self.allocations, **changed})
 
+    def has_pods_beyond(self, before: Ledger) -> bool:
+        """Whether it knows of a Pod of an allocation that `before` does not know of."""
+        known = before.allocations
+        return any(
+            not one.pod_uids <= (known[name].pod_uids if name in known else _NONE)
+            for name, one in self.allocations.items()
+        )
+
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:

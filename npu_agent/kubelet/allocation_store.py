@@ -102,6 +102,8 @@ class AllocationStore:
         self._timing = timing or Timing()
         self._clock = self._timing.clock
         self._record = RecordFile(directory, self._clock)
+        self._recorded = Ledger()
+        """As the disk has it, if this agent wrote it."""
         self._read = False
         self._answered_at = 0.0
         """When the ledger's answer was requested."""
@@ -234,7 +236,9 @@ class AllocationStore:
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
         """Grants after the orphaned Pods that had the devices have ended: 10 s at most."""
         noted = await self._pod_resources.pods.device_holders()
-        self.states.publish(self._ledger.with_pods(noted))  # the kubelet forgets now who has ended
+        self.states.publish(self._ledger.with_pods(noted))
+        if self._ledger.has_pods_beyond(self._recorded):
+            await self.save()  # the kubelet forgets now who has ended, and this agent may be killed
         holds = []
         for device in devices:
             name = DeviceName(resource, device.id)
@@ -402,7 +406,10 @@ class AllocationStore:
     async def save(self) -> None:
         async with self._saving:
             if self._owner:
-                await self._record.write(encode(self._ledger))
+                ledger = self._ledger
+                await self._record.write(encode(ledger))
+                if not self._record.error:
+                    self._recorded = ledger
 
     async def saved(self) -> None:
         """Waits until the disk has the current state.

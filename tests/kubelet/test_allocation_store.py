@@ -11,9 +11,9 @@ import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState
-from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, footprint
+from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, Ledger, footprint
 from npu_agent.kubelet.allocation_store import Timing
-from npu_agent.kubelet.record import RECORD
+from npu_agent.kubelet.record import RECORD, read_record, recover
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 from tests.outputs.helpers import claim
@@ -213,6 +213,18 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.store.states.value.orphans)
     granting.cancel()
+
+
+async def test_who_has_a_device_is_on_disk_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    """The agent may be killed as soon as it has answered the kubelet."""
+    room = Room(tmp_path)
+    await room.owned()
+    whole, other = devices(*room.cards)
+    await room.store.grant_when_free(NPU, [whole])
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
+    await room.store.grant_when_free(NPU, [other])
+    recovered = recover(Ledger(), read_record(tmp_path), 0.0)
+    assert recovered.allocations[DeviceName(NPU, "WARBOY-0")].pod_uids == {"old"}
 
 
 async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) -> None:
