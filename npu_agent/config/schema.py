@@ -270,7 +270,7 @@ class MetricsConfig:
     )
     authorization: Literal["none", "kubernetes"] = _restart(
         "none",
-        "none: any client that reaches metrics.listen can read its pages; kubernetes: clients with "
+        "none: any client that reaches metrics.listen can read its pages. kubernetes: clients with "
         "a token of the cluster whose RBAC allows them to get the path.",
     )
     tls: TlsConfig = TlsConfig()
