@@ -70,8 +70,8 @@ class SlicePublisher:
         self._driver = driver
         self._devices = devices
         self._timing = timing
-        self._stale = False
-        """Whether there may be others by now."""
+        self._doubts = self._settled = 0
+        """Reasons so far to list the slices, and how many of them the last list has settled."""
         self._checks: Feed[int] = Feed(0)
         """The number of requested comparisons."""
         self._kubelets: Feed[int] = Feed(0)
@@ -143,14 +143,25 @@ class SlicePublisher:
 
     async def _list(self) -> str:
         """Lists the slices; returns the version to watch from."""
-        async with self._listing:  # one after the other, so that the last one is the newest
-            self._stale = False  # unless an event says otherwise meanwhile
-            try:
-                listing = await resourceslices.read(self._api, self._node_name, self._driver)
-            except ApiError:
-                self._stale = True
-                raise
-            self.live.publish(listing.slices)
+        async with self._listing:
+            return await self._read()
+
+    async def _refresh(self) -> None:
+        """Lists the slices if they are stale once no other list is under way."""
+        async with self._listing:
+            if self._stale:
+                await self._read()
+
+    async def _read(self) -> str:
+        """Lists the slices, one list at a time, so that the last one is the newest."""
+        doubts = self._doubts
+        try:
+            listing = await resourceslices.read(self._api, self._node_name, self._driver)
+        except ApiError:
+            self._doubts += 1
+            raise
+        self._settled = doubts
+        self.live.publish(listing.slices)
         self._note("list", None)
         self._change(incomplete=slices.is_incomplete(listing.slices))
         return listing.resource_version
@@ -161,8 +172,13 @@ class SlicePublisher:
         if known if event.type == "DELETED" else version != event.version:
             self._check()
 
+    @property
+    def _stale(self) -> bool:
+        """Whether the slices may differ from those that were listed last."""
+        return self._doubts != self._settled
+
     def _check(self) -> None:
-        self._stale = True
+        self._doubts += 1
         self._checks.publish(self._checks.value + 1)
 
     # --- what there should be -------------------------------------------------------------------
@@ -188,7 +204,7 @@ class SlicePublisher:
             try:
                 await self._bring_about()
             except ApiError as error:
-                self._stale = True  # it may still have taken effect
+                self._doubts += 1  # it may still have taken effect
                 devices = self._publishable()
                 if error.status == 422 and devices != tuple(map(without_notes, devices)):
                     self._note_dropped((NOTES,))  # it does not know the effect
@@ -206,8 +222,7 @@ class SlicePublisher:
         """Writes what differs; if nothing does, all is in place. Raises ApiError."""
         if self.live.value is None or self._devices.value is None:
             return
-        if self._stale:
-            await self._list()
+        await self._refresh()
         live = self.live.value
         names = {each["metadata"]["name"] for each in self._plan().apply}
         if self._uid is None or names - live.keys():

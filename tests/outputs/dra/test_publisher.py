@@ -460,17 +460,24 @@ async def test_two_that_write_the_same_slices_do_not_do_so_all_the_time(tmp_path
 # An API server that is away, or refuses.
 
 
-async def test_a_write_whose_answer_is_lost_may_have_taken_effect(tmp_path: Path) -> None:
+async def test_a_write_whose_answer_is_lost_may_have_taken_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is wanted now was there before it: only a list proves that it still is."""
+    api_pauses(monkeypatch, lambda *_: 0.001)
     async with running(tmp_path, ()) as world:
         await world.in_place()
         await world.watching()
         server = world.server
 
+        async def late(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(0.02)  # a list is under way while the write is tried again
+            return await drops(request)
+
         async def unanswered(request: web.Request) -> web.StreamResponse:
             server.cut()
             server.act("apply", request.path, await request.json())
-            server.trouble = drops
+            server.trouble = late
             return await drops(request)
 
         server.instead["apply"] = unanswered
