@@ -208,9 +208,10 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     space = "" if args.all_namespaces else args.namespace or args.login.namespace
     if args.command == "why":
         found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
-        asks_data = view.is_data(args)
-        data = view.data(kubectl_why.data(found_), args) if asks_data else ""
-        text = data or kubectl_why.lines(found_, each=args.output == "wide")
+        if view.is_data(args):
+            text = view.data(kubectl_why.data(found_), args)
+        else:
+            text = kubectl_why.lines(found_, each=args.output == "wide")
         return text, [*kubectl_why.notes(cluster)]
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
     if space or args.selector:

@@ -75,7 +75,7 @@ def ask(
 def turned_away(node: Node, subject: Thing, headers: Mapping[str, str]) -> Iterator[None]:
     """API Priority and Fairness answers each request of a subject by 429, for a minute at most.
 
-    A level without seats serves a request all the same, if it has no other: so there is one whose
+    A level without seats still serves a request if it has no other: so there is one whose
     body never comes. `headers` are those of the subject.
     """
     nothing = {"nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0}
@@ -106,7 +106,7 @@ def turned_away(node: Node, subject: Thing, headers: Mapping[str, str]) -> Itera
 
 
 def _without_a_body(node: Node, headers: Mapping[str, str]) -> HTTPConnection:
-    """A request that anyone may make, of which the API server waits for the rest."""
+    """A request that anyone may make; the API server waits for the rest of it."""
     address = settings.SERVICE_ADDRESS, settings.API_PORT
     connection = HTTPConnection(*address)
     plain = network.connect(node.cluster.pid, address, 60)

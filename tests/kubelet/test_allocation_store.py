@@ -201,15 +201,21 @@ async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_pa
     assert (tmp_path / RECORD).exists()
 
 
-async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
-    """It does when it hands out another one."""
-    room = Room(tmp_path)
+async def granted_twice(directory: Path) -> Room:
+    """Each card has a Pod; at the second grant the kubelet forgets the first Pod, "old"."""
+    room = Room(directory)
     await room.owned()
     whole, other = devices(*room.cards)
     await room.store.grant_when_free(NPU, [whole])
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     await room.store.grant_when_free(NPU, [other])
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
+    return room
+
+
+async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    room = await granted_twice(tmp_path)
+    whole, _ = devices(*room.cards)
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
     await until(lambda: room.store.states.value.orphans)
     granting.cancel()
@@ -217,12 +223,7 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
 
 async def test_who_has_a_device_is_on_disk_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
     """The agent may be killed as soon as it has answered the kubelet."""
-    room = Room(tmp_path)
-    await room.owned()
-    whole, other = devices(*room.cards)
-    await room.store.grant_when_free(NPU, [whole])
-    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
-    await room.store.grant_when_free(NPU, [other])
+    await granted_twice(tmp_path)
     recovered = recover(Ledger(), read_record(tmp_path), 0.0)
     assert recovered.allocations[DeviceName(NPU, "WARBOY-0")].pod_uids == {"old"}
 

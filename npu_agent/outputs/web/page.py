@@ -10,7 +10,6 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import PreparedDevice, card_of, part_of
@@ -49,7 +48,8 @@ _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 def page(state: AgentState, history: view.Tracks, language: str = "en") -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
     with speaking(language):
-        return Template(template(_HTML)).substitute(language=language, **_parts(state, history))
+        parts = _parts(state, history)
+    return template(_HTML, language).substitute(language=language, **parts)
 
 
 def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
@@ -83,8 +83,7 @@ def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
 
 def runbook(language: str = "en") -> str:
     """Renders the runbook that problems link to, in one of `LANGUAGES`."""
-    with speaking(language):
-        document = Template(template(_RUNBOOK))
+    document = template(_RUNBOOK, language)
     return document.substitute(language=language, style=_STYLE, steps=_STEPS[language])
 
 

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
+from string import Template
 
 LANGUAGES = ("en", "ko", "ja")
 WORDS: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("words.json").read_text())
@@ -21,7 +23,7 @@ _language: ContextVar[str] = ContextVar("_language", default="en")
 
 @contextmanager
 def speaking(language: str) -> Iterator[None]:
-    """Within it, `say` and `template` are in that one of `LANGUAGES`."""
+    """Within it, `say` is in that one of `LANGUAGES`."""
     token = _language.set(language)
     try:
         yield
@@ -35,6 +37,9 @@ def say(english: str, *values: object) -> str:
     return words.format(*values) if values else words
 
 
-def template(html: str) -> str:
-    """A page's template with its texts, between tags and in data-words, in the language."""
-    return re.sub(r'(?<=>)[^<>\n]+(?=<)|(?<=data-words=")[^"]+', lambda one: say(one[0]), html)
+@cache
+def template(html: str, language: str) -> Template:
+    """A page's template with its texts, between tags and in data-words, in that language."""
+    texts = re.compile(r'(?<=>)[^<>\n]+(?=<)|(?<=data-words=")[^"]+')
+    with speaking(language):
+        return Template(texts.sub(lambda one: say(one[0]), html))

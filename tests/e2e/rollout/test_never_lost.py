@@ -137,12 +137,12 @@ def test_a_container_opens_no_device_that_it_was_not_granted(node: Node) -> None
 @pytest.mark.parametrize("name", HOLDERS)
 def test_the_runtime_was_told_of_each_node(node: Node, name: str) -> None:
     """So it knows them whenever it makes the rules anew, and so does systemd, which it tells."""
-    told = spec(node, name)["linux"]
-    nodes = [one for one in told["devices"] if (one["major"], one["minor"]) == DEVICE]
+    linux = spec(node, name)["linux"]
+    nodes = [one for one in linux["devices"] if (one["major"], one["minor"]) == DEVICE]
     assert nodes
     allowed = [
         (one.get("type"), one.get("major"), one.get("minor"))
-        for one in told["resources"]["devices"]
+        for one in linux["resources"]["devices"]
         if one["allow"]
     ]
     assert ("c", *DEVICE) in allowed
@@ -151,7 +151,7 @@ def test_the_runtime_was_told_of_each_node(node: Node, name: str) -> None:
 @pytest.mark.skipif(not RULES.is_dir(), reason="a program has the rules of cgroups of version 2")
 @pytest.mark.parametrize("name", HOLDERS)
 def test_all_rules_are_taken_and_made_anew(node: Node, name: str) -> None:
-    """As `systemctl daemon-reload` does, of what the runtime was told."""
+    """As `systemctl daemon-reload` does, with what the runtime was given."""
     directory = rules(node, name)
     (directory / "devices.deny").write_text("a")
     node.wait_for("the loss to be seen", lambda: "not permitted" in failed(node, name))
@@ -166,10 +166,10 @@ def test_all_rules_are_taken_and_made_anew(node: Node, name: str) -> None:
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path, name: str) -> None:
-    """At `systemctl daemon-reload`, of what the runtime has told it of this container."""
-    told = spec(node, name)["linux"]
-    devices = {"devices": told["devices"]}
-    devices["resources"] = {"devices": told["resources"]["devices"]}
+    """At `systemctl daemon-reload`, with what the runtime set for this container."""
+    linux = spec(node, name)["linux"]
+    devices = {"devices": linux["devices"]}
+    devices["resources"] = {"devices": linux["resources"]["devices"]}
     with systemd(tmp_path) as init:
         root = init.start(name, WATCH, devices)
 
