@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from npu_agent.simulator.apiserver import NODES, StandInApiServer, applied, served
+from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, applied, served
 from tests.kube.helpers import authority
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, POLL, RESOURCE, Process, answers, free_port, program, running
 from bench.scraper import PROMETHEUS, scrape
-from npu_agent import simulator
+from npu_agent.people import simulator
 from tests.until import until
 
 EXPORTER = "prometheus-node-exporter"

@@ -12,8 +12,8 @@ import grpc
 
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, RESOURCE, running
-from npu_agent import simulator
 from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.people import simulator
 
 
 def calls(socket: Path, method: str, request: bytes, count: int = 1000) -> str:

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from npu_agent.cli import main
+from npu_agent.cli.main import main
 from npu_agent.kube import serviceaccount
 
 COUNTED = "counted.json"

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from bench.apiserver import Node, node
 from bench.pod import COUNTED
-from npu_agent import simulator
-from npu_agent.simulator.kubelet import Plugin, StandInKubelet
-from npu_agent.simulator.pluginmanager import StandInPluginManager
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import Plugin, StandInKubelet
+from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.until import until
 
 RESOURCE = "beta.furiosa.ai/npu"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.figure import HEADER, Figure
 from npu_agent import __version__
-from npu_agent.commands.version import commit_of
+from npu_agent.people.commands.version import commit_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"

@@ -16,9 +16,9 @@ from bench import curve
 from bench.figure import Figure
 from bench.process import RESOURCE, Agent, running
 from bench.scraper import PROMETHEUS, TEXT, scrape
-from npu_agent import simulator
-from npu_agent.simulator.kubelet import NotEnoughError
-from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import NotEnoughError
+from npu_agent.people.simulator.pluginmanager import PrepareError
 
 FAULTS = ("dead", "hot", "errors", "hang", "garbage", "unreadable", "no-node")
 PLUGGED = ("gone", "swap")

@@ -2,9 +2,9 @@
 
 It runs `npu-agent demo --once` on a terminal and writes what that printed as an SVG that moves by
 CSS alone: no script, nothing from elsewhere, its own background in light and dark. Directories,
-ports and names that differ from run to run are those of the golden tour (tests/commands/tour.py),
-and the pace is that of a reader: the same tour makes the same files. The second file is a still,
-for readers who want no motion: a Pod gets its NPU.
+ports and names that differ from run to run are those of the golden tour
+(tests/people/commands/tour.py), and the pace is that of a reader: the same tour makes the same
+files. The second file is a still, for readers who want no motion: a Pod gets its NPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from html import escape
 from math import ceil
 from pathlib import Path
 
-from tests.commands.tour import comparable
+from tests.people.commands.tour import comparable
 from tests.terminal import npu_agent
 
 _IMAGES = Path(__file__).parent / "images"

@@ -2,6 +2,6 @@
 
 import sys
 
-from npu_agent.cli import main
+from npu_agent.cli.main import main
 
 sys.exit(main())

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from npu_agent.cli import main
+from npu_agent.cli.main import main
 
 
 def _environment_as_given() -> None:

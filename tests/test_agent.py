@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from npu_agent import agent as agent_module
-from npu_agent import files, simulator
+from npu_agent import files
 from npu_agent.agent import Agent, Host, Timing
 from npu_agent.config import (
     AllocationConfig,
@@ -38,7 +38,8 @@ from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
-from npu_agent.simulator.kubelet import Plugin, StandInKubelet
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import Plugin, StandInKubelet
 from npu_agent.vendors import REGISTRY
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory

@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 from grpclib.exceptions import GRPCError
 
-from npu_agent import simulator
 from npu_agent.agent import Agent
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.problems import Note, notes, problems
 from npu_agent.kubelet.cordons import FILE
 from npu_agent.outputs.web.status import as_json
-from npu_agent.simulator.apiserver import Reply, hangs, status
-from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.people import simulator
+from npu_agent.people.simulator.apiserver import Reply, hangs, status
+from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU
 from tests.test_agent_dra import DRA, NAMES, NODE, NOTHING_ELSE, Room, room

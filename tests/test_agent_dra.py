@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from grpclib.exceptions import GRPCError
 
-from npu_agent import files, simulator
+from npu_agent import files
 from npu_agent.agent import Agent, Timing
 from npu_agent.config import (
     AllocationConfig,
@@ -32,7 +32,8 @@ from npu_agent.kubelet import decode
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
-from npu_agent.simulator.apiserver import (
+from npu_agent.people import simulator
+from npu_agent.people.simulator.apiserver import (
     GROUP,
     NODES,
     SLICES,
@@ -41,8 +42,8 @@ from npu_agent.simulator.apiserver import (
     served,
     status,
 )
-from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.simulator.pluginmanager import PrepareError, StandInPluginManager
+from npu_agent.people.simulator.kubelet import StandInKubelet
+from npu_agent.people.simulator.pluginmanager import PrepareError, StandInPluginManager
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.dra.api import DRIVER, api_server

@@ -16,8 +16,8 @@ from grpclib.exceptions import GRPCError
 from npu_agent.agent import Agent
 from npu_agent.config import poller
 from npu_agent.kubelet import api_modes
-from npu_agent.simulator.apiserver import drops, status
-from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.people.simulator.apiserver import drops, status
+from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
 from tests.test_agent_dra import NAMES, Room, reasons, room, timing

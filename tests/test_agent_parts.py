@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent import simulator
 from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
 from npu_agent.outputs.dra import claims, publisher
-from npu_agent.simulator.apiserver import COUNTERS, drops
-from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.people import simulator
+from npu_agent.people.simulator.apiserver import COUNTERS, drops
+from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER, pools
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import first, until

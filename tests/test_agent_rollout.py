@@ -14,7 +14,7 @@ from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.outputs.dra import service
-from npu_agent.simulator.pluginmanager import PrepareError
+from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU
 from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, room

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from npu_agent import simulator
 from npu_agent.agent import Agent, Host
-from npu_agent.cli import main
+from npu_agent.cli.main import main
 from npu_agent.config import Effective, HealthConfig, MetricsConfig, default_config
 from npu_agent.outputs.cdi import SpecDirectory
+from npu_agent.people import simulator
 from npu_agent.vendors import REGISTRY
 from tests.processes import started
 from tests.until import until, wait_until

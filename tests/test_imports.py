@@ -13,7 +13,7 @@ from tests.kube.helpers import DEADLINE, NODE, Authority, authority, kubeconfig,
 HEAVY = (
     "kubernetes_asyncio",
     "multiprocessing",
-    "npu_agent.simulator",
+    "npu_agent.people.simulator",
     "rich",
     "urllib3",
 )
@@ -60,7 +60,7 @@ async def test_the_agent_loads_nothing_heavy_that_it_has_no_use_for(
 ) -> None:
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_bytes(signed.ca.read_bytes())
-    code = f"import npu_agent.cli, npu_agent.agent\n{CALLS}"
+    code = f"import npu_agent.cli.main, npu_agent.agent\n{CALLS}"
     code += f"import npu_agent.outputs.web.connections\n{LOADED}"
     async with serving(says(NODE), tls=signed.context()) as server:
         _, _, port = server.url.rpartition(":")
@@ -71,13 +71,13 @@ async def test_the_agent_loads_nothing_heavy_that_it_has_no_use_for(
 
 async def test_the_command_line_of_the_agent_loads_no_help_and_no_other_command() -> None:
     code = (
-        "from npu_agent.commands.catalogue import parse\n"
+        "from npu_agent.cli.catalogue import parse\n"
         "parse(['run', '--interval=5', '--host-root', '/'])\n"
-        "heavy = ('difflib', 'npu_agent.simulator', 'rich', 'yaml')\n"
+        "heavy = ('difflib', 'npu_agent.people.simulator', 'rich', 'yaml')\n"
         "print(*(name for name in heavy if name in sys.modules))\n"
-        "print(*(name for name in sys.modules if name.startswith('npu_agent.commands.')))"
+        "print(*(name for name in sys.modules if name.startswith('npu_agent.cli.')))"
     )
-    assert await python(code) == ["npu_agent.commands.parser", "npu_agent.commands.catalogue"]
+    assert await python(code) == ["npu_agent.cli.parser", "npu_agent.cli.catalogue"]
 
 
 async def test_a_kubeconfig_is_what_kubernetes_asyncio_is_for(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import simulator
-from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import environment
@@ -111,7 +111,7 @@ async def test_with_a_token_that_blocks(node: Node, kubelet: StandInKubelet) -> 
 
 KUBELET = """
 import asyncio, pathlib, sys
-from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.people.simulator.kubelet import StandInKubelet
 
 async def main():
     kubelet = StandInKubelet(*map(pathlib.Path, sys.argv[1:]))

@@ -18,8 +18,8 @@ from typing import Any
 from grpclib.exceptions import GRPCError
 
 from bench.process import POLL, RESOURCE, Agent, Process, answers, running
-from npu_agent import simulator
-from npu_agent.simulator.kubelet import Grant, NotEnoughError, StandInKubelet
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import Grant, NotEnoughError, StandInKubelet
 from tests.until import until
 
 WELL = 120.0

@@ -19,8 +19,8 @@ import yaml
 from npu_agent.kubelet.rpc import UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
-from npu_agent.simulator.kubelet import StandInKubelet
-from npu_agent.simulator.pluginmanager import Instance, StandInPluginManager
+from npu_agent.people.simulator.kubelet import StandInKubelet
+from npu_agent.people.simulator.pluginmanager import Instance, StandInPluginManager
 from tests.cluster.build import KUBERNETES
 from tests.conformance.apiserver import ApiServer, api_server
 from tests.until import until

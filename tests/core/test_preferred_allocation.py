@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent import simulator
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
 from npu_agent.core.preferred_allocation import prefer
+from npu_agent.people import simulator
 from tests.outputs.deviceplugin.helpers import devices, state
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.cli import main
+from npu_agent.cli.main import main
 
 from .pages import ROOT, page
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from npu_agent import config
-from npu_agent.commands.catalogue import parse
+from npu_agent.cli.catalogue import parse
 from npu_agent.vendors import REGISTRY
 
 from .pages import Page, pages

@@ -68,8 +68,8 @@ def test_the_edits_fit_the_files() -> None:
     """Each line that a diff takes away or leaves is there, in this order."""
     files = (
         "npu_agent/vendors/furiosa/families.py",
-        "npu_agent/simulator/furiosa/__init__.py",
-        "npu_agent/simulator/furiosa/driver.py",
+        "npu_agent/people/simulator/furiosa/__init__.py",
+        "npu_agent/people/simulator/furiosa/driver.py",
     )
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
     for diff, path in zip(diffs, files, strict=True):

@@ -17,7 +17,7 @@ from .typed import commands
 
 PAGE = page("docs/dev/first-change.md")
 LEFT_OUT = {
-    "make demo": "tests/commands/test_demo.py runs the tour",
+    "make demo": "tests/people/commands/test_demo.py runs the tour",
     "make lint test": "CI runs it",
 }
 """Why a command of the page is not run here."""

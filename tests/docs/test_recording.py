@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.commands.tour import GOLDEN
+from tests.people.commands.tour import GOLDEN
 
 from .pages import ROOT
 

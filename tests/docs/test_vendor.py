@@ -22,10 +22,10 @@ RUN = '''
 import asyncio, json, sys, urllib.request
 from pathlib import Path
 
-from npu_agent import simulator
+from npu_agent.people import simulator
 from npu_agent.agent import Agent, Host
 from npu_agent.config import parse
-from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
 
 BOTH = {"beta.furiosa.ai/npu": 2, "acme.example/anvil": 2}
@@ -107,7 +107,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (where / "npu_agent" / path).parent.mkdir(exist_ok=True)
         (where / "npu_agent" / path).write_text(code)
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
-    tables = ("npu_agent/vendors/__init__.py", "npu_agent/simulator/cards.py")
+    tables = ("npu_agent/vendors/__init__.py", "npu_agent/people/simulator/cards.py")
     for name, diff in zip(tables, diffs, strict=True):
         (where / name).write_text(applied(diff, (where / name).read_text()))
     return where

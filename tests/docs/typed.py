@@ -44,7 +44,7 @@ TYPED = {
 """The test that types the commands below a heading of a page."""
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
-    ("README.md", "Try it"): "tests/commands/test_demo.py runs the tour, CI the tests",
+    ("README.md", "Try it"): "tests/people/commands/test_demo.py runs the tour, CI the tests",
     ("docs/platforms.md", "k3s"): ELSEWHERE,
     ("docs/platforms.md", "OpenShift"): ELSEWHERE,
 }

@@ -26,7 +26,6 @@ from unittest.mock import AsyncMock
 from grpclib.exceptions import GRPCError
 from prometheus_client.parser import text_string_to_metric_families
 
-from npu_agent import simulator
 from npu_agent.config import ConfigError
 from npu_agent.config.load import parse as parse_config
 from npu_agent.config.show import show
@@ -35,7 +34,6 @@ from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
-from npu_agent.doctor import host
 from npu_agent.feed import Feed
 from npu_agent.kube import Node, client, errors, follow, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import Credentials, CredentialsError, checked
@@ -50,6 +48,8 @@ from npu_agent.outputs.labels import compute, nfd
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages, text_answer
+from npu_agent.people import simulator
+from npu_agent.people.doctor import host
 from npu_agent.typedjson import InvalidJsonError
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse

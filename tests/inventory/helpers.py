@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from npu_agent import simulator
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import Settings
 from npu_agent.inventory.inventory import Inventory
+from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.until import first

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import simulator
-from npu_agent.commands import view
 from npu_agent.core.hardware import CardState, CoreReading, Snapshot
 from npu_agent.inventory.inventory import read_once
+from npu_agent.people import simulator
+from npu_agent.people.commands import view
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.golden import golden
 from tests.inventory.helpers import management, tree, write

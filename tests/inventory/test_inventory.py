@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import simulator
 from npu_agent.core import health
 from npu_agent.core.changes import card_changes
 from npu_agent.core.hardware import (
@@ -31,6 +30,7 @@ from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import Settings
 from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import (

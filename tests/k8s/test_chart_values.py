@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent.simulator import parse_cards
-from npu_agent.simulator.cards import families
+from npu_agent.people.simulator import parse_cards
+from npu_agent.people.simulator.cards import families
 
 from .schemas import check
 from .test_chart import comparable, pod_of, template

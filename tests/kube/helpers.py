@@ -16,7 +16,7 @@ from aiohttp import web
 from npu_agent.kube import Api, Timing
 from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials
-from npu_agent.simulator.apiserver import Reply, drops, hangs, says, served, status
+from npu_agent.people.simulator.apiserver import Reply, drops, hangs, says, served, status
 
 __all__ = ["Reply", "drops", "hangs", "says", "status"]
 

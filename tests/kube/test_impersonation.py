@@ -22,7 +22,7 @@ from npu_agent.kube import (
     serviceaccount,
 )
 from npu_agent.kube.credentials import Credentials
-from npu_agent.simulator.apiserver import NODES, StandInApiServer, says, served, status
+from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, says, served, status
 from tests.kube.helpers import TIMING
 
 DRIVER = "npu.furiosa.ai"

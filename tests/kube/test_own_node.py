@@ -11,7 +11,7 @@ from pathlib import Path
 from npu_agent.feed import Feed
 from npu_agent.kube.follow import Timing
 from npu_agent.kube.own_node import NodeWatch, OwnNode
-from npu_agent.simulator.apiserver import NODES, StandInApiServer, hangs, says, status
+from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, hangs, says, status
 from tests.outputs.dra.api import NODE, cluster
 from tests.until import first, until
 

@@ -17,7 +17,6 @@ import aiohttp
 import yaml
 from grpclib import GRPCError
 
-from npu_agent import simulator
 from npu_agent.agent import Agent, Host
 from npu_agent.config import (
     Effective,
@@ -27,7 +26,8 @@ from npu_agent.config import (
     default_config,
 )
 from npu_agent.outputs.labels import nfd
-from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.people import simulator
+from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
 from tests.monitoring.helpers import manifest, write_rules
 from tests.until import first, until

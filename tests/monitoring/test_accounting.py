@@ -25,7 +25,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.outputs.prometheus import accounting
-from npu_agent.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
 from tests.monitoring.fleet import Prometheus, prometheus_of
 from tests.monitoring.helpers import needs_promtool, promtool, rules
 from tests.outputs.prometheus.helpers import card, own

@@ -25,7 +25,7 @@ from npu_agent.kube.errors import answered
 from npu_agent.kube.request import Request
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
-from npu_agent.simulator.apiserver import StandInApiServer
+from npu_agent.people.simulator.apiserver import StandInApiServer
 from npu_agent.typedjson import convert
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, Kind
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Observed, Timing, Wanted
-from npu_agent.simulator.apiserver import NODES, StandInApiServer
+from npu_agent.people.simulator.apiserver import NODES, StandInApiServer
 from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DirectApi

@@ -28,7 +28,7 @@ from npu_agent.outputs.events import (
     driver_events,
     trend_events,
 )
-from npu_agent.simulator.apiserver import StandInApiServer
+from npu_agent.people.simulator.apiserver import StandInApiServer
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.helpers import DirectApi
 from tests.until import first, until

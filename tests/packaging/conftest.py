@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent import simulator
+from npu_agent.people import simulator
 from tests.cluster import ensure_packages, images
 from tests.cluster.cache import cache_dir, cached, locked
 from tests.kube.helpers import Authority, authority

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from npu_agent.simulator.kubelet import StandInKubelet
+from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import NODE, Authority, kubeconfig, serving
 from tests.packaging.container import Container
 from tests.processes import DEADLINE

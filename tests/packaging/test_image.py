@@ -110,8 +110,8 @@ def test_provenance_says_what_it_was_made_from(image: Path) -> None:
 def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     """Else it is compiled at each start, as there is no place to keep it."""
     look = (
-        "import sys, pathlib; from npu_agent import agent, cli; "
-        "from npu_agent.commands import run, view; "
+        "import sys, pathlib; from npu_agent import agent; from npu_agent.cli import main; "
+        "from npu_agent.cli import run; from npu_agent.people.commands import view; "
         "import npu_agent.outputs.web.connections; import npu_agent.kube.kubeconfig; "
         "files = [m.__spec__ for m in sys.modules.values() if getattr(m, '__spec__', None)]; "
         "files = [s for s in files if s.origin and s.origin.startswith('/opt') and s.cached]; "

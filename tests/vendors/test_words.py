@@ -19,8 +19,8 @@ WORDS = re.compile(
 OWN = (
     "vendors/furiosa/",
     "vendors/__init__.py",  # the table of vendors
-    "simulator/furiosa/",
-    "simulator/cards.py",  # the table of what it can make
+    "people/simulator/furiosa/",
+    "people/simulator/cards.py",  # the table of what it can make
 )
 
 

@@ -7,7 +7,7 @@ import os
 import random
 from pathlib import Path
 
-from npu_agent.simulator import FAULTS
+from npu_agent.people.simulator import FAULTS
 from tests.chaos.table import attack
 from tests.chaos.world import World, become, remove
 

@@ -56,7 +56,7 @@ ELSEWHERE = {
     "labels": "the agent puts back what others change, within a moment: test_labels.py",
     "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
     "DRA features for *, DRA counters for *": "feature gates of the API server",
-    "resource names of *": "classes of the user's own: tests/doctor/test_dra.py",
+    "resource names of *": "classes of the user's own: tests/people/doctor/test_dra.py",
 }
 """Lines whose remedies are not tried here, and why."""
 

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from npu_agent.cluster.objects import Cluster as Objects
-from npu_agent.cluster.why import Verdict, why
 from npu_agent.kube.objects import Pod
+from npu_agent.people.cluster.objects import Cluster as Objects
+from npu_agent.people.cluster.why import Verdict, why
 from tests.cluster import Answer, Cluster
 from tests.cluster.node import ClusterError
-from tests.cluster_view.build import TYPES, read
 from tests.e2e.api import ADMIN, MERGE
 from tests.e2e.why.corpus import LABEL, Case, Json, case
+from tests.people.cluster.build import TYPES, read
 
 PATHS = {
     "Node": "/api/v1/nodes",

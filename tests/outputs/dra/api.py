@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent.kube import Api
-from npu_agent.simulator.apiserver import SLICES, StandInApiServer, served
+from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer, served
 from tests.kube.helpers import client, kubeconfig
 
 NODE = "n1"

@@ -27,8 +27,8 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing, Wanted
 from npu_agent.outputs.dra.endpoint import REGISTRY
-from npu_agent.simulator.apiserver import SLICES, StandInApiServer
-from npu_agent.simulator.pluginmanager import StandInPluginManager
+from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer
+from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors import SPECS
 from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card

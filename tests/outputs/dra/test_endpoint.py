@@ -18,7 +18,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1alpha1
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, instance_of, sweep_all
 from npu_agent.outputs.dra.service import DraPlugin, Prepared
-from npu_agent.simulator.pluginmanager import StandInPluginManager
+from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.outputs.deviceplugin.helpers import names
 from tests.outputs.dra.helpers import DRIVER, POD_UID, Driver, kubelet_root, ref
 from tests.until import first, until

@@ -19,7 +19,7 @@ from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, follow
 from npu_agent.outputs.dra.publisher import SlicePublisher, Timing
-from npu_agent.simulator.apiserver import (
+from npu_agent.people.simulator.apiserver import (
     COUNTERS,
     NODES,
     Reply,

@@ -12,7 +12,7 @@ import pytest
 from npu_agent.kube import ApiError, Kind
 from npu_agent.outputs.labels.labeller import UnavailableError
 from npu_agent.outputs.labels.node import NodeOutput
-from npu_agent.simulator.apiserver import NODES, StandInApiServer, applied, own
+from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, applied, own
 from tests.outputs.helpers import DirectApi
 
 WANTED = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "warboy"}

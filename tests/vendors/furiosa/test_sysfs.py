@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent import simulator
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading
 from npu_agent.core.vendor import Entry, NotServedError
+from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import bare_card, management, tree, write

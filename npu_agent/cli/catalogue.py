@@ -1,0 +1,471 @@
+"""Every command: its help, and the arguments and options that it takes.
+
+A command is a function here, whose docstring is its help, and a module of its own in this package.
+What is heavy is imported when a command is asked for: the agent itself loads what `run` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from npu_agent import __version__, config
+from npu_agent.cli.parser import Parser
+from npu_agent.vendors import REGISTRY, VENDORS
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments; exits if they are wrong or ask for help.
+
+    In two steps: the command, then what it takes. So no other command's options are added, and
+    options may stand between a command's arguments, which subparsers refuse before Python 3.12.7.
+    """
+    if "help" in given[:1]:
+        given = [*given[1:], "--help"]
+    first = top()
+    words = {name.partition(" ")[0] for name in COMMANDS}
+    first.refuse_unknown_options([*takewhile(lambda word: word not in words, given)])
+    args, rest = first.parse_known_args(given)
+    if args.command is None:
+        first.refuse_unknown_options(rest)
+        first.parse_args([*given, "--help"])  # ends the process
+    parser = Parser(prog=f"npu-agent {args.command}", description=_help(args.command))
+    add_arguments(args.command, parser)
+    parser.refuse_unknown_options(rest)
+    return parser.parse_intermixed_args(rest, args)
+
+
+def top(*, whole: bool = False) -> Parser:
+    """Parses the options before the command, and the command; `whole`: with all it takes."""
+    makers = " and ".join(vendor.profile.title for vendor in VENDORS)
+    parser = Parser(
+        prog="npu-agent",
+        description=f"Node agent for {makers} NPUs on Kubernetes.\n"
+        "`npu-agent COMMAND --help` has more on a command.",
+        epilog="""\
+Examples:
+  npu-agent demo    # see everything, without a cluster and without an NPU
+  npu-agent info    # the cards of this host
+  npu-agent doctor  # what is wrong here, and how to fix it
+""",
+    )
+    version = f"npu-agent {__version__}"
+    parser.add_argument(
+        *("-V", "--version"), action="version", version=version, help="show the version and exit"
+    )
+    _add_common(parser)
+    config.add_options(parser, REGISTRY, group="log")
+    groups = {"": _subcommands(parser)}
+    for name in COMMANDS:
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            made = groups[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            groups[group] = _subcommands(made)
+        summary = _help(name).splitlines()[0].removesuffix(".")
+        command = groups[group].add_parser(word, help=summary, add_help=whole)
+        command.set_defaults(command=name, action=word)
+        if whole:
+            add_arguments(name, command)
+    return parser
+
+
+def _subcommands(parser: Parser) -> argparse._SubParsersAction[Parser]:
+    parser._positionals.title = "commands"  # noqa: SLF001 (a group of its own would come last)
+    parser.set_defaults(command=None)
+    return parser.add_subparsers(metavar="COMMAND")
+
+
+def add_arguments(name: str, parser: Parser) -> None:
+    COMMANDS[name](parser)
+    _add_common(parser)
+    group = None if name in _CONFIGURED else "log"
+    config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor"))
+
+
+def _help(name: str) -> str:
+    return inspect.getdoc(COMMANDS[name]) or ""
+
+
+def _add_common(parser: Parser) -> None:
+    parser.add_argument(
+        "--host-root",
+        type=Path,
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="where the host's / is mounted, or a simulated tree (default: /)",
+    )
+
+
+def _add_output(parser: Parser) -> None:
+    parser.add_argument(
+        *("-o", "--output", "--format"),
+        choices=("table", "wide", "json", "yaml"),
+        metavar="FORMAT",
+        default="table",
+        help="table fits the terminal; wide shows all columns; json and yaml are for programs "
+        "(default: table)",
+    )
+
+
+def _add_table(parser: Parser) -> None:
+    _add_output(parser)
+    parser.add_argument("--no-headers", action="store_true", help="only the rows of a table")
+
+
+def _add_watch(parser: Parser) -> None:
+    parser.add_argument(
+        *("-w", "--watch"),
+        action="store_true",
+        help="show every change until Ctrl-C",
+    )
+
+
+def _run(parser: Parser) -> None:
+    """Run the agent, as the DaemonSet does.
+
+    Runs until SIGTERM: offers this node's cards to the kubelet, labels the Node,
+    and serves metrics and a status page.
+
+    Every option is also a key of the configuration file: give either options or
+    --config-file. The agent applies changes of that file while it runs.
+
+    Examples:
+      npu-agent run  # the defaults
+      npu-agent run --default-pe Single --labels-output none
+      npu-agent run --config-file /etc/npu-agent/config.yaml  # as the DaemonSet
+    """
+    parser.usage = "%(prog)s [--config-file FILE]\n       %(prog)s [options]"
+    parser.add_argument(
+        "--no-kubelet",
+        dest="kubelet",
+        action="store_false",
+        help="on a host without Kubernetes: health, metrics, the status page, and CDI specs in "
+        "/etc/cdi, as `npu-agent cdi watch` writes them; no Pods, labels or Events",
+    )
+    parser.add_argument(
+        "--simulate",
+        metavar="LIST",
+        help=f"on a node without real cards: simulated ones, such as {_example()}, in a driver "
+        "tree below --host-root. Containers with such a card get /dev/null in place of its "
+        "device nodes",
+    )
+
+
+def _example() -> str:
+    """Cards as `--simulate` takes them; the simulator is not to be loaded by the agent."""
+    return ",".join(f"{family}=2" for family in REGISTRY.families)
+
+
+def _info(parser: Parser) -> None:
+    """List the cards of this host.
+
+    Shows health, temperature, power, and the Pods that hold them if the kubelet
+    answers. On a narrow terminal PCI-DEV and PCI-BDF are left out first; -o wide
+    has every column.
+
+    Examples:
+      npu-agent info          # the cards, as wide as the terminal
+      npu-agent info -w       # each change, until Ctrl-C
+      npu-agent info -o json  # a list with an object for each card
+    """
+    _add_table(parser)
+    _add_watch(parser)
+
+
+def _allocations(parser: Parser) -> None:
+    """List the containers that hold devices.
+
+    Asks the kubelet's pod-resources API which containers hold NPUs, by the device
+    plugin or by a ResourceClaim, and shows card and cores. Needs root.
+
+    Examples:
+      npu-agent allocations          # a line for each device
+      npu-agent allocations -w       # each change, until Ctrl-C
+      npu-agent allocations -o yaml  # for programs
+    """
+    _add_table(parser)
+    _add_watch(parser)
+    directory = config.Config().plugin_dir
+    parser.add_argument(
+        "--plugin-dir",
+        type=Path,
+        default=Path(directory),
+        metavar="DIR",
+        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
+        f"(default: {directory})",
+    )
+
+
+def _labels(parser: Parser) -> None:
+    """Show, apply or clear the labels of the Node.
+
+    The running agent keeps the labels up to date. apply and clear act once, and
+    need NODE_NAME and the API server. While an entry that may be a card cannot be
+    read, apply changes no existing label: exit code 1.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent labels        # every label, its value, and why
+      npu-agent labels apply  # put them on the Node now
+      npu-agent labels clear  # remove all labels of npu-agent, to uninstall
+    """
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("show", "apply", "clear"),
+        default="show",
+        help="show: the labels for the Node, with reasons; apply: set them now; clear: remove "
+        "all labels of npu-agent (default: show)",
+    )
+    _add_table(parser)
+
+
+def _config_check(parser: Parser) -> None:
+    """Check a configuration file.
+
+    Shows every error with line, key and correction. The exit code is 2 if there
+    is one.
+
+    Examples:
+      npu-agent config check config.yaml
+    """
+    parser.add_argument("file", type=Path, metavar="FILE", help="a configuration, in YAML")
+
+
+def _config_show(parser: Parser) -> None:
+    """Show the configuration that `run` would use with these options.
+
+    Prints every key with its value and its origin: a line of the file, an option,
+    or the default. The output is a configuration file.
+
+    Examples:
+      npu-agent config show --config-file config.yaml
+      npu-agent config show --default-pe Single
+    """
+    parser.usage = "%(prog)s [options]"
+
+
+def _config_schema(_: Parser) -> None:
+    """Print the JSON schema of the file, for editors.
+
+    Examples:
+      npu-agent config schema > schema.json
+    """
+
+
+def _doctor(parser: Parser) -> None:
+    """Check what the agent needs, here and in the cluster.
+
+    Changes nothing. Lists first what to fix, in order and with commands. The exit
+    code is 1 if something is wrong.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent doctor        # on the host, as root
+      npu-agent doctor --all  # with lines that follow from others
+
+      # in the agent's Pod
+      npu-agent doctor --config-file=/etc/npu-agent/config.yaml --host-root=/host
+    """
+    _add_output(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also show lines that follow from other lines or do not apply here",
+    )
+
+
+def _verify(parser: Parser) -> None:
+    """Check, inside a container, that it sees exactly its allocated NPUs.
+
+    Checks that the NPUs are there, can be opened, and are the only ones. The exit
+    code is 1 if not. Run it before the workload: opening a core occupies it for
+    that moment.
+
+    Examples:
+      npu-agent verify             # a line for each finding
+      npu-agent verify --expect 2  # fails unless there are two devices
+    """
+    _add_output(parser)
+    parser.add_argument(
+        "--expect",
+        type=int,
+        metavar="N",
+        help="number of requested devices (default: as many as are named)",
+    )
+
+
+def _add_npu(parser: Parser, *, reason: bool) -> None:
+    parser.set_defaults(login=None)
+    parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
+    node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
+    parser.add_argument("--node", metavar="NAME", help=node)
+    if reason:
+        parser.add_argument("--reason", metavar="TEXT", default="", help="why, for people")
+
+
+def _cordon(parser: Parser) -> None:
+    """Take one card out of service: no new Pod gets it.
+
+    The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned,
+    which the agent applies within two seconds. It lasts until `npu-agent
+    uncordon`, also over restarts of agent and node.
+
+    Examples:
+      npu-agent cordon npu3 --host-root=/host           # in the agent's Pod
+      npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
+    """
+    _add_npu(parser, reason=True)
+
+
+def _uncordon(parser: Parser) -> None:
+    """Bring a cordoned card back into service.
+
+    Examples:
+      npu-agent uncordon npu3 --node node-1
+    """
+    _add_npu(parser, reason=False)
+
+
+def _drain(parser: Parser) -> None:
+    """Cordon one card, evict the Pods that hold it, and wait until it is free.
+
+    Pods on other cards are not touched. PodDisruptionBudgets are respected. Pods
+    of a DaemonSet and static Pods are named, not evicted. Uses your kubeconfig and
+    your rights: the agent has no right to evict. Reads the agent's page through
+    the API server.
+
+    Examples:
+      npu-agent drain npu3 --node node-1 --dry-run
+      npu-agent drain npu3 --node node-1 --reason=fan --timeout=600
+    """
+    _add_npu(parser, reason=True)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=300.0,
+        help="longest wait until the card is free (default: 300)",
+    )
+    parser.add_argument(
+        "--grace-period",
+        type=int,
+        metavar="SECONDS",
+        help="grace period of each Pod (default: its own)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only show the Pods that would be evicted"
+    )
+
+
+def _cdi(parser: Parser) -> None:
+    """Write CDI specs for Docker, Podman and others, without Kubernetes.
+
+    Writes them to /etc/cdi, where container runtimes find cards by name, and
+    prints the names.
+
+    Examples:
+      npu-agent cdi                    # write them, as root, and list the names
+      npu-agent cdi generate --stdout  # print them
+      npu-agent cdi watch              # keep them up to date
+    """
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("generate", "watch"),
+        default="generate",
+        help="generate: write the specs now; watch: keep them up to date until Ctrl-C (default: "
+        "generate)",
+    )
+    parser.add_argument(
+        "--stdout",
+        action="store_true",
+        help="with generate: print the specs and write nothing",
+    )
+
+
+def _simulate(parser: Parser) -> None:
+    """Make a simulated driver tree, or break a card in one.
+
+    Makes the files of a driver with simulated cards below ROOT, and changes their
+    values until Ctrl-C. Any command reads them with --host-root ROOT. ROOT is made
+    if it is missing, and refused if it holds other files.
+
+    Examples:
+      npu-agent simulate /tmp/host                  # until Ctrl-C
+      npu-agent simulate /tmp/host fault npu0 dead  # break a card; ok repairs it
+      npu-agent simulate /tmp/host status           # what is wrong with the cards
+    """
+    # Its help lists the faults, which the simulator knows.
+    from npu_agent.people.commands.simulate import add_arguments
+
+    add_arguments(parser)
+
+
+def _demo(parser: Parser) -> None:
+    """Run the whole agent on simulated cards, in this terminal.
+
+    Uses a stand-in for the kubelet: needs no cluster, no NPU and no root. Shows
+    each step, and stays up until Ctrl-C.
+
+    Examples:
+      npu-agent demo         # the tour
+      npu-agent demo --once  # exit after it
+    """
+    parser.add_argument(
+        "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
+    )
+
+
+def _completion(parser: Parser) -> None:
+    """Print a completion script for bash, zsh or fish.
+
+    Examples:
+      npu-agent completion bash > /etc/bash_completion.d/npu-agent
+      npu-agent completion zsh > ~/.zfunc/_npu-agent
+      npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
+    """
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def _version(parser: Parser) -> None:
+    """Show the version of npu-agent and its commit.
+
+    Examples:
+      npu-agent version
+      npu-agent version -o json  # with the version of Python
+    """
+    _add_output(parser)
+
+
+COMMANDS = {
+    "run": _run,
+    "info": _info,
+    "allocations": _allocations,
+    "labels": _labels,
+    "config check": _config_check,
+    "config show": _config_show,
+    "config schema": _config_schema,
+    "doctor": _doctor,
+    "verify": _verify,
+    "cordon": _cordon,
+    "uncordon": _uncordon,
+    "drain": _drain,
+    "cdi": _cdi,
+    "simulate": _simulate,
+    "demo": _demo,
+    "completion": _completion,
+    "version": _version,
+}
+"""What adds a command's arguments, in the order of the help."""
+
+GROUPS = {"config": "Check, show or describe the configuration"}
+"""Commands that have others below them."""
+
+_CONFIGURED = ("run", "labels", "config show", "doctor")
+"""These take every option of the configuration."""

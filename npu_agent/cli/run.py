@@ -1,0 +1,78 @@
+"""`npu-agent run`: the agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from npu_agent import logs
+from npu_agent.cli import FAILED, WRONG, CommandError
+from npu_agent.cli.common import effective, host_root
+from npu_agent.shutdown import Shutdown
+from npu_agent.vendors import VENDORS
+
+_MOST = 64
+"""Simulated cards of a node. The simulator makes more, for tests; nodes have 16 at most."""
+THIS_HOST = Path("/")
+"""The node's own /sys, in a container too; --host-root does not change it."""
+
+
+def main(args: argparse.Namespace) -> int:
+    # The first process of a container has no default for SIGTERM: without this, an agent that is
+    # ended while it still imports would be waited for until it is killed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    found = effective(args)
+    logs.setup(found.config.log.level, found.config.log.format)
+    node = os.environ.get("NODE_NAME") or None
+    simulation = _simulated(args.simulate, host_root(args), node) if args.simulate else None
+    from npu_agent import agent
+
+    shutdown = Shutdown()
+    host = agent.Host(host_root(args), node, kubelet=args.kubelet, simulation=simulation)
+    file = getattr(args, "config_file", None)
+    asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
+    return 0
+
+
+def _simulated(
+    wanted: str, root: Path, node: str | None
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Makes simulated cards below `root`; returns the function that keeps them alive.
+
+    Raises:
+        CommandError: it is asked for what cannot be, or this node has real cards.
+    """
+    from npu_agent.people import simulator
+
+    if real := _real_cards():
+        raise CommandError(
+            f"--simulate {wanted}: this node has real cards ({', '.join(real)}), and gets no "
+            "simulated ones in addition: leave out --simulate (chart: simulate), or keep this "
+            f"agent away: kubectl label node {node or 'NODE'} npu-agent/enabled=false"
+        )
+    try:
+        cards = simulator.parse_cards(
+            wanted, option="--simulate", most=_MOST, host=f"{node}/" if node else ""
+        )
+        simulator.make(root, cards, plain_nodes=True)
+    except ValueError as error:
+        raise CommandError(str(error), WRONG) from error
+    except simulator.SimulatorError as error:
+        raise CommandError(f"--simulate, --host-root: {error}", FAILED) from error
+    return simulator.Simulation(root).run
+
+
+def _real_cards() -> list[str]:
+    """Names this node's real cards for people: on the PCI bus, and of a driver."""
+    from npu_agent.people.doctor.host import on_the_bus
+
+    vendors = [vendor(THIS_HOST) for vendor in VENDORS]
+    ids = [vendor.profile.pci for vendor in vendors if vendor.profile.pci]
+    entries = [entry.name for vendor in vendors for entry in vendor.scan()]
+    return entries + [str(card) for card in on_the_bus(THIS_HOST, ids)]

@@ -1,0 +1,255 @@
+"""CEL selectors of DeviceClasses and claims, as Kubernetes evaluates them for a device.
+
+The language is Google's own cel-cpp, by cel-expr-python. What Kubernetes adds is here: quantities,
+versions, and an empty map for a domain that a device lacks. What this cannot evaluate is said to be
+unknown, and is never guessed.
+
+Source: k8s.io/dynamic-resource-allocation/cel/compile.go and k8s.io/apiserver/pkg/cel/library of
+Kubernetes 1.37.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from npu_agent.kube.objects import Device
+from npu_agent.people.cluster.quantity import quantity
+from npu_agent.text import one_line
+
+_SEMVER = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
+)
+_TEXT = r"""("[^"\\]*"|'[^'\\]*')"""
+_DOMAIN = rf"device\.(?:attributes|capacity)\s*\[\s*{_TEXT}\s*\]"
+_LOOKUP = re.compile(_DOMAIN)
+_FIELD = re.compile(rf"{_DOMAIN}(?:\.\??(\w+)\b(?!\s*\()|\[\??{_TEXT}\])")
+_IN = re.compile(rf"{_TEXT}\s+in\s+{_DOMAIN}(?![.\[])")
+_MAP = re.compile(r"\b(attributes|capacity)\b")
+_STATUS = re.compile(r"^[A-Z_]+: ")
+"""What cel-cpp puts before its words."""
+_QUANTITY, _VERSION = "kubernetes.Quantity", "kubernetes.Semver"
+"""Keys of the maps that stand for values of these types."""
+
+
+class CannotJudgeError(Exception):
+    """The scheduler's decision cannot be computed here; the message says why."""
+
+
+class CelError(Exception):
+    """The expression fails on this device. The scheduler then gives the Pod up, on all Nodes."""
+
+
+def matches(expression: str, device: Device, driver: str) -> bool:
+    """Whether a device of the driver meets the expression.
+
+    Raises:
+        CelError: it fails on this device, as with an attribute that the device lacks.
+        CannotJudgeError: it has what is not known here, or CEL is not installed.
+    """
+    names = _read(expression, driver)
+    attributes, capacity = device.attributes, device.capacity
+    if names is not None:
+        attributes = {name: attributes[name] for name in names if name in attributes}
+        capacity = {name: capacity[name] for name in names if name in capacity}
+    what = (driver, bool(device.allow_multiple_allocations), attributes, capacity)
+    return _matches(expression, msgspec.json.encode(what))
+
+
+@lru_cache(maxsize=2**12)
+def _read(expression: str, driver: str) -> Sequence[str] | None:
+    """The attributes and capacities of which alone the answer depends; None: of all.
+
+    Thousands of devices that differ in their serial numbers are one then.
+    """
+    found = [*_FIELD.findall(expression), *((of, "", name) for name, of in _IN.findall(expression))]
+    if len(found) != len(_LOOKUP.findall(expression)):
+        return None
+    names = []
+    for domain, field, key in found:
+        name = field or key[1:-1]
+        names += [f"{domain[1:-1]}/{name}", *([name] if domain[1:-1] == driver else [])]
+    return names
+
+
+@lru_cache(maxsize=2**16)
+def _matches(expression: str, device: bytes) -> bool:
+    """Evaluates like `matches`, for a device with what the expression reads of it."""
+    driver, shared, attributes, capacities = msgspec.json.decode(device)
+    domains = _domains(expression)
+    variable = {
+        "driver": driver,
+        "allowMultipleAllocations": shared,
+        "attributes": _by_domain(_values(attributes, expression), driver, domains),
+        "capacity": _by_domain(_capacities(capacities), driver, domains),
+    }
+    found = _compiled(expression).eval(data={"device": variable})
+    if isinstance(value := found.value(), bool):
+        return value
+    failed = found.type().name() == "ERROR"
+    raise CelError(_STATUS.sub("", one_line(value)) if failed else "its value is not a bool")
+
+
+def terms(expression: str) -> list[str]:
+    """The parts that all have to be true: what stands between ``&&`` outside of parentheses."""
+    parts, depth, quote, last = [], 0, "", 0
+    for at, char in enumerate(expression):
+        if quote:
+            quote = "" if char == quote and expression[at - 1] != "\\" else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif not depth and char in "|?":
+            return [expression.strip()]
+        elif not depth and expression.startswith("&&", at):
+            parts.append(expression[last:at].strip())
+            last = at + 2
+    return [*parts, expression[last:].strip()]
+
+
+def _domains(expression: str) -> set[str]:
+    """The domains that the expression looks up."""
+    found = _LOOKUP.findall(expression)
+    if _MAP.search(_LOOKUP.sub("", expression)):
+        what = "uses a map of domains as a whole"
+        raise CannotJudgeError(f"the selector {one_line(expression)} {what}")
+    return {text[1:-1] for text in found}
+
+
+def _by_domain(
+    values: Iterator[tuple[str, Any]], driver: str, domains: set[str]
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
+    for name, value in values:
+        domain, _, key = name.rpartition("/")
+        found.setdefault(domain or driver, {})[key] = value
+    return found
+
+
+def _values(attributes: dict[str, Any], expression: str) -> Iterator[tuple[str, Any]]:
+    for name, typed in attributes.items():
+        ((kind, value),) = typed.items()
+        if kind in ("int", "bool", "string", "version"):
+            yield name, _version(value) if kind == "version" else value
+        elif name.rpartition("/")[2] in expression:
+            raise CannotJudgeError(f"attribute {name}, which a selector reads, has type {kind}")
+
+
+def _capacities(capacities: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, capacity in capacities.items():
+        yield name, _quantity(capacity["value"])
+
+
+@lru_cache(maxsize=512)
+def _compiled(expression: str) -> Any:
+    environment = _environment()
+    try:
+        return environment.compile(expression)
+    except RuntimeError as error:
+        why = one_line(error).removeprefix("INVALID_ARGUMENT: ERROR: ")
+        raise CannotJudgeError(f"the selector {one_line(expression)} is not known: {why}") from None
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    try:
+        from cel_expr_python import cel
+        from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings
+    except ImportError:
+        install = "pip install 'npu-agent[kubectl]'"
+        raise CannotJudgeError(f"CEL is not installed, which selectors need: {install}") from None
+    any_, of = cel.Type.DYN, cel.Type
+    functions: tuple[tuple[str, Any, tuple[Any, ...], bool, Callable[..., Any]], ...] = (
+        ("quantity", any_, (of.STRING,), False, _quantity),
+        ("isQuantity", of.BOOL, (of.STRING,), False, lambda text: _is(_quantity, text)),
+        ("semver", any_, (of.STRING,), False, _version),
+        ("isSemver", of.BOOL, (of.STRING,), False, lambda text: _is(_version, text)),
+        ("compareTo", of.INT, (any_, any_), True, _compare),
+        ("isGreaterThan", of.BOOL, (any_, any_), True, lambda one, two: _compare(one, two) > 0),
+        ("isLessThan", of.BOOL, (any_, any_), True, lambda one, two: _compare(one, two) < 0),
+        ("asInteger", of.INT, (any_,), True, _integer),
+        ("isInteger", of.BOOL, (any_,), True, lambda one: _amount(one).denominator == 1),
+        ("add", any_, (any_, any_), True, lambda one, two: _stands(_amount(one) + _amount(two))),
+        ("sub", any_, (any_, any_), True, lambda one, two: _stands(_amount(one) - _amount(two))),
+        ("major", of.INT, (any_,), True, lambda one: int(one[_VERSION].split(".")[0])),
+        ("minor", of.INT, (any_,), True, lambda one: int(one[_VERSION].split(".")[1])),
+        ("patch", of.INT, (any_,), True, lambda one: _key(one[_VERSION])[0][2]),
+    )
+    declared = [
+        cel.FunctionDecl(
+            name, [cel.Overload(f"kubernetes_{name}", returned, [*taken], member, function)]
+        )
+        for name, returned, taken, member, function in functions
+    ]
+    return cel.NewEnv(
+        variables={"device": of.Map(of.STRING, any_)},
+        extensions=[
+            cel.CelExtension("kubernetes", declared),
+            ext_bindings.ExtBindings(),
+            ext_optional.ExtOptional(),
+            ext_strings.ExtStrings(),
+        ],
+    )
+
+
+def _is(read: Callable[[str], Any], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _quantity(text: str) -> dict[str, str]:
+    return _stands(quantity(text))
+
+
+def _stands(amount: Fraction) -> dict[str, str]:
+    return {_QUANTITY: str(amount)}
+
+
+def _amount(value: Any) -> Fraction:
+    """Returns the amount of a quantity, or of the int that may be added to one."""
+    return Fraction(value if isinstance(value, int) else value[_QUANTITY])
+
+
+def _integer(value: Any) -> int:
+    amount = Fraction(value[_QUANTITY])
+    if amount.denominator != 1:
+        raise ValueError(f"{amount} is not an integer")
+    return int(amount)
+
+
+def _version(text: str) -> dict[str, str]:
+    """Two that differ in their build metadata alone are equal."""
+    if not _SEMVER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a version")
+    return {_VERSION: text.partition("+")[0]}
+
+
+def _compare(one: Any, two: Any) -> int:
+    """-1, 0 or 1 for two quantities or two versions; raises KeyError or TypeError for others."""
+    if _VERSION in one:
+        left, right = _key(one[_VERSION]), _key(two[_VERSION])
+        return (left > right) - (left < right)
+    first, second = Fraction(one[_QUANTITY]), Fraction(two[_QUANTITY])
+    return (first > second) - (first < second)
+
+
+def _key(version: str) -> tuple[list[int], bool, list[tuple[bool, int, str]]]:
+    """Sorts as semver 2.0.0 orders: a pre-release is before its release."""
+    numbers, _, before = version.partition("-")
+    parts = before.split(".") if before else []
+    return (
+        [int(one) for one in numbers.split(".")],
+        not before,
+        [(not one.isdigit(), int(one) if one.isdigit() else 0, one) for one in parts],
+    )

@@ -1,0 +1,364 @@
+"""Rows about Nodes, holders and use, of the objects and the agents' pages. Pure.
+
+What is not known is None. Capacities of partitions that overlap do not add up: all sums are of
+cores.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from npu_agent.core.hardware import CoreRange
+from npu_agent.kube.objects import Device, Node, Pod, condition
+from npu_agent.outputs.web.report import Report
+from npu_agent.people.cluster.fetch import Pages
+from npu_agent.people.cluster.objects import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """The vendors' names."""
+
+    drivers: Collection[str]
+    domain: str
+    """The end of the domains of resources and labels: ``example.com``."""
+    cores: Mapping[str, int]
+    """Of a card, by what labels call its family."""
+
+    def is_resource(self, name: str) -> bool:
+        domain = name.partition("/")[0]
+        return domain == self.domain or domain.endswith(f".{self.domain}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A Node; `cards` and `healthy` are cards, the next four numbers cores."""
+
+    node: str
+    cards: int | None
+    healthy: int | None
+    cores: int | None
+    allocated: int | None
+    free: int | None
+    widest: int | None
+    """The cores of the widest device that is still free."""
+    driver: str | None
+    agent: str | None
+    api: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A Pod's part of a card; of a Pod that waits, `card` is None."""
+
+    namespace: str
+    pod: str
+    node: str | None
+    card: str | None
+    cores: str | None
+    """``0-3``; None where only the agent knows."""
+    load: float | None
+    """Per cent, the mean of its cores."""
+    since: str | None
+    status: str
+    of: str
+    """The claim, or the resource."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A device of a slice: what of a card it is."""
+
+    card: str
+    cores: frozenset[int]
+    device: Device
+
+    @property
+    def barred(self) -> bool:
+        return any(taint.bars for taint in self.device.taints)
+
+
+@dataclass(slots=True)
+class _Sums:
+    cards: int = 0
+    healthy: int = 0
+    cores: int = 0
+    allocated: int = 0
+    free: int = 0
+    widest: int = 0
+    driver: str | None = None
+    apis: list[str] = field(default_factory=list)
+
+
+def agents(cluster: Cluster) -> dict[str, Pod]:
+    """The agent's Pods by Node."""
+    return {pod.spec.node_name: pod for pod in cluster.pods if pod.is_agent and pod.spec.node_name}
+
+
+def devices(cluster: Cluster, words: Words) -> dict[tuple[str, str], Device]:
+    """The devices of the newest slices, by pool and name."""
+    ours = [one for one in cluster.slices if one.spec.driver in words.drivers]
+    newest: dict[str, int] = defaultdict(int)
+    for one in ours:
+        newest[one.spec.pool.name] = max(newest[one.spec.pool.name], one.spec.pool.generation)
+    return {
+        (one.spec.pool.name, device.name): device
+        for one in ours
+        if one.spec.pool.generation == newest[one.spec.pool.name]
+        for device in one.spec.devices
+    }
+
+
+def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
+    """The Nodes that have cards, or the agent; who holds what must have been read."""
+    running = agents(cluster)
+    pools: dict[str, list[Part]] = defaultdict(list)
+    for (pool, _), device in devices(cluster, words).items():
+        pools[pool].append(_part(device))
+    held = _held(cluster, words)
+    asked = _asked(cluster, words)
+    known = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
+    rows = []
+    for node in cluster.nodes:
+        sums = _Sums()
+        _add_slices(sums, pools[node.name], held[node.name])
+        complete = _add_resources(sums, node, asked[node.name], words)
+        if sums.apis or node.name in running:
+            pod = running.get(node.name)
+            hide = not known or not complete
+            rows.append(
+                NodeRow(
+                    node=node.name,
+                    cards=sums.cards if complete else None,
+                    healthy=sums.healthy if complete else None,
+                    cores=sums.cores if complete else None,
+                    allocated=None if hide else sums.allocated,
+                    free=None if hide else sums.free,
+                    widest=None if hide else sums.widest,
+                    driver=sums.driver or _label(node, "driver.version", words),
+                    agent=_version(pod) if pod else None,
+                    api=",".join(sums.apis) or "none",
+                )
+            )
+    return rows
+
+
+def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
+    """The Pods that hold cards, by both APIs, and those that wait for one."""
+    offered = devices(cluster, words)
+    claims = {claim.key: claim for claim in cluster.claims}
+    rows: list[Holding] = []
+    for pod in cluster.pods:
+        page = pages.found.get(pod.spec.node_name)
+        given = [
+            (name, result)
+            for name in pod.claims
+            if (claim := claims.get(f"{pod.namespace}/{name}"))
+            and any(one.uid == pod.uid for one in claim.status.reserved_for)
+            for result in claim.results
+            if result.driver in words.drivers and not result.admin_access
+        ]
+        for name, result in given:
+            device = offered.get((result.pool, result.device))
+            part = _part(device) if device else None
+            card = part.card if part else result.device
+            cores = part.cores if part else None
+            rows.append(
+                _holding(pod, f"claim/{name}", card, _text(cores), _load(page, card, cores))
+            )
+        rows += _by_plugin(pod, words, page)
+    return rows
+
+
+def by_idleness(rows: list[Holding]) -> list[Holding]:
+    """Sorts holders: idle first, of these the longest there; unknown last."""
+    held = [row for row in rows if row.card is not None]
+    return sorted(held, key=lambda row: (row.load is None, row.load or 0.0, row.since or ""))
+
+
+def _part(device: Device) -> Part:
+    number = device.attribute("index")
+    card = f"npu{number}" if isinstance(number, int) else device.name
+    consumed = [name for one in device.consumes_counters for name in one.counters]
+    cores = {int(name[5:]) for name in consumed if name[:5] == "core-" and name[5:].isdigit()}
+    return Part(card, frozenset(cores or range(device.attribute("cores") or 1)), device)
+
+
+def _held(cluster: Cluster, words: Words) -> dict[str, set[str]]:
+    """The allocated devices by pool."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for claim in cluster.claims:
+        for one in claim.results:
+            if one.driver in words.drivers and not one.admin_access:
+                found[one.pool].add(one.device)
+    return found
+
+
+def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
+    """The devices that Pods have of each resource, by Node."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for pod in cluster.pods:
+        if pod.spec.node_name:
+            for resource, count in _requests(pod, words):
+                found[pod.spec.node_name][resource] += count
+    return found
+
+
+def _requests(pod: Pod, words: Words) -> Iterator[tuple[str, int]]:
+    """Returns a Pod's device plugin resources, without those that became a claim."""
+    extended = pod.status.extended_resource_claim_status
+    claimed = {one.get("resourceName") for one in extended.request_mappings} if extended else set()
+    asked: dict[str, int] = defaultdict(int)
+    for container in pod.spec.containers:
+        for name, count in container.resources.limits.items():
+            if words.is_resource(name) and name not in claimed and count.isdigit():
+                asked[name] += int(count)
+    return ((name, count) for name, count in asked.items() if count)
+
+
+def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
+    if not pool:
+        return
+    cards: dict[str, set[int]] = defaultdict(set)
+    used: dict[str, set[int]] = defaultdict(set)
+    barred = {part.card for part in pool if part.barred}
+    unhealthy = {part.card for part in pool if _unhealthy(part.device)}
+    for part in pool:
+        cards[part.card] |= part.cores
+        if part.device.name in held:
+            used[part.card] |= part.cores
+    open_ = [one for one in pool if one.card not in barred and not one.cores & used[one.card]]
+    sums.cards += len(cards)
+    sums.healthy += len(cards.keys() - unhealthy)
+    sums.cores += sum(map(len, cards.values()))
+    sums.allocated += sum(map(len, used.values()))
+    sums.free += sum(len(cards[card] - used[card]) for card in cards.keys() - barred)
+    sums.widest = max([sums.widest, *(len(one.cores) for one in open_)])
+    sums.driver = next((str(v) for p in pool if (v := p.device.attribute("driverVersion"))), None)
+    sums.apis.append("dra")
+
+
+def _unhealthy(device: Device) -> bool:
+    return any(taint.key.endswith("/unhealthy") for taint in device.taints)
+
+
+def _add_resources(sums: _Sums, node: Node, asked: Mapping[str, int], words: Words) -> bool:
+    """The device plugin's devices; returns whether their cores are known, by the Node's labels."""
+    capacity = _counts(node.status.capacity, words)
+    if not capacity:
+        return True
+    sums.apis.append("device-plugin")
+    devices = sum(capacity.values())
+    count, family = _label(node, "npu.count", words), _label(node, "npu.family", words)
+    width = words.cores.get(family or "")
+    if width is None or not (count or "").isdigit():
+        return False
+    cards = int(count or 0) - sums.cards  # those that DRA does not have
+    each = cards * width // devices
+    usable = sum(_counts(node.status.allocatable, words).values())
+    used = sum(asked.values())
+    sums.cards += cards
+    sums.healthy += cards * usable // devices
+    sums.cores += cards * width
+    sums.allocated += used * each
+    free = max(0, usable - used)
+    sums.free += free * each
+    sums.widest = max(sums.widest, each if free else 0)
+    return True
+
+
+def _counts(quantities: Mapping[str, str], words: Words) -> dict[str, int]:
+    return {
+        name: int(text)
+        for name, text in quantities.items()
+        if words.is_resource(name) and text.isdigit() and int(text)
+    }
+
+
+def _label(node: Node, name: str, words: Words) -> str | None:
+    labels = sorted(node.metadata.labels.items(), reverse=True)
+    return next(
+        (
+            value
+            for key, value in labels
+            if key.partition("/")[2] == name and words.is_resource(key)
+        ),
+        None,
+    )
+
+
+def _version(pod: Pod) -> str:
+    """The tag of the agent's image; whether it is ready."""
+    image = pod.spec.containers[0].image if pod.spec.containers else ""
+    _, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    ready = condition(pod.status.conditions, "Ready")
+    return (tag or "latest") + ("" if ready and ready.status == "True" else " (not ready)")
+
+
+def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]:
+    wanted = dict(_requests(pod, words))
+    if not pod.spec.node_name:
+        if wanted or (pod.spec.resource_claims and not pod.claims):
+            yield _holding(pod, ",".join(wanted) or "claim", None, None, None)
+        return
+    if not wanted:
+        return
+    if page is not None:
+        for card in page.cards:
+            for one in card.holders:
+                if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
+                    load = _load(page, card.name, _cores(one.cores))
+                    text = one.cores or f"0-{card.core_count - 1}"
+                    yield _holding(pod, one.resource, card.name, text, load)
+        return
+    said = [
+        (of.name, device.resource_id)
+        for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        for of in status.allocated_resources_status
+        if of.name in wanted
+        for device in of.resources
+    ]
+    if said:  # KEP-4680: Kubernetes 1.36 and later
+        for name, id_ in said:
+            yield _holding(pod, name, id_, None, None)
+        return
+    for name, count in wanted.items():
+        yield _holding(pod, name, f"? ({count})", None, None)
+
+
+def _holding(pod: Pod, of: str, card: str | None, cores: str | None, load: float | None) -> Holding:
+    return Holding(
+        namespace=pod.namespace,
+        pod=pod.name,
+        node=pod.spec.node_name or None,
+        card=card,
+        cores=cores,
+        load=load,
+        since=pod.status.start_time,
+        status=pod.status.phase,
+        of=of,
+    )
+
+
+def _text(cores: frozenset[int] | None) -> str | None:
+    return str(CoreRange(min(cores), max(cores))) if cores else None
+
+
+def _cores(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    return frozenset(range(int(first), int(last or first) + 1))
+
+
+def _load(page: Report | None, name: str, cores: frozenset[int] | None) -> float | None:
+    """The mean load of these cores of a card, or of all of them (None)."""
+    loads = [
+        core.utilization
+        for card in (page.cards if page else ())
+        for core in (card.reading.cores if card.name == name and card.reading else ())
+        if core.utilization is not None and (cores is None or core.core in cores)
+    ]
+    return round(sum(loads) / len(loads), 1) if loads else None

@@ -1,0 +1,43 @@
+"""`npu-agent allocations`: which container holds which device."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from functools import partial
+
+from npu_agent.cli import CommandError
+from npu_agent.cli.common import quiet, vendors
+from npu_agent.core.hardware import Snapshot
+from npu_agent.inventory.inventory import read_once
+from npu_agent.kubelet import podresources
+from npu_agent.people.commands import view
+from npu_agent.people.commands.screen import run_until_signal, watch_cards
+from npu_agent.vendors import DRIVERS
+
+
+def main(args: argparse.Namespace) -> int:
+    quiet(args)
+    if args.watch:
+        return run_until_signal(watch_cards(args, partial(_text, args)))
+    print(asyncio.run(_once(args)))
+    return 0
+
+
+async def _once(args: argparse.Namespace) -> str:
+    return await _text(args, await read_once(vendors(args)))
+
+
+async def _text(args: argparse.Namespace, snapshot: Snapshot) -> str:
+    try:
+        held = await podresources.fetch(podresources.socket_beside(args.plugin_dir), DRIVERS)
+    except podresources.UnavailableError as error:
+        raise CommandError(str(error)) from error
+    if view.is_data(args):
+        return view.data(view.allocations_as_json(snapshot, held), args)
+    if not held:
+        return "no container holds a device"
+    wide = args.output == "wide"
+    width = None if wide else view.terminal_width()
+    table = view.allocations_table(snapshot, held, width=width)
+    return view.drawn(table, wide=wide, headers=not args.no_headers)

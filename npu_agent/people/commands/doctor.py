@@ -1,0 +1,52 @@
+"""`npu-agent doctor`: runs the checks, and shows their results."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from npu_agent import logs
+from npu_agent.cli import FAILED
+from npu_agent.cli.common import host_root, vendors
+from npu_agent.people.commands import view
+from npu_agent.people.doctor import report
+from npu_agent.people.doctor.check import State
+from npu_agent.people.doctor.context import Context, config_not_given, configuration
+from npu_agent.people.doctor.examine import examine, no_node
+from npu_agent.vendors import REGISTRY
+
+NO_NODE = (
+    "this host is not an NPU node: no NPU, no driver for one, and no kubelet ({directory} is "
+    "missing); on the node itself run `npu-agent doctor` as root, or ask in the agent's Pod "
+    "(npu-agent doctor --help); `npu-agent demo` needs neither"
+)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if anything is wrong."""
+    wanted, good = configuration(args, REGISTRY)
+    # The file's level is the agent's: here it would mix the probes' own log with the lines.
+    asked = "config.log.level" in args
+    logs.setup(wanted.log.level if asked else "error", wanted.log.format)
+    context = Context.here(wanted, host_root(args), vendors(args))
+
+    async def act() -> int:
+        people = not view.is_data(args)
+        if people and not args.all and good.state is State.OK and await no_node(context):
+            view.show(NO_NODE.format(directory=context.directory))
+            sys.stdout.flush()
+            return FAILED
+        checks = (config_not_given(args, context, good), *await examine(context))
+        # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
+        if people:
+            wide = args.output == "wide"
+            columns = None if wide else view.terminal_width()
+            parts = report.parts(checks, everything=wide or args.all, columns=columns)
+            view.show(*parts, wide=wide)
+        else:
+            print(view.data([check.as_json() for check in checks], args))
+        sys.stdout.flush()
+        return FAILED if report.failed(checks) else 0
+
+    return asyncio.run(act())

@@ -1,0 +1,336 @@
+"""`kubectl npu`: the cards of a whole cluster, by a person's kubeconfig and rights.
+
+The executables `kubectl-…` of pyproject.toml are `npu-agent` by other names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from npu_agent import __version__
+from npu_agent.cli import CommandError
+from npu_agent.cli.parser import Parser
+from npu_agent.core.vendor_spec import LabelSource
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube.client import from_kubeconfig
+from npu_agent.kube.credentials import Credentials, CredentialsError
+from npu_agent.kube.objects import AGENT
+from npu_agent.kube.pods import Agent
+from npu_agent.outputs.web.report import Holder, Report
+from npu_agent.people.cluster import view as rows
+from npu_agent.people.cluster.fetch import Pages, Scope, fetch, pages
+from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.commands import kubectl_why, view
+from npu_agent.people.commands.cordon import status_of
+from npu_agent.people.commands.screen import run_until_signal, watch
+from npu_agent.text import one_line
+from npu_agent.typedjson import InvalidJsonError, convert
+from npu_agent.vendors import DRIVERS, REGISTRY
+
+_RIGHTS = "ask for the rights of k8s/examples/npu-viewer.yaml"
+_ALL = ("nodes", "pods", "claims", "slices")
+_DOMAIN = DRIVERS[0].partition(".")[2]
+_NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")
+_PODS = ("namespace", "pod", "node", "card", "cores", "load", "since", "status")
+_TOP = ("load", "namespace", "pod", "node", "card", "cores", "since")
+_COMMANDS = {
+    "nodes": "The Nodes with NPUs: what is healthy, allocated and free (the default)",
+    "pods": "The Pods that hold NPUs, and those that wait: cards, cores, load",
+    "node": "What the agent of a Node reports about its cards",
+    "why": "Why a Pod waits, or where it fits now; for a running Pod, its devices",
+    "top": "The holders by load, the idle ones first",
+    "cordon": "Take one card out of service",
+    "uncordon": "Bring it back",
+    "drain": "Cordon a card, and evict the Pods that hold it",
+}
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments; exits if they are wrong or ask for help."""
+    args = argparse.Namespace(**DEFAULTS)
+    args = parser().parse_args(given, args)
+    args.command = args.command or "nodes"
+    return args
+
+
+def parser() -> Parser:
+    """Knows the commands, and their arguments and options."""
+    found = Parser(
+        prog="kubectl npu",
+        description="The NPUs of a cluster, as your kubeconfig and your rights show them.",
+        epilog="Examples:\n  kubectl npu\n  kubectl npu pods -A\n  kubectl npu top -A\n"
+        "  kubectl npu drain node-1 npu3 --reason=fan\n",
+    )
+    found.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
+    _add_login(found)
+    _add_listing(found)
+    commands = found.add_subparsers(metavar="COMMAND", dest="command")
+    for name, summary in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(command=name)
+        _add_login(command)
+        if name in ("cordon", "uncordon", "drain"):
+            command.add_argument("node", metavar="NODE")
+            command.add_argument("npu", metavar="CARD", help="its name, UUID or PCI address")
+            if name != "uncordon":
+                command.add_argument("--reason", default="", metavar="TEXT", help="for people")
+            if name == "drain":
+                command.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS")
+                command.add_argument("--grace-period", type=int, metavar="SECONDS")
+                command.add_argument("--dry-run", action="store_true")
+        else:
+            _add_listing(command)
+            if name == "why":
+                command.add_argument("pod", metavar="POD")
+            if name == "node":
+                command.add_argument("node", metavar="NODE")
+    return found
+
+
+DEFAULTS: dict[str, Any] = {
+    "kubeconfig": None,
+    "context": None,
+    "impersonate": "",
+    "groups": [],
+    "namespace": None,
+    "all_namespaces": False,
+    "output": "table",
+    "watch": False,
+    "no_headers": False,
+    "selector": "",
+}
+
+
+def _add_login(parser: Parser) -> None:
+    def add(*names: str, **how: Any) -> None:
+        parser.add_argument(*names, default=argparse.SUPPRESS, **how)
+
+    add("--kubeconfig", type=Path, metavar="FILE", help="in place of $KUBECONFIG")
+    add("--context", metavar="NAME", help="of the kubeconfig (default: the current one)")
+    add("--as", dest="impersonate", metavar="USER", help="act as another user")
+    add("--as-group", dest="groups", action="append", metavar="GROUP", help="may be repeated")
+
+
+def _add_listing(parser: Parser) -> None:
+    def add(*names: str, **how: Any) -> None:
+        parser.add_argument(*names, default=argparse.SUPPRESS, **how)
+
+    add("-n", "--namespace", metavar="NAME", help="of Pods (default: that of the context)")
+    add("-A", "--all-namespaces", action="store_true", help="Pods of all namespaces")
+    outputs = ("table", "wide", "json", "yaml", "name")
+    add("-o", "--output", choices=outputs, metavar="FORMAT", help="wide, json, yaml or name")
+    add("-w", "--watch", action="store_true", help="go on until Ctrl-C")
+    add("--no-headers", action="store_true", help="only the rows")
+    add("-l", "--selector", metavar="LABELS", help="of Nodes; of Pods for pods and top")
+
+
+class Login:
+    """Reads the kubeconfig; at first without a deadline, as a login program may ask a person."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises ApiError: there are no credentials that can be used."""
+        self._args = args
+        first = self._load()
+        self._first: Credentials | None = first
+        self.namespace = first.namespace
+
+    def __call__(self) -> Credentials:
+        found, self._first = self._first, None
+        return found or self._load()
+
+    def _load(self) -> Credentials:
+        headers = [("Impersonate-Group", group) for group in self._args.groups]
+        if self._args.impersonate:
+            headers.insert(0, ("Impersonate-User", self._args.impersonate))
+        found = from_kubeconfig(self._args.kubeconfig, self._args.context)
+        if found is None:
+            what = "no kubeconfig was found"
+            raise CredentialsError(what, "set KUBECONFIG or --kubeconfig")
+        return replace(found, impersonated=tuple(headers))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Does it."""
+    gc.set_threshold(10**6)  # millions of objects that all stay: to look through them takes seconds
+    try:
+        args.login = Login(args)
+        if args.command in ("cordon", "uncordon"):
+            from npu_agent.people.commands import cordon
+
+            return cordon.main(args)
+        if args.command == "drain":
+            from npu_agent.people.commands import drain
+
+            return drain.main(args)
+        return run_until_signal(_show(args))
+    except ApiError as error:
+        raise CommandError(str(error)) from error
+
+
+async def _show(args: argparse.Namespace) -> None:
+    api = Api(args.login)
+    said: set[str] = set()
+
+    async def text() -> str:
+        found, notes = await _text(api, args)
+        for note in notes:
+            if note not in said:
+                print(f"kubectl npu: {one_line(note)}", file=sys.stderr)
+        said.update(notes)
+        return found
+
+    try:
+        if args.watch:
+            await watch(args, text)
+        print(await text())
+    finally:
+        await api.close()
+
+
+async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Returns the output, and remarks for people."""
+    if args.command == "node":
+        return await _page(api, args), []
+    words = _words()
+    if args.command == "nodes":
+        scope = Scope(_ALL, selectors={"nodes": args.selector})
+        cluster = await fetch(api, scope)
+        found: Sequence[Any] = rows.node_rows(cluster, words)
+        notes = _refusals(cluster)
+        return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
+    space = "" if args.all_namespaces else args.namespace or args.login.namespace
+    if args.command == "why":
+        found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
+        if view.is_data(args):
+            text = view.data(kubectl_why.data(found_), args)
+        else:
+            text = kubectl_why.lines(found_, each=args.output == "wide")
+        return text, [*kubectl_why.notes(cluster)]
+    scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
+    if space or args.selector:
+        agents = Scope(("pods",), selectors={"pods": AGENT})
+        cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, agents))
+    else:
+        cluster = of_agents = await fetch(api, scope)
+    held = rows.holdings(cluster, words, Pages())
+    nodes = {row.node for row in held if row.node}
+    running = rows.agents(of_agents)
+    known = await pages(api, [pod for node, pod in running.items() if node in nodes])
+    held = rows.holdings(cluster, words, known)
+    notes = [*_refusals(cluster), *([f"{known.refused}: {_RIGHTS}"] if known.refused else ())]
+    if known.failed:
+        node, why = min(known.failed.items())
+        notes.append(f"{len(known.failed)} pages of agents were not read; of Node {node}: {why}")
+    none = _none("no Pod holds an NPU, or waits for one", notes)
+    if args.command == "top":
+        return _shown(args, rows.by_idleness(held), _TOP, none), notes
+    return _shown(args, held, _PODS, none), notes
+
+
+def _none(words: str, notes: Sequence[str]) -> str:
+    return f"{words} in what could be read" if notes else words
+
+
+def _words() -> rows.Words:
+    cores = {
+        label.named(family): count
+        for labels in REGISTRY.label_sets.values()
+        for label in labels.labels
+        if label.source is LabelSource.FAMILY
+        for family, count in REGISTRY.core_counts.items()
+    }
+    return rows.Words(drivers=DRIVERS, domain=_DOMAIN, cores=cores)
+
+
+def _refusals(cluster: Cluster) -> list[str]:
+    return [f"{why}: {_RIGHTS}" for why in cluster.refused.values()]
+
+
+def _shown(
+    args: argparse.Namespace, found: Sequence[Any], columns: Sequence[str], none: str
+) -> str:
+    if view.is_data(args):
+        return view.data([asdict(row) for row in found], args)
+    if args.output == "name":
+        kind = "node" if columns is _NODES else "pod"
+        return "\n".join(dict.fromkeys(f"{kind}/{cell(row, kind)}" for row in found))
+    if not found:
+        return none
+    if args.output == "wide":
+        columns = (*columns, "api" if columns is _NODES else "of")
+    return table(columns, [[cell(row, name) for name in columns] for row in found], args)
+
+
+def table(columns: Sequence[str], cells: Sequence[Sequence[str]], args: argparse.Namespace) -> str:
+    """Columns as kubectl's: of capitals, three spaces apart."""
+    lines = [*([] if args.no_headers else [[name.upper() for name in columns]]), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        "   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def cell(row: Any, name: str) -> str:
+    """Formats a value for people; unknown is ``-``."""
+    value = getattr(row, name)
+    if value is None:
+        return "-"
+    if name == "load":
+        return f"{value:.0f}%"
+    return _age(value) if name == "since" else one_line(value, 100)
+
+
+def _age(since: str) -> str:
+    """Formats an age as kubectl does: ``90s``, ``12m``, ``5h``, ``3d``."""
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())
+    for size, unit, most in ((1, "s", 120), (60, "m", 7200), (3600, "h", 172800)):
+        if seconds < most:
+            return f"{max(0, seconds) // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
+async def _page(api: Api, args: argparse.Namespace) -> str:
+    """Renders a Node's page: cards, holders and problems."""
+    status = await status_of(Agent(api, args.node))
+    if view.is_data(args):
+        return view.data(status, args)
+    try:
+        page = convert(status, Report)
+    except InvalidJsonError as error:
+        what = f"the page of the agent on Node {args.node} cannot be used"
+        raise CommandError(f"{what} (another version?): {error}") from error
+    columns = ("card", "family", "cores", "health", "cordoned", "pods")
+    cells = [
+        [
+            one_line(text, 100)
+            for text in (
+                card.name,
+                card.family,
+                card.core_count,
+                card.health.reason or card.health.state,
+                card.cordoned or "-",
+                ", ".join(map(_held, card.holders)) or "-",
+            )
+        ]
+        for card in page.cards
+    ]
+    ready = "ready" if page.ready else "not ready"
+    said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
+    for note in page.problems:
+        said.append(one_line(f"{note.severity}: {note.text}"))
+        said += [f"  {one_line(text)}" for text in (note.remedy, note.command) if text]
+    return "\n".join([table(columns, cells, args), "", *said])
+
+
+def _held(by: Holder) -> str:
+    return f"{by.namespace}/{by.pod}" + (f" ({by.cores})" if by.cores else "")

@@ -1,0 +1,113 @@
+"""`kubectl_complete-npu`: what may come next on the command line of `kubectl npu`.
+
+kubectl runs it with the words so far, the last of which is to be completed. It prints a candidate a
+line, with a tab and its help, and at last what the shell does with them: ``:4``, no file names.
+
+Source: k8s.io/kubectl/pkg/cmd/plugin/plugin_completion.go; cobra's shell completions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from npu_agent.cli import CommandError
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube.objects import AGENT
+from npu_agent.kube.pods import Agent
+from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.view import agents
+from npu_agent.people.commands.cordon import cards_of
+from npu_agent.people.commands.kubectl import DEFAULTS, Login, parser
+from npu_agent.text import one_line
+
+_FILES, _NO_FILES = 0, 4
+_NAMED = ("node", "npu", "pod", "namespace")
+"""Arguments that name objects of the cluster."""
+_DEADLINE = 5.0
+"""Seconds: a person waits."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Completes the last of `args.words`."""
+    *before, last = args.words or [""]
+    line = _Line(before)
+    files = line.open is not None and line.open.dest == "kubeconfig"
+    for found, text in [] if files else _candidates(line, last):
+        if found.startswith(last):
+            print(f"{one_line(found)}\t{one_line(text)}".rstrip("\t"))
+    print(f":{_FILES if files else _NO_FILES}")
+    return 0
+
+
+class _Line:
+    """The words before the last one, as far as they say what it may be."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.parser: argparse.ArgumentParser = parser()
+        self.args = argparse.Namespace(**DEFAULTS)
+        self.named: list[str] = []
+        """The arguments after the command that are not options."""
+        self.open: argparse.Action | None = None
+        """The option whose value comes next."""
+        self.commands = next(
+            one.choices
+            for one in self.parser._actions  # noqa: SLF001 (as shtab does)
+            if isinstance(one.choices, dict)
+        )
+        for word in words:
+            self._read(word)
+
+    def _read(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if self.open:
+            self.open(self.parser, self.args, word)
+            self.open = None
+        elif word.startswith("-"):
+            option = self.parser._option_string_actions.get(name)  # noqa: SLF001
+            if option and option.nargs != 0:
+                self.open = option
+                if equals:
+                    self._read(value)
+        elif self.commands and word in self.commands:
+            self.parser, self.commands = self.commands[word], {}
+        else:
+            self.named.append(word)
+
+
+def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
+    """Words that may come next, with their help."""
+    if line.open is None and last.startswith("-"):
+        options = line.parser._actions  # noqa: SLF001
+        return [(name, one.help or "") for one in options for name in one.option_strings]
+    if line.open is None and line.commands:
+        return [(name, one.description or "") for name, one in line.commands.items()]
+    wanted = line.open
+    if wanted is None:
+        places = line.parser._get_positional_actions()  # noqa: SLF001
+        wanted = next(iter(places[len(line.named) :]), None)
+    if wanted is None or wanted.dest not in _NAMED:
+        return [(name, "") for name in (wanted and wanted.choices) or ()]
+    try:
+        login = Login(line.args)
+        names = asyncio.run(asyncio.wait_for(_names(wanted.dest, line, login), _DEADLINE))
+    except (ApiError, CommandError, TimeoutError):
+        return []  # a person who has pressed Tab gets no error
+    return [(name, "") for name in names]
+
+
+async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
+    """Returns the names in the cluster for an argument."""
+    api = Api(login)
+    try:
+        if kind == "npu":
+            return [card["name"] for card in await cards_of(Agent(api, line.named[0]))]
+        if kind == "node":
+            return sorted(agents(await fetch(api, Scope(("pods",), selectors={"pods": AGENT}))))
+        if kind == "namespace":
+            return sorted({one.namespace for one in (await fetch(api, Scope(("pods",)))).pods})
+        space = line.args.namespace or login.namespace
+        return [one.name for one in (await fetch(api, Scope(("pods",), space))).pods]
+    finally:
+        await api.close()

@@ -1,0 +1,132 @@
+"""Commands that go on: one loop that shows a text again, a terminal's alternate screen, the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext, suppress
+from typing import Any, Self
+
+from npu_agent.cli import program
+from npu_agent.cli.common import vendors
+from npu_agent.core.hardware import Snapshot
+from npu_agent.inventory.inventory import Inventory
+from npu_agent.people.commands import view
+from npu_agent.ticks import set_within
+
+_REFRESH = 2.0
+"""Seconds after which a text is made again: with the time, and what announces no change."""
+_CALM = 5
+"""As many times as long as a text took to make: a large cluster is not read all the time."""
+_ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+"""Another screen, and no cursor; and back: xterm's control sequences, which all terminals know."""
+_HOME, _REST_OF_LINE, _REST = "\033[H", "\033[K", "\033[J"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Screen:
+    """The alternate screen, from entering the context until it is left, however that happens.
+
+    What was on the terminal before is there again afterwards.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __enter__(self) -> Self:
+        sys.stdout.write(_ENTER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # the terminal itself is gone
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+
+    def draw(self, text: str) -> None:
+        """Shows these lines in place of those before; as many as there is room for."""
+        height = shutil.get_terminal_size().lines
+        lines = [f"{self._title}   {time.strftime('%Y-%m-%d %H:%M:%S')}   Ctrl-C ends", ""]
+        lines += text.splitlines()
+        if len(lines) > height:
+            more = len(lines) - height + 1
+            lines[height - 1 :] = [f"... {more} more lines, for which the terminal is too low"]
+        shown = f"{_REST_OF_LINE}\n".join(lines)
+        sys.stdout.write(f"{_HOME}{shown}{_REST_OF_LINE}{_REST}")
+        sys.stdout.flush()
+
+
+async def watch(
+    args: argparse.Namespace,
+    text: Callable[[], Awaitable[str]],
+    changed: Callable[[], asyncio.Event] = asyncio.Event,
+) -> None:
+    """Shows `text` until cancelled: on a screen of its own, or printed when it differs.
+
+    `changed` gives an event that is set when it may differ. It is made every two seconds anyway,
+    and less often where that takes long.
+    """
+    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    full = terminal and not view.is_data(args)
+    with Screen(f"{program()} {args.command}") if full else nullcontext() as screen:
+        before = None
+        while True:
+            event, began = changed(), time.monotonic()
+            shown = await text()
+            pause = max(_REFRESH, _CALM * (time.monotonic() - began))
+            if screen:
+                screen.draw(shown)
+            elif shown != before:
+                print(shown, flush=True)
+            before = shown
+            await set_within(event, pause)
+
+
+async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Awaitable[str]]) -> None:
+    """`watch` of a text about the cards, which is made again at each change of a card, too."""
+    inventory = Inventory(vendors(args))
+    snapshots = inventory.snapshots
+    # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
+    running = asyncio.create_task(inventory.run())
+
+    async def of_the_cards() -> str:
+        if running.done():
+            running.result()  # raises what has ended it
+        return await text(await snapshots.until(lambda found: found.complete))
+
+    try:
+        await watch(args, of_the_cards, lambda: snapshots.changed)
+    finally:
+        running.cancel()
+
+
+def run_until_signal(work: Coroutine[Any, Any, None]) -> int:
+    """Runs it until it ends, or a signal ends it; returns 0, or 128 + the signal's number."""
+    code = 0
+
+    async def act() -> None:
+        # Not asyncio's own Ctrl-C, which cancels between any two instructions and so may break
+        # into the work of an event (seen: InvalidStateError).
+        this, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert this is not None  # noqa: S101  (for the type checker)
+
+        def end(number: signal.Signals) -> None:
+            nonlocal code
+            code = 128 + number
+            this.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, end, number)
+        await work
+
+    try:
+        asyncio.run(act())
+    except asyncio.CancelledError:
+        if not code:
+            raise
+    return code

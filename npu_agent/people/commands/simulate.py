@@ -1,0 +1,134 @@
+"""`npu-agent simulate`: makes a simulated driver tree, keeps it alive, breaks cards in it."""
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from npu_agent.cli import WRONG, CommandError
+from npu_agent.people.simulator.cards import CardSpec, default_cards, example, parse_cards
+from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
+from npu_agent.people.simulator.tree import Simulation, SimulatorError, apply_fault, cards, make
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _faults_text()
+    add = parser.add_argument
+    add("root", metavar="ROOT", type=Path, help="directory of the simulated tree")
+    add(
+        "simulate_action",
+        metavar="fault|status",
+        nargs="?",
+        choices=("fault", "status"),
+        help="fault: inject a fault into a card; status: show the cards of ROOT",
+    )
+    add("card", metavar="CARD", nargs="?", help="npu0, a UUID or PCI address")
+    add("fault", metavar="FAULT", nargs="?", help="one of the list below")
+    add(
+        "--cards",
+        metavar="LIST",
+        help=f"cards in their order, such as "
+        f"{example()} (default: those that ROOT has, else {default_cards()})",
+    )
+    add("--once", action="store_true", help="make the tree and exit")
+    add("--list", action="store_true", help="list the faults")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Makes or changes the tree."""
+    try:
+        _act(args)
+    except ValueError as error:
+        raise CommandError(str(error), WRONG) from error
+    except SimulatorError as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def _act(args: argparse.Namespace) -> None:
+    if args.list:
+        print(_faults_text())
+    elif args.simulate_action is None:
+        _make(args.root, args.cards, once=args.once)
+    elif args.simulate_action == "fault":
+        _fault(args.root, args.card, args.fault)
+    elif args.card is not None:
+        raise ValueError(f"status: one argument too many: {args.card}")
+    else:
+        for card in cards(args.root):
+            print(_line(card))
+
+
+def _make(root: Path, wanted: str | None, *, once: bool) -> None:
+    specs = _specs(root, wanted)
+    make(root, specs)
+    summary = _summary(root, specs, once=once)
+    if once:
+        print(summary)
+    else:
+        asyncio.run(_live(root, summary))
+        print("stopped; the tree stays as it is")
+
+
+def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
+    if wanted is not None:
+        return parse_cards(wanted)
+    try:
+        return [card.spec for card in cards(root)]
+    except SimulatorError:  # not made yet, or not ours: make() says which
+        return parse_cards(default_cards())
+
+
+async def _live(root: Path, summary: str) -> None:
+    running = asyncio.create_task(Simulation(root).run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    print(summary, flush=True)
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()
+
+
+def _fault(root: Path, card: str | None, fault: str | None) -> None:
+    if card is None or fault is None:
+        raise ValueError(
+            f"fault: give a card and a fault, such as: fault npu0 dead\n{_faults_text()}"
+        )
+    apply_fault(root, card, fault)
+    print(f"{card}: {FAULTS[fault].summary}")
+
+
+def _line(card: SimulatedCard) -> str:
+    spec, state = card.spec, card.telemetry
+    return (
+        f"{spec.name:8} {spec.traits.title:18} {spec.pci_bus_id} {spec.uuid}  "
+        f"load {state.mean_load:4.0%} ({state.workload})  "
+        f"{max(state.temperature):.0f}°C {state.watts:.2f} W  {', '.join(card.faults) or 'ok'}"
+    )
+
+
+def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
+    rows = [
+        f"  {spec.name:8} {spec.traits.title:18} {spec.pci_bus_id}  NUMA node {spec.numa_node}"
+        for spec in specs
+    ]
+    first = specs[0].name if specs else "npu0"
+    return "\n".join(
+        (
+            f"A simulated driver tree is in {root}:",
+            *(rows or ["  no cards"]),
+            f"its cards:     npu-agent info --host-root {root}",
+            f"break a card:  npu-agent simulate {root} fault {first} dead   (repair it: ... ok)",
+            "its values do not change; leave out --once to let them change"
+            if once
+            else "It changes until you press Ctrl-C.",
+        )
+    )
+
+
+def _faults_text() -> str:
+    width = max(map(len, FAULTS))
+    lines = (f"  {fault.name:{width}}  {fault.summary}" for fault in FAULTS.values())
+    return "\n".join(("faults:", *lines))

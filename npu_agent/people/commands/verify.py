@@ -1,0 +1,291 @@
+"""`npu-agent verify`: whether this container has the NPUs that it was granted, and no others.
+
+What a container is granted is computed by `npu_agent.core.offer`, as the agent does it: so the two
+cannot differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+from npu_agent.cli import FAILED
+from npu_agent.cli.common import host_root, quiet
+from npu_agent.core.advice import advice
+from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.offer import Device, Resource, advertise, cover
+from npu_agent.core.vendor import Vendor
+from npu_agent.files import is_device
+from npu_agent.people.commands import view
+from npu_agent.people.doctor import report
+from npu_agent.people.doctor.check import Check, State
+from npu_agent.text import listed
+from npu_agent.threads import DaemonThread
+from npu_agent.vendors import REGISTRY, VENDORS
+
+_OVERWRITTEN = "check whether the Pod's spec or the image's start script overwrites it"
+_NOT_GIVEN = (
+    "check the container runtime's log on the node: it has not made them; with allocation.method "
+    "cdi, check that CDI is on in the runtime"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Cores of a card, as the environment names them; the family is not in the name."""
+
+    index: int
+    cores: CoreRange
+
+    def __str__(self) -> str:
+        return f"npu{self.index}pe{self.cores}"
+
+
+def main(args: argparse.Namespace) -> int:
+    """Exit code 1 if anything is wrong."""
+    quiet(args)
+    checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
+    if view.is_data(args):
+        print(view.data([check.as_json() for check in checks], args))
+    else:
+        print(report.lines(checks))
+    return FAILED if report.failed(checks) else 0
+
+
+async def verify(
+    root: Path,
+    environ: Mapping[str, str],
+    *,
+    expect: int | None = None,
+    deadline: float = 5.0,
+) -> tuple[Check, ...]:
+    """Checks this container; one line for each finding.
+
+    `expect` is how many devices it asked for; None: as many as are named. All cores of a card may
+    have been one device or several: the names do not show it, either is good. A node may take
+    `deadline` seconds to be opened; a good one takes microseconds.
+    """
+    checks: list[Check] = []
+    granted: dict[Card, list[Device]] = {}
+    cards = [card for vendor in VENDORS for card in vendor(root).given()]
+    most = 0
+    for vendor in _named(environ) or VENDORS:
+        named, found = promised(vendor.profile.environment, environ)
+        checks += found
+        most += len(named)
+        for index in sorted({one.index for one in named}):
+            families = vendor.spec.families
+            mine = [card for card in cards if card.family in families and card.index == index]
+            if not mine:
+                checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
+            for card in mine:
+                cores = [one.cores for one in named if one.index == index]
+                granted[card], left = devices_of(card, cores)
+                detail = f"{card.title} has no such cores"
+                checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
+    if expect is not None and most:
+        checks.append(_expected(expect, granted, most))
+    # Several cards together, but the nodes of each one by one: an open PE node makes others busy.
+    opened = await asyncio.gather(
+        *(_opened(root, *each, deadline) for each in granted.items() if each[1])
+    )
+    for lines in opened:
+        checks += lines
+    checks.append(_others(cards, granted))
+    return tuple(checks)
+
+
+def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
+    return [
+        vendor
+        for vendor in VENDORS
+        if any(variable in environ for variable, _ in vendor.profile.environment)
+    ]
+
+
+def promised(
+    variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
+) -> tuple[tuple[Named, ...], list[Check]]:
+    """Returns the cores that the environment names by `Profile.environment`, and findings."""
+    lists: dict[str, tuple[Named, ...]] = {}
+    checks = []
+    for variable, form in variables:
+        value, pattern = environ.get(variable), _pattern(form)
+        items = [(item, pattern.fullmatch(item)) for item in (value or "").split(",")]
+        bad = [item for item, match in items if match is None]
+        if not value:
+            detail = f"is {'not set' if value is None else 'empty'}: this container has no NPU"
+            remedy = (
+                "add an NPU to this container's `resources.limits` (another container's limits "
+                "do not count)"
+            )
+            checks.append(_wrong(variable, detail, remedy))
+        elif bad:
+            example = form.format(n=0, cores="0-1")
+            detail = f"{bad[0]!r} in {value!r} has not the form {example}"
+            checks.append(_wrong(variable, detail, _OVERWRITTEN))
+        else:
+            lists[variable] = tuple(
+                Named(
+                    int(found["n"]),
+                    CoreRange(int(found["first"]), int(found["last"] or found["first"])),
+                )
+                for _, found in items
+                if found
+            )
+    named = next(iter(lists.values()), ())
+    if checks:
+        return named, checks
+    values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
+    if any(other != named for other in lists.values()):
+        return named, [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
+    for one, two in combinations(named, 2):
+        if one.index == two.index and one.cores.overlaps(two.cores):
+            return named, [_wrong("environment", f"{one} and {two} overlap", _OVERWRITTEN)]
+    return named, [Check("environment", State.OK, values)]
+
+
+def _pattern(form: str) -> re.Pattern[str]:
+    pattern = re.escape(form).replace(re.escape("{n}"), "(?P<n>[0-9]{1,4})")
+    cores = "(?P<first>[0-9]{1,2})(?:-(?P<last>[0-9]{1,2}))?"
+    return re.compile(pattern.replace(re.escape("{cores}"), cores))
+
+
+def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], list[CoreRange]]:
+    """The devices that the agent names by exactly these cores; and the cores of none.
+
+    A whole card without a node for all of its cores and its two halves have the same names and the
+    same nodes: either will do.
+    """
+    left = list(cores)
+    found = []
+    for device in _possible(card):
+        names, _ = cover(device.card, device.cores)
+        if all(part in left for part in names):
+            found.append(device)
+            left = [part for part in left if part not in names]
+    return found, left
+
+
+def _possible(card: Card) -> list[Device]:
+    """Every device that the agent could make of such a card if it had all of its nodes."""
+    whole = replace(card, nodes=frozenset(card.access.nodes()))
+    health = Health(state=HealthState.HEALTHY, reason="", since=0.0)
+    snapshot = Snapshot((CardState(id=card.name, card=whole, health=health),), complete=True)
+    return [
+        device
+        for width in REGISTRY.families[card.family]
+        for device in advertise(snapshot, Resource(name="", widths=((card.family, width),)))
+    ]
+
+
+def _expected(expect: int, granted: Mapping[Card, list[Device]], most: int) -> Check:
+    # All cores of a card can be one device, however many nodes name them.
+    fewest = sum(
+        1 if sum(len(one.cores) for one in devices) == card.core_count else len(devices)
+        for card, devices in granted.items()
+    )
+    if fewest <= expect <= most:
+        return Check("devices", State.OK, f"{expect}, as expected")
+    count = str(fewest) if fewest == most else f"{fewest} to {most}"
+    remedy = "check that the Pod's resources.limits requests as many as --expect says"
+    return _wrong("devices", f"{count} given, {expect} expected", remedy)
+
+
+async def _opened(root: Path, card: Card, devices: list[Device], deadline: float) -> list[Check]:
+    """Opens each promised node of a card once."""
+    nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
+    failures: list[Check] = []
+    thread = DaemonThread(f"npu-open-{card.family}-{card.index}")
+    for at, node in enumerate(nodes):
+        try:
+            await thread.call(partial(_open, root / "dev" / node, root), deadline=deadline)
+        except TimeoutError as error:
+            rest = len(nodes) - at - 1
+            untried = f" ({rest} more of the card were not tried)" if rest else ""
+            what = f"cannot be opened: {error.strerror}{untried}"
+            remedy = (
+                f"{advice(Cause.HANGS).remedy}; until then cordon the card (`npu-agent cordon`)"
+            )
+            failures.append(_wrong(f"/dev/{node}", what, remedy))
+            break
+        except OSError as error:
+            failures.append(_wrong(f"/dev/{node}", *_explained(error)))
+    detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
+    return failures or [Check(card.name, State.OK, detail)]
+
+
+class _NoDeviceError(OSError):
+    pass
+
+
+def _open(path: Path, root: Path) -> None:
+    if not is_device(path, root):
+        raise _NoDeviceError
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+_DRAINED = "create the Pod again: the driver was unloaded, or the card drained, since the Pod began"
+_REMEDIES = {
+    errno.ENOENT: (
+        "missing (ENOENT)",
+        f"if the node's /dev has it: {_NOT_GIVEN}; if not: its driver",
+    ),
+    errno.EBUSY: (
+        "in use (EBUSY)",
+        "find the process that has it open, here or in another container: `fuser -v` on the node",
+    ),
+    errno.EPERM: (
+        "not permitted (EPERM)",
+        "remove a hostPath mount of /dev from the Pod: the kubelet has not granted this device",
+    ),
+    errno.EACCES: (
+        "not for this user (EACCES)",
+        "runAsUser: 0, or device_ownership_from_security_context in the container runtime",
+    ),
+    errno.ENXIO: ("no device is behind it (ENXIO)", _DRAINED),
+    errno.ENODEV: ("no device is behind it (ENODEV)", _DRAINED),
+}
+"""What an error of opening means, and the remedy."""
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    if isinstance(error, _NoDeviceError):
+        return (
+            "is not a character device",
+            "remove the file of the image or volume that is in the node's place",
+        )
+    return _REMEDIES.get(error.errno or 0) or (
+        f"cannot be opened: {error.strerror or error}",
+        "check dmesg and `npu-agent info` on the node",
+    )
+
+
+def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Check:
+    """Whether there are nodes in /dev of cards, or of cores, that were not promised."""
+    strange: list[str] = []
+    for card in there:
+        mine = {core for device in granted.get(card, ()) for core in device.cores}
+        possible = (device for device in _possible(card) if mine.issuperset(device.cores))
+        strange += sorted(card.nodes.difference(*(device.nodes for device in possible)))
+    if not strange:
+        return Check("/dev", State.OK, "nothing of other cards or cores")
+    names = listed((f"/dev/{node}" for node in strange), 3)
+    return _wrong(
+        "/dev",
+        f"this container sees more devices than it was granted: {names}",
+        "remove `privileged: true` and hostPath mounts of /dev from the Pod: they expose every "
+        "card of the node",
+    )
+
+
+def _wrong(name: str, detail: str, remedy: str) -> Check:
+    return Check(name, State.WRONG, detail, remedy)

@@ -1,0 +1,18 @@
+"""`npu-agent doctor`: checks all that the agent needs, on this host and in this cluster.
+
+`examine` runs everything; each subject is a module, with what reads its part of the host and what
+judges it. Nothing here changes anything. What the running agent knows is taken from its
+/status.json (`agent`); only what it cannot see is judged here.
+
+A line of the report is a check: an `async def` that takes the `Context` and returns a `Check`, made
+by `ok`, `note`, `unused`, `unknown` or `wrong`. To add one:
+
+1. Write it into the module of its subject, and yield its name and itself in `lines` there. A new
+   subject has a row in `examine.SUBJECTS`.
+2. What may block goes through `Context.in_thread`, which has a deadline. Where something cannot be
+   seen, raise `Unknown` or let an ApiError pass: the line is then unknown, and says why.
+3. What several checks need is an `async def` of the `Context` too: `context.probe(it)` runs it
+   once.
+4. A line that cannot be well while another is wrong has a row in `causes.CAUSES`.
+5. tests/people/doctor/test_examine.py breaks a good node in one way at a time.
+"""

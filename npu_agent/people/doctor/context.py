@@ -1,0 +1,255 @@
+"""The context of all checks: configuration, host, vendors and user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from npu_agent.config import Config, ConfigError, default_config, from_args
+from npu_agent.config.resources import resources_of
+from npu_agent.core.offer import Resource
+from npu_agent.core.trouble import TroubleKind, kind_of
+from npu_agent.core.vendor import Vendor
+from npu_agent.core.vendor_spec import VendorSpec, merged
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube import Timing as ApiTiming
+from npu_agent.kube.serviceaccount import DIRECTORY
+from npu_agent.people.doctor.check import CONFIGURATION, Check, State, Unknown
+from npu_agent.text import reason
+from npu_agent.threads import DaemonThread
+
+if TYPE_CHECKING:
+    import argparse
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_RIGHTS = "npu-agent/rights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Deadlines of probes, in seconds; all probes run at the same time."""
+
+    read: float = 5.0
+    """Deadline of a read of this host, which normally takes milliseconds."""
+    request: float = 5.0
+    connection: float = 3.0
+    """Deadline of an answer of an agent or device plugin. The kubelet's probes wait for two."""
+    longest: float = 45.0
+    """Deadline of a whole probe, which may consist of several of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The context of all checks. `probe` caches what several of them need."""
+
+    config: Config
+    host_root: Path
+    vendors: tuple[Vendor, ...]
+    node_name: str | None
+    in_pod: bool
+    uid: int
+    hostname: str
+    """In a Pod this is the Pod's name."""
+    namespace: str = "kube-system"
+    helm_release: str = ""
+    """The Helm release; empty: kustomize, one file, or unknown."""
+    agent_config: Path = Path("/etc/npu-agent/config.yaml")
+    """Where the DaemonSet mounts the agent's configuration."""
+    timing: Timing = Timing()
+    _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Task[Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Context:
+        return cls(
+            config=config,
+            host_root=host_root,
+            vendors=tuple(vendors),
+            node_name=os.environ.get("NODE_NAME") or None,
+            in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
+            uid=os.geteuid(),
+            hostname=platform.node(),
+            namespace=_own_namespace(),
+            helm_release=os.environ.get("HELM_RELEASE", ""),
+        )
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.plugin_dir)
+
+    @property
+    def resources(self) -> tuple[Resource, ...]:
+        return resources_of(
+            self.config, merged([vendor.spec for vendor in self.vendors]).core_counts
+        )
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        words = (vendor.spec for vendor in self.vendors)
+        return tuple(each.dra.driver for each in words if each.dra)
+
+    # --- commands for people: those of kubectl and Helm are typed where they work on the cluster
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Returns the further options that `command` takes in a Pod."""
+        if not self.in_pod:
+            return ()
+        return f"--config-file={self.agent_config}", f"--host-root={self.host_root}"
+
+    def command(self, *words: str) -> str:
+        where = f"kubectl -n {self.namespace} exec {self.hostname} -- " if self.in_pod else ""
+        return f"{where}npu-agent {' '.join(words)}"
+
+    def on_the_host(self, path: Path) -> Path:
+        """The path on the host of a file of this Pod."""
+        inside = self.in_pod and path.is_relative_to(self.host_root)
+        return Path("/", path.relative_to(self.host_root)) if inside else path
+
+    @property
+    def agent_log(self) -> str:
+        return (
+            f"kubectl -n {self.namespace} logs -l app.kubernetes.io/name=npu-agent "
+            "--prefix --tail=50"
+        )
+
+    @property
+    def overlay_is(self) -> str:
+        """Explains OVERLAY in the two commands below."""
+        text = " (OVERLAY: the directory it was installed from; if that was one file: -f FILE)"
+        return "" if self.helm_release else text
+
+    def apply_again(self) -> str:
+        """The command that applies a corrected installation again.
+
+        --force-conflicts also restores what kubectl has changed.
+        """
+        if self.helm_release:
+            return (
+                f"helm upgrade {self.helm_release} k8s/chart --namespace {self.namespace} "
+                "--reset-then-reuse-values --force-conflicts"
+            )
+        return "kubectl apply -k OVERLAY"
+
+    def restore_rights(self) -> str:
+        """The command that restores the agent's account and rights, and changes nothing else.
+
+        Applied as Helm does it, or its next upgrade ends with a conflict.
+        """
+        if self.helm_release:
+            return (
+                f"helm get manifest {self.helm_release} --namespace {self.namespace} | "
+                "kubectl apply --server-side --force-conflicts --field-manager=helm "
+                f"-l {_RIGHTS} -f -"
+            )
+        return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
+
+    async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
+        """Runs `function` once, however many checks need it, and returns its value.
+
+        Raises:
+            Unknown: it does not return in time, or raises this.
+        """
+        if function not in self._probed:
+            self._probed[function] = asyncio.create_task(self._within(function(self)))
+        return await asyncio.shield(self._probed[function])
+
+    async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
+        """Probes like `probe`; `default` if it is unknown or the API server does not answer."""
+        try:
+            return await self.probe(function)
+        except (Unknown, ApiError):
+            return default
+
+    async def _within(self, probing: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.timing.longest):
+                return await probing
+        except TimeoutError:
+            raise Unknown(f"no answer within {self.timing.longest:g} s") from None
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Runs `function` on a daemon thread of its own.
+
+        Raises:
+            Unknown: it raises OSError, or does not return in time.
+        """
+        with os_errors_are_unknown():
+            return await DaemonThread("npu-doctor").call(function, deadline=self.timing.read)
+
+    @asynccontextmanager
+    async def api_server(self) -> AsyncIterator[Api]:
+        api = Api(timing=ApiTiming(deadline=self.timing.request))
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
+@contextmanager
+def os_errors_are_unknown() -> Iterator[None]:
+    """Raises Unknown in place of OSError."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise Unknown(error.strerror or "no answer in time", TroubleKind.TIMEOUT) from error
+    except OSError as error:
+        raise Unknown(reason(error), kind_of(error)) from error
+
+
+def _own_namespace() -> str:
+    try:
+        return (DIRECTORY / "namespace").read_text()
+    except OSError:
+        return "kube-system"
+
+
+def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:
+    """The configuration to check by, and its line; of a file that is refused, what is good in it.
+
+    Raises:
+        ConfigError: the command line itself is wrong.
+    """
+    file: Path | None = getattr(args, "config_file", None)
+    try:
+        effective = from_args(args, words)
+    except ConfigError as error:
+        if file is None or any(p.place.source.startswith("--") for p in error.problems):
+            raise
+        defaults = default_config(words)
+        good = error.good or defaults
+        rest = "the defaults" if good == defaults else "what is good in it"
+        return good, _line(
+            State.WRONG,
+            "; ".join(map(str, error.problems)),
+            f"fix it, and check it with `npu-agent config check`; all else was checked with {rest}",
+            f"npu-agent config check {file}",
+        )
+    if file is not None:
+        return effective.config, _line(State.OK, f"{file} is good")
+    given = sorted({origin for origin in effective.origins.values() if origin != "default"})
+    sources = ", ".join(given) + " and the defaults" if given else "the defaults"
+    return effective.config, _line(State.OK, f"no file; {sources}")
+
+
+def _line(state: State, detail: str, remedy: str = "", command: str = "") -> Check:
+    return Check("config", state, detail, remedy, command, section=CONFIGURATION)
+
+
+def config_not_given(args: argparse.Namespace, context: Context, check: Check) -> Check:
+    """The line on the configuration, if this Pod has a file that was not named."""
+    if "config_file" in args or not (context.in_pod and context.agent_config.exists()):
+        return check
+    detail = f"{check.detail}, while this Pod has {context.agent_config}"
+    command = context.command("doctor", *context.options)
+    return _line(State.NOTE, detail, "check by that file", command)

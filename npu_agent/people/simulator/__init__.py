@@ -1,0 +1,35 @@
+"""A driver tree that lives and can be made to fail: the agent reads it as it reads a real host.
+
+`make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and repairs its cards.
+"""
+
+from npu_agent.people.simulator.cards import MAX_CARDS, CardSpec, card, default_cards, parse_cards
+from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
+from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
+from npu_agent.people.simulator.tree import (
+    Simulation,
+    SimulatorError,
+    apply_fault,
+    cards,
+    make,
+    tick,
+)
+
+__all__ = [
+    "FAULTS",
+    "MAX_CARDS",
+    "CardSpec",
+    "CardTelemetry",
+    "SimulatedCard",
+    "Simulation",
+    "SimulatorError",
+    "advance",
+    "apply_fault",
+    "card",
+    "cards",
+    "default_cards",
+    "fresh",
+    "make",
+    "parse_cards",
+    "tick",
+]

@@ -1,0 +1,205 @@
+"""Simulated cards: families, a card's identity, and the text that requests cards."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from npu_agent.text import closest
+
+if TYPE_CHECKING:
+    from npu_agent.people.simulator.picture import Content, Picture
+    from npu_agent.people.simulator.telemetry import CardTelemetry
+
+MAX_CARDS = 1024
+Broken: TypeAlias = "Mapping[str, Content | None]"
+"""What is at each path instead; None: nothing."""
+
+
+class Driver(Protocol):
+    """The interface of a vendor's driver tree; a module with these functions will do."""
+
+    def picture(self, spec: CardSpec, state: CardTelemetry, /) -> Picture:
+        """Returns the tree of a healthy card."""
+
+    def directories(self, family: str, /) -> Collection[str]:
+        """Directories that are there without a card."""
+
+    def broken(self, spec: CardSpec, state: CardTelemetry, /) -> Mapping[str, Broken]:
+        """By the name of a fault that lasts: what it makes of files that the card has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The properties that all cards of one family share.
+
+    `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
+    made from `identities`.
+    """
+
+    name: str
+    title: str
+    driver: Driver
+    cores: int
+    clock_mhz: int
+    idle_watts: float
+    busy_watts: float
+    identities: uuid.UUID
+    serial: str
+    dev_major: int
+    revision: str
+    driver_version: str
+    firmware_version: str
+
+
+_VENDORS = (
+    "furiosa",
+)  # fmt: skip
+
+
+@lru_cache(1)
+def families() -> Mapping[str, Family]:
+    folders = (import_module(f"npu_agent.people.simulator.{vendor}") for vendor in _VENDORS)
+    return {family.name: family for folder in folders for family in folder.FAMILIES}
+
+
+def default_cards() -> str:
+    return f"{next(iter(families()))}=2"
+
+
+_CARDS_PER_DOMAIN = 120  # 30 pairs a root complex, 4 buses each: more would run out of buses
+
+
+@dataclass(frozen=True)
+class CardSpec:
+    """The identity and place of a simulated card. `card()` makes a complete one.
+
+    An empty text gives an empty file. `index` counts over all families; `pci_path` has the bridges
+    below /sys/devices, root complex first; `numa_node` -1 is none; `dev` is `major:minor` of the
+    management node.
+    """
+
+    family: str
+    index: int
+    uuid: str
+    serial: str
+    pci_bus_id: str
+    pci_path: str
+    numa_node: int
+    dev: str
+    revision: str
+    driver_version: str
+    firmware_version: str
+
+    @property
+    def name(self) -> str:
+        return f"npu{self.index}"
+
+    @property
+    def traits(self) -> Family:
+        return families()[self.family]
+
+
+def card(family: str, index: int, host: str = "") -> CardSpec:
+    """The card with this number; the same arguments give the same card, down to its UUID.
+
+    The cards of two hosts that are named have different UUIDs.
+
+    Cards sit in pairs behind one PCIe switch (each below a downstream port of its own), and the
+    pairs alternate between two NUMA nodes: npu0 and npu1 on node 0, npu2 and npu3 on node 1, ...
+
+    Raises:
+        ValueError: there is no such family, or the number is out of range.
+    """
+    if family not in families():
+        raise ValueError(f"unknown family {family!r}{_suggest(family)}")
+    if not 0 <= index < MAX_CARDS:
+        raise ValueError(f"card number {index} is out of range: 0 to {MAX_CARDS - 1}")
+    domain, place = divmod(index, _CARDS_PER_DOMAIN)
+    pair, slot = divmod(place, 2)
+    position, numa_node = divmod(pair, 2)
+    root = numa_node * 0x80
+    bus = root + position * 4 + 1  # two cards, then the two sides of their switch
+    traits = families()[family]
+    identity = uuid.uuid5(traits.identities, f"{host}{family}/{index}")
+    return CardSpec(
+        family=family,
+        index=index,
+        uuid=str(identity).upper(),
+        serial=traits.serial + identity.hex[:7].upper(),
+        pci_bus_id=f"{domain:04x}:{bus + slot:02x}:00.0",
+        pci_path="/".join(
+            (
+                f"pci{domain:04x}:{root:02x}",
+                f"{domain:04x}:{root:02x}:{position + 1:02x}.0",  # root port
+                f"{domain:04x}:{bus + 2:02x}:00.0",  # upstream port: the switch both share
+                f"{domain:04x}:{bus + 3:02x}:{slot:02x}.0",  # downstream port
+            )
+        ),
+        numa_node=numa_node,
+        dev=f"{traits.dev_major}:{index}",
+        revision=traits.revision,
+        driver_version=traits.driver_version,
+        firmware_version=traits.firmware_version,
+    )
+
+
+def swapped(spec: CardSpec) -> CardSpec:
+    """Another card of the same family in the same slot: a new UUID and serial number."""
+    identity = uuid.uuid5(spec.traits.identities, f"after {spec.uuid}{spec.serial}")
+    serial = spec.traits.serial + identity.hex[:7].upper()
+    return replace(spec, uuid=str(identity).upper(), serial=serial)
+
+
+def parse_cards(
+    text: str, *, option: str = "--cards", most: int = MAX_CARDS, host: str = ""
+) -> tuple[CardSpec, ...]:
+    """Cards from text such as `a=2,b=1`, numbered in the order given; `a` alone is one.
+
+    A count of 0 is allowed: a host without cards is a host, too.
+
+    Args:
+        text: what was asked for.
+        option: by which, for messages.
+        most: how many cards there may be.
+        host: see `card`.
+
+    Raises:
+        ValueError: says which part is wrong and what would be right.
+    """
+    place = f"{option} {text!r}"
+    wanted: list[str] = []
+    for part in text.split(","):
+        name, equals, count = (piece.strip() for piece in part.partition("="))
+        if name not in families():
+            what = f"unknown family {name!r}" if name else f"a family is missing in {part!r}"
+            raise ValueError(f"{place}: {what}{_suggest(name)}")
+        if not equals:
+            count = "1"
+        if not (count.isascii() and count.isdigit()):
+            raise ValueError(f"{place}: {count!r} is not a number of cards; right is e.g. {name}=2")
+        # A text of 5,000 digits is refused by int() itself, with words that do not help.
+        if len(count) > 4 or len(wanted) + int(count) > most:
+            raise ValueError(f"{place}: more than {most} cards in all")
+        wanted += [name] * int(count)
+    return tuple(card(family, index, host) for index, family in enumerate(wanted))
+
+
+def example() -> str:
+    """A list of cards, for people."""
+    return ",".join(f"{name}={count}" for name, count in zip(families(), (2, 1), strict=False))
+
+
+def _suggest(name: str) -> str:
+    return suggest(name, families(), f"; right is e.g. {example()}")
+
+
+def suggest(name: str, names: Collection[str], more: str = "") -> str:
+    """Suggests the likely name, and lists all: the end of an error."""
+    close = closest(name, names)
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"{hint} (there are: {', '.join(names) or 'none'}{more})"

@@ -1,0 +1,299 @@
+"""The driver's files, links and device nodes at one moment, as plain values.
+
+Formats and names: facts about the real drivers (docs/dev/hardware.md) and the public test trees of
+the vendor's `device-api` library, whose last newlines are kept: some files have none.
+Paths are relative to the root of the tree.
+
+Two things cannot be as on a real host:
+
+- `perf_regs` of a core that is not in use refuses to be read ("Permission denied"). Mode bits do
+  not stop root, so here the file is empty. In use is what has load: when both cores of a Warboy
+  have, one container holds the fused node, and the single ones are not in use.
+- The texts of the lines in `npu_clocks`, `alloc_status` and `metrics` are not published; here they
+  are `name (MHz): number` and `name: 0xhex` as in the files that are.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from npu_agent.people.simulator.cards import Broken, CardSpec
+from npu_agent.people.simulator.picture import Content, Link, Picture, Special
+from npu_agent.people.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
+
+_U32 = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The driver's values for all cards of one family.
+
+    `fused` are the PE ranges with a node of their own; `core_dram` is the bytes of DRAM per core
+    that the driver reports, or 0.
+    """
+
+    device_type: str
+    pci_device: int
+    class_dir: str
+    dev_dir: str = ""
+    fused: tuple[str, ...]
+    core_dram: int = 0
+
+
+TRAITS = {
+    "warboy": Traits(device_type="Warboy", pci_device=0, class_dir="npu_mgmt", fused=("0-1",)),
+    "rngd": Traits(
+        device_type="RNGD",
+        pci_device=1,
+        class_dir="rngd_mgmt",
+        dev_dir="rngd/",
+        fused=("0-1", "2-3", "4-5", "6-7", "0-3", "4-7"),
+        core_dram=6 << 30,
+    ),
+}
+
+
+def picture(spec: CardSpec, state: CardTelemetry) -> Picture:
+    return files(spec, state) | links(spec) | dict.fromkeys(nodes(spec), Special.NODE)
+
+
+def directories(family: str) -> frozenset[str]:
+    """Directories that stay when the last card goes: the driver is loaded, nothing is bound."""
+    of = TRAITS[family]
+    found = {f"sys/class/{of.class_dir}", f"sys/devices/virtual/{of.class_dir}"}
+    return frozenset(found | {f"dev/{of.dev_dir}".rstrip("/")})
+
+
+def management(spec: CardSpec) -> str:
+    name = f"rngd!{spec.name}mgmt" if spec.family == "rngd" else f"{spec.name}_mgmt"
+    return f"sys/devices/virtual/{TRAITS[spec.family].class_dir}/{name}"
+
+
+def core(spec: CardSpec, pe: str) -> str:
+    prefix = "rngd!" if spec.family == "rngd" else ""
+    return f"sys/devices/virtual/{TRAITS[spec.family].class_dir}/{prefix}{spec.name}pe{pe}"
+
+
+def liveness(spec: CardSpec) -> str:
+    return f"{management(spec)}/{'device_state' if spec.family == 'rngd' else 'alive'}"
+
+
+def hwmon(spec: CardSpec) -> str:
+    return f"{_pci(spec)}/hwmon/hwmon{spec.index}"
+
+
+def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
+    alive, directory, sensors = liveness(spec), management(spec), hwmon(spec)
+    # Only what the sensors say: load and power stay, as with a fan that failed. 40 to 70 °C become
+    # 97 to 103 °C without delay, so that a tree made with --once shows it, too.
+    warm = replace(state, temperature=tuple(97.0 + (t - 40.0) / 5 for t in state.temperature))
+    hot = {name: text for name, text in _sensors(spec, warm).items() if name.startswith("temp")}
+    unreadable = (
+        alive,
+        *(f"{directory}/{name}" for name in ("heartbeat", "atr_error")),
+        *(f"{sensors}/{name}" for name in ("power1_average", "temp1_input")),
+        *(f"{core(spec, '0')}/{name}" for name in ("perf_regs", "metrics")),
+    )
+    return {
+        "dead": {alive: "0\n"},
+        "hang": {alive: Special.FIFO},
+        "narrow": {f"{_pci(spec)}/current_link_width": "8\n"},
+        "no-node": {node(spec, "pe0"): None},
+        "hot": {f"{sensors}/{name}": text for name, text in hot.items()},
+        "unreadable": dict.fromkeys(unreadable, Special.DIRECTORY),
+        "garbage": _garbage(spec),
+    }
+
+
+def _garbage(spec: CardSpec) -> dict[str, Content]:
+    """Binary, cut-off or huge content."""
+    directory, sensors = management(spec), hwmon(spec)
+    return {
+        liveness(spec): b"\xff\xfe\x00\x80" * 16,  # not text
+        f"{directory}/heartbeat": "9" * (1 << 20),  # a number, but huge
+        f"{directory}/atr_error": "AXI Post Error: 0\nAXI Fetch Er",  # ends in the middle
+        f"{directory}/fw_version": b"\x00\xc3(\x9f",
+        f"{directory}/npu_clocks": "pe0 (MHz)\n: 5\n\n:::\n",
+        f"{directory}/ne_clk_freq_info": "ne tensor (MHz)\n: 5\n\n:::\n",
+        f"{sensors}/temp1_input": b"\x80\x81\x82",
+        f"{sensors}/temp2_input": "warm\n",
+        f"{sensors}/power1_average": "",
+        f"{core(spec, '0')}/perf_regs": "TaskExecutionTime: 0xZZ\nCycleCount: 0x",
+        f"{core(spec, '0')}/metrics": b"CycleCount: \xff\xff\n",
+        f"{core(spec, '0')}/alloc_status": "x" * (1 << 16),
+    }
+
+
+def node(spec: CardSpec, rest: str) -> str:
+    """A device node of the card: `node(spec, "pe0")`."""
+    return f"dev/{TRAITS[spec.family].dev_dir}{spec.name}{rest}"
+
+
+def nodes(spec: CardSpec) -> frozenset[str]:
+    ranges = [f"pe{pe}" for pe in (*map(str, range(spec.traits.cores)), *TRAITS[spec.family].fused)]
+    if spec.family == "rngd":
+        channels = [f"ch{number}{end}" for number in range(8) for end in ("", "r")]
+        others = ["mgmt", "bar0", "bar2", "bar4", "dmar", *channels]
+    else:
+        others = ["", "_mgmt", *(f"ch{number}" for number in range(4))]
+    return frozenset(node(spec, rest) for rest in (*ranges, *others))
+
+
+def links(spec: CardSpec) -> dict[str, Content]:
+    """The class directory and the PCI bus, which only point to where things really are."""
+    of = TRAITS[spec.family]
+    ranges = [*map(str, range(spec.traits.cores)), *(() if spec.family == "rngd" else of.fused)]
+    real = [management(spec), *(core(spec, pe) for pe in ranges)]
+    found: dict[str, Content] = {
+        f"sys/class/{of.class_dir}/{PurePosixPath(path).name}": Link(
+            path.replace("sys", "../..", 1)
+        )
+        for path in real
+    }
+    found[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = Link(_pci(spec).replace("sys", "../../..", 1))
+    return found
+
+
+def files(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for directory, content in (
+        (management(spec), _management(spec, state)),
+        (_pci(spec), _pci_files(spec)),
+        (hwmon(spec), _sensors(spec, state)),
+    ):
+        found |= {f"{directory}/{name}": text for name, text in content.items()}
+    return found | (_rngd_cores(spec, state) if spec.family == "rngd" else _perf_regs(spec, state))
+
+
+def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
+    found = {
+        "platform_type": "FuriosaAI\n",
+        "device_type": f"{TRAITS[spec.family].device_type}\n",
+        "soc_rev": f"{spec.revision}\n" if spec.revision else "",
+        "busname": spec.pci_bus_id,
+        "dev": f"{spec.dev}\n" if spec.dev else "",
+        "device_sn": spec.serial,
+        "device_uuid": f"{spec.uuid}\n" if spec.uuid else "",
+        "version": f"{spec.driver_version}\n" if spec.driver_version else "",
+        "fw_version": spec.firmware_version,
+        PurePosixPath(liveness(spec)).name: "1\n",
+        "heartbeat": f"{int(state.uptime)}\n",
+        "atr_error": _atr_error(state),
+    }
+    chip = f"{spec.index:08X}-{spec.uuid[:8] or 'A76AAD68'}\n"
+    if spec.family == "rngd":
+        cores = range(spec.traits.cores)
+        return found | {
+            "npu_clocks": "".join(f"pe{pe} (MHz): {spec.traits.clock_mhz}\n" for pe in cores),
+            "board_revision": "BD_REV_INIT\n",
+            "soc_id": chip,
+            "cur_pe_ids": ",".join((*map(str, cores), *TRAITS[spec.family].fused)),
+            "pe_occupancy": "".join("1\n" if load else "0\n" for load in state.load),
+        }
+    return found | {
+        "ne_clk_freq_info": (
+            "ne tensor (MHz): 2000\nne memory (MHz): 1000\n"
+            f"ne operation (MHz): {spec.traits.clock_mhz}\ndram (MT/s): 4266\n"
+        ),
+        "performance_mode": "0\n",
+        "performance_level": "0\n",
+        "ne_dtm_policy": "0\n",
+        "soc_uid": chip,
+    }
+
+
+def _atr_error(state: CardTelemetry) -> str:
+    # The two "Doorbell done" lines count completed work; all others are failures.
+    done = sum(state.task_cycles) // 50_000_000
+    failures = state.errors
+    lines = {
+        "AXI Post Error": failures,
+        "AXI Fetch Error": failures // 2,
+        "AXI Discard Error": 0,
+        "AXI Doorbell done": done,
+        "PCIe Post Error": failures // 3,
+        "PCIe Fetch Error": 0,
+        "PCIe Discard Error": 0,
+        "PCIe Doorbell done": done,
+        "Device Error": failures,
+    }
+    return "".join(f"{name}: {value & _U32}\n" for name, value in lines.items())
+
+
+def _pci(spec: CardSpec) -> str:
+    return f"sys/devices/{spec.pci_path}/{spec.pci_bus_id}"
+
+
+def _pci_files(spec: CardSpec) -> dict[str, str]:
+    return {
+        "vendor": "0x1ed2\n",
+        "device": f"0x{TRAITS[spec.family].pci_device:04x}\n",
+        "class": "0x120000\n",
+        "numa_node": f"{spec.numa_node}\n",
+        "current_link_width": "16\n",
+        "max_link_width": "16\n",
+    }
+
+
+def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
+    """hwmon: m°C, µW, mV, mA, as the kernel's hwmon interface has them."""
+    found = {"name": f"{spec.name}\n", "power1_average": f"{state.watts * 1e6:.0f}\n"}
+    if spec.family == "rngd":
+        labels = ["PEAK", *(f"NPU_PE{pe}" for pe in range(spec.traits.cores)), "AMBIENT"]
+        values = [max(state.temperature), *state.temperature, AMBIENT_CELSIUS]
+        found["power1_label"] = "RMS_TOTAL\n"
+        found |= {f"temp{n}_label": f"{label}\n" for n, label in enumerate(labels, 1)}
+    else:
+        # No label of a real Warboy is published; these are the ones of the vendor's test tree.
+        values = sorted(state.temperature, reverse=True)
+        found |= {f"temp{n}_label": f"Temp{n}" for n, _ in enumerate(values, 1)}
+        found |= {
+            "power1_label": "Power1",
+            "in0_label": "Voltage0",
+            "in0_input": f"{state.volts * 1e3:.0f}\n",
+            "curr1_label": "Current1",
+            "curr1_input": f"{state.amperes * 1e3:.0f}\n",
+        }
+    return found | {
+        f"temp{n}_input": f"{celsius * 1e3:.0f}\n" for n, celsius in enumerate(values, 1)
+    }
+
+
+def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    fused = all(state.load)
+    for pe, load in enumerate(state.load):
+        alone = load and not fused
+        text = _registers(state.cycles[pe], state.task_cycles[pe]) if alone else ""
+        found[f"{core(spec, str(pe))}/perf_regs"] = text
+    task = sum(state.task_cycles) // len(state.task_cycles)
+    text = _registers(state.cycles[0], task) if fused else ""
+    for cores in TRAITS[spec.family].fused:
+        found[f"{core(spec, cores)}/perf_regs"] = text
+    return found
+
+
+def _registers(cycles: int, task_cycles: int) -> str:
+    lines = {
+        "ProgramCounter": 0x10B74,
+        "InstructionCount": task_cycles // 80,
+        "TensorExecutionCount": task_cycles // 400,
+        "TaskExecutionTime": task_cycles,
+        "TensorExecutionTime": task_cycles * 98 // 100,
+        "LastTensorExecutionTime": 0xA7,
+        "CycleCount": cycles,
+        "CycleCountHigh": cycles >> 32,
+    }
+    return "".join(f"{name}: {value & _U32:#x}\n" for name, value in lines.items())
+
+
+def _rngd_cores(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    capacity = TRAITS[spec.family].core_dram
+    for pe, load in enumerate(state.load):
+        used = int(capacity * (0.2 + 0.6 * load)) >> 21 << 21  # in pages of 2 MiB
+        status = f"dram_capacity: {capacity:#x}\ndram_usage: {used:#x}\n" if load else ""
+        found[f"{core(spec, str(pe))}/alloc_status"] = status
+        found[f"{core(spec, str(pe))}/metrics"] = (
+            f"CycleCount: {state.cycles[pe]:#x}\nTaskCycleCount: {state.task_cycles[pe]:#x}\n"
+        )
+    return found

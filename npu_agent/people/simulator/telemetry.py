@@ -1,0 +1,148 @@
+"""How a card's readings move: pure functions from one moment to the next, no I/O.
+
+What is shown belongs together because all of it comes from the load of the cores: temperature
+follows it slowly, power without delay, current from power, cycle counters by the clock.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from npu_agent.people.simulator.cards import Family, families
+
+Workload = Literal["auto", "busy", "single", "idle"]
+
+IDLE_CELSIUS = 40.0
+BUSY_CELSIUS = 70.0
+AMBIENT_CELSIUS = 31.0
+VOLTS = 12.0
+BUSY_LOAD = 0.9
+
+_WARMING_SECONDS = 20.0
+_LOADING_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class CardTelemetry:
+    """The telemetry of a card at one moment.
+
+    Per core: `load` (0 to 1), `temperature` (°C), `cycles` and `task_cycles` since the driver was
+    loaded. The workload `auto` alternates between idle and busy for `phase_left` seconds each, and
+    `target` is the load of the present phase; `single` is work on the first core alone.
+    """
+
+    family: str
+    load: tuple[float, ...]
+    temperature: tuple[float, ...]
+    cycles: tuple[int, ...]
+    task_cycles: tuple[int, ...]
+    uptime: float = 60.0
+    errors: int = 0
+    ticks: int = 0
+    workload: Workload = "auto"
+    target: float = 0.0
+    phase_left: float = 15.0
+
+    @property
+    def traits(self) -> Family:
+        return families()[self.family]
+
+    @property
+    def mean_load(self) -> float:
+        return sum(self.load) / len(self.load)
+
+    @property
+    def watts(self) -> float:
+        idle, busy = self.traits.idle_watts, self.traits.busy_watts
+        return idle + (busy - idle) * self.mean_load
+
+    @property
+    def volts(self) -> float:
+        return VOLTS - 0.05 * self.mean_load
+
+    @property
+    def amperes(self) -> float:
+        return self.watts / self.volts
+
+
+def fresh(family: str) -> CardTelemetry:
+    """A card a minute after its driver was loaded: idle, 40 °C."""
+    traits = families()[family]
+    return CardTelemetry(
+        family=family,
+        load=(0.0,) * traits.cores,
+        temperature=(IDLE_CELSIUS,) * traits.cores,
+        cycles=(60 * traits.clock_mhz * 1_000_000,) * traits.cores,
+        task_cycles=(0,) * traits.cores,
+    )
+
+
+def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
+    """The card with another workload; load is there immediately, heat follows as it is advanced."""
+    if workload == state.workload:
+        return state
+    if workload == "auto":
+        return replace(state, workload=workload, phase_left=0.0)
+    target = 0.0 if workload == "idle" else BUSY_LOAD
+    state = replace(state, workload=workload, target=target)
+    return replace(state, load=tuple(_target(state, pe) for pe in range(len(state.load))))
+
+
+def reset(state: CardTelemetry) -> CardTelemetry:
+    """The card after a reset of its device: its counters start again from 0."""
+    none = (0,) * len(state.cycles)
+    return replace(state, cycles=none, task_cycles=none, uptime=0.0)
+
+
+def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
+    """The same card `dt` seconds later; the same `rng` gives the same result."""
+    state = _next_phase(state, dt, rng)
+    load = tuple(_next_load(x, _target(state, pe), dt, rng) for pe, x in enumerate(state.load))
+    mean = sum(load) / len(load)
+    elapsed = round(dt * state.traits.clock_mhz * 1_000_000)
+    return replace(
+        state,
+        load=load,
+        # A core is heated by its own work and by its neighbours'.
+        temperature=tuple(
+            _towards(celsius, _settled(0.4 * own + 0.6 * mean), dt, _WARMING_SECONDS)
+            for celsius, own in zip(state.temperature, load, strict=True)
+        ),
+        cycles=tuple(count + elapsed for count in state.cycles),
+        task_cycles=tuple(
+            count + round(elapsed * x) for count, x in zip(state.task_cycles, load, strict=True)
+        ),
+        uptime=state.uptime + dt,
+        ticks=state.ticks + 1,
+    )
+
+
+def _target(state: CardTelemetry, core: int) -> float:
+    return 0.0 if state.workload == "single" and core else state.target
+
+
+def _next_load(load: float, target: float, dt: float, rng: Random) -> float:
+    load = _towards(load, target, dt, _LOADING_SECONDS)
+    if target:
+        return min(1.0, max(0.02, load + rng.gauss(0.0, 0.03)))
+    return load if load > 0.005 else 0.0
+
+
+def _next_phase(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
+    if state.workload != "auto":
+        return state
+    if state.phase_left > dt:
+        return replace(state, phase_left=state.phase_left - dt)
+    if state.target:
+        return replace(state, target=0.0, phase_left=rng.uniform(20.0, 60.0))
+    return replace(state, target=rng.uniform(0.4, 0.95), phase_left=rng.uniform(30.0, 120.0))
+
+
+def _settled(load: float) -> float:
+    return IDLE_CELSIUS + (BUSY_CELSIUS - IDLE_CELSIUS) * load
+
+
+def _towards(value: float, target: float, dt: float, seconds: float) -> float:
+    """Exponential approach: after `seconds`, 63 % of the way is done."""
+    return target + (value - target) * math.exp(-dt / seconds)

@@ -1,0 +1,421 @@
+"""The simulated driver tree on disk: made, moved on, broken, repaired, and kept alive.
+
+All state is in ROOT/.npu-simulator, so every function here works from any process, on a tree that
+is kept alive and on one that is not. It raises SimulatorError if ROOT is not a simulated tree, or
+cannot be written.
+
+- `state.json` marks the tree as ours: the cards, their last moment, and their faults. What these
+  cards show without faults is ours, and nothing else is ever replaced or removed.
+- `lock` is held for each change.
+
+Which ROOT is accepted, so that no file is lost: one that the simulator made before; one that
+does not exist or is empty; one with nothing in it but empty directories, what is mounted within
+them, and a directory `dev` that is a mount point or has a device `null` as every /dev has (what
+lies in there is left alone, and a node that is already there is never taken over).
+Never `/`, and never one whose `sys` or `dev` is a symbolic link.
+
+A file is written outside of the tree and renamed into it: a reader sees the old or the new content,
+never a part, and a listing never shows a temporary name. Only what changed is written, so that a
+file changed by hand stays as it is until the simulator has something new to say in it, or until the
+next `make` or fault, which correct every difference.
+"""
+
+import asyncio
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from npu_agent import files
+from npu_agent.people.simulator.cards import CardSpec, default_cards, suggest
+from npu_agent.people.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
+from npu_agent.people.simulator.picture import HOST, Content, Link, Picture, Special
+from npu_agent.people.simulator.telemetry import advance, fresh
+from npu_agent.text import reason
+
+STATE_DIR = files.SIMULATION
+
+_Cards = tuple[SimulatedCard, ...]
+
+
+@dataclass(frozen=True)
+class _State:
+    cards: _Cards
+    plain_nodes: bool
+    version: Literal[1] = 1
+
+
+class SimulatorError(Exception):
+    """The tree cannot be made, read or changed; the text says why and what would help."""
+
+
+def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) -> None:
+    """Makes a tree with exactly these cards, or gives an existing one exactly these cards.
+
+    Cards that were there before (same number, same family) keep their readings and faults. With
+    `plain_nodes` device nodes are plain files even where character devices could be made.
+    """
+    with _errors_of(root):
+        _refuse_foreign(root)
+        _mkdir(root / STATE_DIR)
+
+    def change(cards: _Cards) -> _Cards:
+        before = {(card.spec.family, card.spec.index): card for card in cards}
+        return tuple(
+            replace(before[key], spec=spec)
+            if (key := (spec.family, spec.index)) in before
+            else SimulatedCard(spec, fresh(spec.family))
+            for spec in specs
+        )
+
+    _change(root, change, create=True, plain_nodes=plain_nodes)
+
+
+def apply_fault(root: Path, card: str, fault: str) -> None:
+    """Does something to a card, by its name, UUID or PCI address; it is on disk when this returns.
+
+    Raises:
+        ValueError: there is no such card or fault; suggests one and lists all.
+    """
+    found = find_fault(fault)
+
+    def change(cards: _Cards) -> _Cards:
+        known = [{one.spec.name, one.spec.pci_bus_id, one.spec.uuid} for one in cards]
+        if not any(card in each for each in known):
+            raise ValueError(f"no card {card!r}{suggest(card, [one.spec.name for one in cards])}")
+        return tuple(
+            found.give(one) if card in each else one for one, each in zip(cards, known, strict=True)
+        )
+
+    _change(root, change)
+
+
+def tick(root: Path, dt: float = 1.0) -> None:
+    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed."""
+    _change(root, lambda cards: tuple(_advanced(card, dt) for card in cards), repair=False)
+
+
+def cards(root: Path) -> tuple[SimulatedCard, ...]:
+    """The cards of a tree as they are now, also those that are gone; reads only."""
+    with _errors_of(root):
+        return _load(root).cards
+
+
+class Simulation:
+    """Keeps a tree alive: readings move each `interval` seconds, faults that last go on."""
+
+    def __init__(self, root: Path, interval: float = 1.0) -> None:
+        self._root = root
+        self._interval = interval
+
+    async def run(self) -> None:
+        """Goes on until cancelled; raises SimulatorError if this is not a simulated tree."""
+        cards(self._root)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(self._interval)
+            now = time.monotonic()
+            # On a thread: the demo runs the agent in the same event loop.
+            step = asyncio.create_task(asyncio.to_thread(tick, self._root, now - last))
+            try:
+                await asyncio.shield(step)
+            finally:
+                # The tree may be removed once this is cancelled.
+                await asyncio.gather(step, return_exceptions=True)
+            last = now
+
+
+def _advanced(card: SimulatedCard, dt: float) -> SimulatedCard:
+    # Seeded by the card and its step: two runs move alike, and no generator has to be kept.
+    rng = Random(f"{card.spec.family} {card.spec.name} {card.telemetry.ticks}")  # noqa: S311
+    state = advance(card.telemetry, dt, rng)
+    for name in card.faults:
+        state = FAULTS[name].tick(state)
+    return replace(card, telemetry=state)
+
+
+def _change(
+    root: Path,
+    change: Callable[[_Cards], _Cards],
+    *,
+    create: bool = False,
+    plain_nodes: bool = False,
+    repair: bool = True,
+) -> None:
+    """Loads the cards, changes them, and writes what differs, under the tree's lock.
+
+    With `repair`, that is what differs from what is on disk; else from what the cards showed.
+    """
+    with _locked(root):
+        new = create and not _state(root).exists()
+        state = _State((), plain_nodes) if new else _load(root)
+        before, after = state.cards, change(state.cards)
+        wanted = _picture(after)
+        made = {} if new else _picture([replace(card, faults=()) for card in before])
+        tree = _Tree(root, plain_nodes or state.plain_nodes, frozenset(made))
+        tree.refuse_taken(wanted)
+        tree.save(after)
+        known = {} if repair else _picture(before)
+        # A card that is swapped for another is out before the other is in, so that no
+        # process reads one's UUID and the other's serial number.
+        specs = {card.spec.index: card.spec for card in before}
+        stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
+        bases = {"sys/bus/pci/devices", "dev"}.union(
+            *(card.driver.directories(card.spec.family) for card in after)
+        )
+        if len(stays) < len(after):
+            tree.show(_picture(stays), known, bases)
+        tree.show(wanted, known, bases)
+
+
+def _picture(cards: Sequence[SimulatedCard]) -> Picture:
+    return {path: content for one in (HOST, *map(seen, cards)) for path, content in one.items()}
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Writes below a root; only under the tree's lock."""
+
+    root: Path
+    plain_nodes: bool
+    made: frozenset[str]
+
+    def save(self, cards: _Cards) -> None:
+        state = _State(cards, self.plain_nodes)
+        self._replace(_state(self.root), msgspec.json.encode(state, order="deterministic"))
+
+    def refuse_taken(self, wanted: Picture) -> None:
+        """Raises a SimulatorError if a file that we did not make is where we would write."""
+        for top in ("sys", "dev"):
+            if (self.root / top).is_symlink():
+                raise SimulatorError(
+                    f"{self.root / top} is a symbolic link, and the simulator only writes "
+                    "below its root; give a new or empty directory"
+                )
+        for path in sorted(wanted.keys() - self.made):
+            if os.path.lexists(self.root / path):
+                raise SimulatorError(
+                    f"{self.root / path} is there already, and the simulator did not make it; "
+                    "move it away, or give another directory"
+                )
+
+    def show(self, wanted: Picture, known: Picture, bases: Collection[str]) -> None:
+        """Makes the tree show `wanted`; the directories `bases` stay when they are empty.
+
+        Only what differs from `known` is compared with what is there.
+        """
+        stale = self.made - wanted.keys()
+        for base in sorted(bases):
+            _mkdir(self.root / base)
+        # Links go first and come last, so that a card is never listed without its files.
+        for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
+            self._remove(path, bases)
+        for path in sorted(wanted, key=lambda path: isinstance(wanted[path], Link)):
+            if path not in self.made or known.get(path) != wanted[path]:
+                self._put(path, wanted[path])
+
+    def _put(self, path: str, content: Content) -> None:
+        target = self.root / path
+        if _shows(target, content):
+            return
+        _mkdir(target.parent)
+        if content is Special.NODE:
+            _make_node(target, plain=self.plain_nodes)
+        else:
+            self._replace(target, content, mode=0o444)
+
+    def _replace(self, target: Path, content: Content, mode: int = 0o644) -> None:
+        """Puts content in a place in one step: a reader sees all of the new or of the old."""
+        new = self.root / STATE_DIR / "new"  # the lock keeps this name for us
+        _discard(new)
+        if isinstance(content, Link):
+            new.symlink_to(content.target)
+        elif content is Special.DIRECTORY:
+            new.mkdir()
+        elif content is Special.FIFO:
+            os.mkfifo(new)
+        else:
+            new.write_bytes(_data(content))
+            new.chmod(mode)
+        with _released(target, content if isinstance(content, str) else ""):
+            if _is_directory(new) or _is_directory(target):
+                _discard(target)  # the one change that cannot be made in one step
+            new.replace(target)
+
+    def _remove(self, path: str, bases: Collection[str]) -> None:
+        target = self.root / path
+        with _released(target, ""):
+            _discard(target)
+        for parent in Path(path).parents[:-2]:  # never the top directory, nor root itself
+            if str(parent) in bases:
+                break
+            try:
+                (self.root / parent).rmdir()
+            except OSError:  # there is more in it
+                break
+
+
+def _state(root: Path) -> Path:
+    return root / STATE_DIR / "state.json"
+
+
+def _not_simulated(root: Path) -> SimulatorError:
+    return SimulatorError(
+        f"{root} is not a simulated tree; make one with: "
+        f"npu-agent simulate {root} --cards {default_cards()}"
+    )
+
+
+def _load(root: Path) -> _State:
+    path = _state(root)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_State)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_simulated(root) from None
+    except ValueError as error:
+        raise SimulatorError(
+            f"{path} cannot be understood ({error}); if another version of npu-agent made it, "
+            f"remove {root} and make it again"
+        ) from error
+
+
+def _refuse_foreign(root: Path) -> None:
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise SimulatorError(f"{root} is not a directory")
+    if root.samefile("/"):
+        raise SimulatorError("/ is this host itself; give a new or empty directory")
+    if _state(root).exists():
+        return
+    for entry in sorted(root.iterdir()):
+        if entry.name == STATE_DIR:
+            continue  # a first attempt that was interrupted
+        if entry.name == "dev" and _may_be_dev(entry):
+            continue
+        if _is_unused(entry):
+            continue
+        raise SimulatorError(
+            f"{root} is not empty ({entry.name}) and was not made by npu-agent simulate; "
+            "give a new or empty directory"
+        )
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether it is a directory with nothing below it but directories and what is mounted there."""
+    return _is_directory(path) and all(
+        below.is_mount() or _is_unused(below) for below in path.iterdir()
+    )
+
+
+def _may_be_dev(path: Path) -> bool:
+    """Whether device nodes may be made here: it is mounted, or some /dev with its null."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return path.is_mount() or (path / "null").is_char_device()
+
+
+@contextmanager
+def _errors_of(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot use {root} for a simulated tree: {reason(error)}"
+        raise SimulatorError(message) from error
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Holds the tree's lock; `flock` also keeps threads of one process apart."""
+    with _errors_of(root):
+        try:
+            lock = (root / STATE_DIR / "lock").open("ab")
+        except (FileNotFoundError, NotADirectoryError):
+            raise _not_simulated(root) from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _mkdir(path: Path) -> None:
+    """Makes directories like `mkdir -p`, readable by all: the agent may be another user."""
+    if path.is_dir():
+        return
+    _mkdir(path.parent)
+    path.mkdir()
+    path.chmod(0o755)
+
+
+def _make_node(path: Path, *, plain: bool) -> None:
+    if not plain:
+        try:
+            # What /dev/null is: it can be opened, read and written, and does nothing.
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        except PermissionError:
+            plain = True
+    if plain:
+        path.touch(exist_ok=False)
+    path.chmod(0o666)  # under any umask
+
+
+def _shows(path: Path, content: Content) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    match content:
+        case Special.NODE:
+            return True  # what it is made of is not ours to judge
+        case Special.FIFO:
+            return stat.S_ISFIFO(mode)
+        case Special.DIRECTORY:
+            return stat.S_ISDIR(mode)
+        case Link(target):
+            return stat.S_ISLNK(mode) and str(path.readlink()) == target
+    return stat.S_ISREG(mode) and path.read_bytes() == _data(content)
+
+
+def _data(content: Content) -> bytes:
+    assert isinstance(content, str | bytes)  # noqa: S101  (for the type checker)
+    return content.encode() if isinstance(content, str) else content
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _discard(path: Path) -> None:
+    """Removes a file, a link or an empty directory, if it is there."""
+    with suppress(FileNotFoundError):
+        if _is_directory(path):
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+@contextmanager
+def _released(path: Path, answer: str) -> Iterator[None]:
+    """Gives the readers of a named pipe that is removed an answer, or the end of the file.
+
+    Otherwise a reader would wait on the unlinked pipe for ever, while a driver that comes to its
+    senses answers the reads that hang.
+    """
+    descriptor = None
+    if path.is_fifo() and not path.is_symlink():
+        # Read and write: on Linux this never waits. From here on no reader waits to open it.
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+        if descriptor is not None:
+            os.write(descriptor, answer.encode())
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,453 @@
+"""The command line, run as a user runs it."""
+
+import asyncio
+import errno
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from npu_agent import __version__, config
+from npu_agent.cli import main as cli
+from npu_agent.core.ledger import Assignment
+from npu_agent.kubelet import podresources as assignments
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1 as wire
+from npu_agent.people import simulator
+from npu_agent.people.commands import version
+from npu_agent.vendors import REGISTRY
+from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
+from tests.outputs.deviceplugin.helpers import short_directory
+from tests.processes import DEADLINE, environment, started
+
+CARD, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
+WHOLE = f"npu-{CARD.uuid.lower()}"
+"""What a DRA pool calls all of a card."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
+    return root
+
+
+@pytest.fixture
+def plugin_dir() -> Iterator[Path]:
+    with short_directory() as directory:
+        (directory / "pod-resources").mkdir()
+        yield directory / "device-plugins"
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Calls `main` in this process: exit code, stdout, stderr."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # argparse
+        code = end.code if isinstance(end.code, int) else 1
+    return (code, *capsys.readouterr())
+
+
+Called = tuple[int, str, str]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rum",), "rum: no such command: did you mean run?"),
+        (("--host-root",), "--host-root: expected one argument; see `npu-agent --help`"),
+        (("--hots-root", "/", "info"), "--hots-root: no such option: did you mean --host-root?"),
+        (("info", "--format", "xml"), "must be table, wide, json or yaml, not xml; see `npu-agent"),
+        (("info", "-o", "jsno"), "not jsno: did you mean json?"),
+        (("info", "-x"), "unrecognized arguments: -x; see `npu-agent info --help`"),
+        (("info", "--wat"), "--wat: no such option: did you mean --watch?"),
+        (("run", "--default", "Single"), "--default: no such option: did you mean --default-pe?"),
+        (("labels", "aply"), "action: must be show, apply or clear, not aply: did you"),
+        (("verify", "--expect", "two"), "--expect: invalid int value: 'two'; see"),
+        (("config", "chekc"), "chekc: no such command: did you mean check?"),
+        (("config", "check"), "required: FILE"),
+        (("completion", "ksh"), "must be bash, zsh or fish, not ksh"),
+        (("simulate", "--onec"), "--onec: no such option: did you mean --once?"),
+        (("simulate", "/tmp", "falt", "npu0", "dead"), "did you mean fault?"),
+        (("info", "--log-level", "loud"), "--log-level: must be debug, error, info or warning"),
+        (("info", "--host-root", "/missing"), "--host-root: /missing: No such file or directory"),
+        (("run", "--default-pe", "Fusoin"), "must be Fusion or Single, not Fusoin"),
+        (("run", "--config-file", "/missing.yaml"), "/missing.yaml"),
+    ],
+)
+def test_wrong_use_is_exit_2_with_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    code, out, err = called(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    (line,) = err.splitlines()
+    assert line.startswith("npu-agent: error: ")
+
+
+def test_host_root_is_no_key_and_goes_with_a_config_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("interval: 5\n")
+    code, out, _ = called(capsys, "config", "show", "--host-root", tmp_path, "--config-file", file)
+    assert code == 0
+    assert "interval: 5 " in out
+    assert str(file) in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "commit_of", lambda _: "0123abc")
+    assert called(capsys, "--version") == (0, f"npu-agent {__version__}\n", "")
+    assert called(capsys, "version") == (0, f"npu-agent {__version__} (commit 0123abc)\n", "")
+    found = {"version": __version__, "commit": "0123abc", "python": platform.python_version()}
+    _, out, _ = called(capsys, "version", "-o", "yaml")
+    assert yaml.safe_load(out) == found
+    _, out, _ = called(capsys, "version", "--format=json")
+    assert json.loads(out) == found
+
+
+def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "npu_agent"
+    package.mkdir()
+    assert version.commit_of(package) is None
+    git = ("git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=n@example.com")
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert version.commit_of(package) == head.strip()
+    monkeypatch.setenv("PATH", "")
+    assert version.commit_of(package) is None
+    (package / "commit").write_text("0123abc\n")
+    assert version.commit_of(package) == "0123abc"
+    (package / "commit").write_bytes(b"\xff")
+    assert version.commit_of(package) is None
+
+
+def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("defaultPe: Single\n")
+    assert called(capsys, "config", "check", file) == (0, f"{file}: good\n", "")
+    file.write_text("intervall: 5\ndefautPe: Single\n")
+    code, out, err = called(capsys, "config", "check", file)
+    assert (code, out) == (2, "")
+    assert [line.split(": ")[:3] for line in err.splitlines()] == [
+        ["npu-agent", "error", f"{file}:{line}"] for line in (1, 2)
+    ]
+    assert "did you mean defaultPe?" in err
+    assert called(capsys, "config", "check", tmp_path / "missing.yaml")[0] == 2
+
+
+def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = called(capsys, "config", "schema")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(config.json_schema(REGISTRY)))
+
+
+def test_info_names_the_pods_that_hold_a_card(
+    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(*_: object) -> tuple[Assignment, ...]:
+        return (Assignment("ml", "train", "main", NPU, f"{CARD.uuid}_cores_0"),)
+
+    monkeypatch.setattr(assignments, "fetch", fetch)
+    _, out, _ = called(capsys, "info", "--host-root", root)
+    rows = {row.split("|")[1].strip(): row for row in out.splitlines() if "|" in row}
+    assert rows["NPU"].rstrip(" |").endswith("Pod")
+    assert rows["npu0"].rstrip(" |").endswith("ml/train")
+    assert rows["npu1"].rstrip(" |").endswith("-")
+    _, out, _ = called(capsys, "info", "--host-root", root, "-o", "json")
+    held = {"namespace": "ml", "pod": "train", "cores": "0"}
+    assert [one["pods"] for one in json.loads(out)] == [[held], []]
+
+
+def test_common_options_go_before_and_after_the_command(
+    capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    options = ("--host-root", root, "--log-level", "debug", "--log-format", "json")
+    for arguments in ((*options, "info"), ("info", *options)):
+        code, out, err = called(capsys, *arguments)
+        assert code == 0
+        assert "npu0" in out
+        lines = [json.loads(line) for line in err.splitlines()]
+        assert {line["message"] for line in lines} >= {"card added"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_goes_on_until_a_signal_ends_well_by_it(
+    root: Path, plugin_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """docs/cli.md: for these that is the end that they were started for."""
+    plugin_dir.mkdir()
+    options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
+    with started("run", *options) as agent, started("simulate", tmp_path / "other") as simulated:
+        agent.said("serving metrics and status")
+        simulated.printed("break a card")
+        assert [one.end(number)[0] for one in (agent, simulated)] == [0, 0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_only_watches_says_which_signal_ended_it(
+    root: Path, number: signal.Signals, code: int
+) -> None:
+    with started("info", "--watch", "--host-root", root) as process:
+        process.printed("healthy")
+        assert process.end(number)[0] == code
+
+
+def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path) -> None:
+    held = answer(
+        ("ml", "train", {"main": {NPU: ["UNKNOWN", CARD.uuid]}}),
+        ("default", "infer", {"main": {NPU: [f"{RNGD.uuid}_cores_0-3"]}}),
+    )
+
+    async def ask(form: str) -> tuple[int, str, str]:
+        server = UnixServer([PodResources(held)], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
+        try:
+            return await asyncio.to_thread(called, capsys, "allocations", *options)
+        finally:
+            await server.shutdown()
+
+    code, out, _ = asyncio.run(ask("table"))
+    assert code == 0
+    rows = [[c.strip() for c in row.split("|")[1:-1]] for row in out.splitlines() if "|" in row]
+    assert rows == [
+        ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"],
+        ["default", "infer", "main", "npu1", "0-3", NPU, f"{RNGD.uuid}_cores_0-3"],
+        ["ml", "train", "main", "npu0", "0-1", NPU, CARD.uuid],
+        ["ml", "train", "main", "-", "-", NPU, "UNKNOWN"],
+    ]
+    code, out, _ = asyncio.run(ask("json"))
+    assert code == 0
+    found = [list(one.items()) for one in json.loads(out)]
+    keys = ("namespace", "pod", "container", "resource", "device", "claim", "card", "cores")
+    values = [
+        ("default", "infer", "main", NPU, f"{RNGD.uuid}_cores_0-3", None, "npu1", "0-3"),
+        ("ml", "train", "main", NPU, CARD.uuid, None, "npu0", "0-1"),
+        ("ml", "train", "main", NPU, "UNKNOWN", None, None, None),
+    ]
+    assert found == [[*zip(keys, row, strict=True)] for row in values]
+
+
+def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
+    async def watched() -> tuple[list[str], tuple[int, str, str]]:
+        kubelet = PodResources(HELD)
+        server = UnixServer([kubelet], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        try:
+            options = ("allocations", "-w", "-o", "json", "--plugin-dir", plugin_dir)
+            with started(*options) as process:
+                first = await asyncio.to_thread(process.printed, "train")
+                kubelet.reply = answer(("ml", "next", {"main": {NPU: ["U2"]}}))
+                second = await asyncio.to_thread(process.printed, "next")
+                return [first, second], await asyncio.to_thread(process.end, signal.SIGINT)
+        finally:
+            await server.shutdown()
+
+    (first, second), ended = asyncio.run(watched())
+    assert len(json.loads(first)) == len(ASSIGNED)
+    assert [one["pod"] for one in json.loads(second)] == ["next"]
+    assert ended == (130, "", "")
+
+
+def test_allocations_by_claim(
+    capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
+) -> None:
+    def used(name: str, driver: str, *devices: str) -> wire.DynamicResource:
+        resources = [
+            wire.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
+            for device in devices
+        ]
+        return wire.DynamicResource(
+            claim_name=name, claim_namespace="ml", claim_resources=resources
+        )
+
+    claims = [used("npus", "npu.furiosa.ai", "npu-b", WHOLE), used("nic", "nic.io", "nic-0")]
+    container = wire.ContainerResources(name="main", dynamic_resources=claims)
+    pod = wire.PodResources(name="train", namespace="ml", containers=[container])
+    lists = HELD + bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+
+    async def ask(form: str) -> str:
+        server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
+        await server.listen()
+        options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
+        try:
+            return (await asyncio.to_thread(called, capsys, "allocations", *options))[1]
+        finally:
+            await server.shutdown()
+
+    rows = [row.split("|")[1:-1] for row in asyncio.run(ask("table")).splitlines() if "|" in row]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells[0][-1] == "Claim"
+    assert [row for row in cells[1:] if row[-1] != "-"] == [
+        ["ml", "train", "main", card, cores, "npu.furiosa.ai", device, "npus"]
+        for card, cores, device in (("-", "-", "npu-b"), ("npu0", "0-1", WHOLE))
+    ]
+    assert len(cells) == 1 + 2 + len(ASSIGNED), "another driver's claim is not ours to list"
+    found = json.loads(asyncio.run(ask("json")))
+    claimed = [(one["device"], one["claim"]) for one in found if one["claim"]]
+    assert claimed == [("npu-b", "npus"), (WHOLE, "npus")]
+
+
+def test_allocations_without_a_kubelet(
+    capsys: pytest.CaptureFixture[str], plugin_dir: Path
+) -> None:
+    code, out, err = called(capsys, "allocations", "--plugin-dir", plugin_dir)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"npu-agent: error: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: check "
+        "that the kubelet runs and that its directory is mounted here\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info --watch --format json", "run --help"],
+)
+def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str) -> None:
+    """As in `npu-agent info | head -0`: the pipe is closed before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.Popen(
+        [sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    os.close(write)
+    _, err = done.communicate(timeout=DEADLINE)
+    assert (done.returncode, err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [
+        ("config schema", ""),
+        ("info", "1"),
+        ("run --help", ""),  # unbuffered, argparse itself ignores that its help is not taken
+    ],
+)
+def test_what_stdout_does_not_take_is_an_error_of_one_line(
+    root: Path, command: str, unbuffered: str
+) -> None:
+    done = subprocess.run(
+        [
+            *redirecting(">/dev/full"),
+            *(sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+        env=environment({"PYTHONUNBUFFERED": unbuffered}),
+    )
+    why = "No space left on device"
+    error = f"npu-agent: error: standard output cannot be written: {why}\n"
+    assert (done.returncode, done.stderr) == (1, error)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "command", "words"),
+    [
+        ("ascii", "info", "?C |"),
+        ("euc-kr", "run --help", "m°C, ?W"),
+        ("ascii:backslashreplace", "info", "\\xb0C |"),
+    ],
+)
+def test_what_stdout_has_no_character_for_is_shown_as_a_question_mark(
+    root: Path, encoding: str, command: str, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "npu_agent", "--host-root", str(root), *command.split()],
+        capture_output=True,
+        encoding=encoding.partition(":")[0],
+        timeout=DEADLINE,
+        env=environment({"PYTHONIOENCODING": encoding}),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout
+
+
+def test_an_error_that_is_not_of_stdout_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("npu_agent.people.commands.version.main", fails)
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["version"])
+
+
+def test_the_agent_needs_no_stdout(root: Path, plugin_dir: Path) -> None:
+    """And nothing that it opens takes its place."""
+    plugin_dir.mkdir()
+    words = ("run", f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
+    with started("--host-root", root, *words, by=redirecting(">&-")) as agent:
+        agent.said("serving metrics and status")
+        assert Path(f"/proc/{agent.pid}/fd/1").readlink() == Path(os.devnull)
+        assert agent.end()[0] == 0
+
+
+def redirecting(where: str) -> tuple[str, ...]:
+    """A shell that redirects the standard output of the command after it."""
+    return ("sh", "-c", f'exec "$@" {where}', "sh")
+
+
+RED = "\x1b[31m"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A host whose driver, and a config whose author, try to steer the terminal."""
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
+    (entry,) = (root / "sys/class/npu_mgmt").glob("npu0_mgmt")
+    for name in ("device_uuid", "device_sn", "version", "fw_version", "alive", "atr_error"):
+        (entry / name).write_text(f"a{RED}b\x07\x9b\n")
+    (other,) = (root / "sys/class/rngd_mgmt").glob("rngd!npu1*mgmt")
+    (other / "device_type").write_text(f"x{RED}")
+    (root / "config.yaml").write_text(
+        'resourceName: "a\\e[31mb"\n"k\\ey": 1\nlog: {level: "\\e[1m"}\n'
+    )
+    return root
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info",
+        "info -o json",
+        "labels show",
+        "doctor --all",
+        "verify",
+        "cdi --stdout",
+        f"info --host-root=/tmp/{RED}",
+        "config check {root}/config.yaml",
+        f"info{RED}",
+        f"run --resource-name=x{RED}",
+        f"config show --resource-name=x/y{RED}",
+        f"allocations --plugin-dir=/tmp/{RED}",
+        f"simulate /tmp/{RED} fault npu{RED} dead",
+    ],
+)
+def test_nothing_that_is_shown_steers_the_terminal(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for variable in ("NPU_DEVNAME", "FURIOSA_DEVICES"):
+        monkeypatch.setenv(variable, f"npu0{RED}")
+    words = command.replace("{root}", str(hostile)).split(" ")
+    if "--host-root" not in command and words[0] in ("info", "labels", "doctor", "verify", "cdi"):
+        words += ["--host-root", str(hostile)]
+    _, out, err = called(capsys, *words)
+    assert out + err
+    assert {char for char in out + err if not char.isprintable()} <= {"\n"}

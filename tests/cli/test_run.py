@@ -1,0 +1,98 @@
+"""`npu-agent run --simulate`: what it makes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from npu_agent.cli import run
+from npu_agent.cli.main import main
+from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import families
+from tests.processes import started
+from tests.until import wait_until
+
+SPEC = "etc/cdi/furiosa.ai-npu.json"
+QUIET = ("--no-kubelet", "--metrics-listen", "127.0.0.1:0", "--metrics-probes", "127.0.0.1:0")
+
+
+@pytest.fixture(autouse=True)
+def sigterm() -> Iterator[None]:
+    """What `run` does with SIGTERM is undone."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_its_cards_are_alive_break_and_are_null_in_containers(tmp_path: Path) -> None:
+    words = ("--simulate", "warboy=1,rngd=1", "--host-root", str(tmp_path))
+    with started("run", *words, *QUIET, by=("env", "NODE_NAME=node-1")) as agent:
+        agent.said("CDI specs written")
+        devices = json.loads((tmp_path / SPEC).read_text())["devices"]
+        nodes = [node for one in devices for node in one["containerEdits"]["deviceNodes"]]
+        assert {node["hostPath"] for node in nodes} == {os.devnull}
+        assert "/dev/rngd/npu1pe0" in {node["path"] for node in nodes}
+        wait_until(lambda: simulator.cards(tmp_path)[0].telemetry.ticks > 0)
+        warboy, _ = simulator.cards(tmp_path)
+        assert warboy.spec.uuid != simulator.card("warboy", 0).uuid  # each node has its own
+        assert main(["simulate", str(tmp_path), "fault", "npu0", "dead"]) == 0
+        assert "card=npu0" in agent.said("card unhealthy")
+        code, _, err = agent.end()
+    assert (code, "Traceback" in err) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("wrboy=2", "--simulate 'wrboy=2': unknown family 'wrboy'; did you mean 'warboy'?"),
+        ("warboy=60,rngd=5", "more than 64 cards in all"),
+        ("warboy=x", "'x' is not a number of cards; right is e.g. warboy=2"),
+    ],
+)
+def test_a_wrong_list_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: str, message: str
+) -> None:
+    assert main(["run", "--simulate", wanted, "--host-root", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_host_itself_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--simulate", "warboy=1"]) == 1
+    assert "--simulate, --host-root: / is this host itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("driver", [True, False], ids=["with a driver", "on the bus alone"])
+def test_a_node_with_real_cards_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    driver: bool,
+) -> None:
+    real = tmp_path / "real"
+    simulator.make(real, simulator.parse_cards("warboy=1"), plain_nodes=True)
+    if not driver:
+        for entry in (real / "sys/class/npu_mgmt").iterdir():
+            entry.unlink()
+    monkeypatch.setattr(run, "THIS_HOST", real)
+    monkeypatch.setenv("NODE_NAME", "node-1")
+    root = tmp_path / "root"
+    root.mkdir()
+    assert main(["run", "--simulate", "warboy=1", "--host-root", str(root)]) == 1
+    found = "npu0, 0000:01:00.0 (1ed2:0000)" if driver else "0000:01:00.0 (1ed2:0000)"
+    said = capsys.readouterr().err
+    assert f"--simulate warboy=1: this node has real cards ({found})" in said
+    assert "kubectl label node node-1 npu-agent/enabled=false" in said
+    assert not list(root.iterdir())
+
+
+def test_the_help_names_each_family(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    said = capsys.readouterr().out
+    assert all(f"{family}=" in said.replace("\n", "") for family in families())

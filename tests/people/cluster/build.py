@@ -1,0 +1,146 @@
+"""Objects of a cluster, short to write: what a test is about is what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from npu_agent.people.cluster.fetch import KINDS
+from npu_agent.people.cluster.objects import Cluster
+from npu_agent.typedjson import convert
+
+DRIVER = "npu.furiosa.ai"
+NPU = "beta.furiosa.ai/npu"
+SPACE = "ml"
+Json = dict[str, Any]
+T = TypeVar("T")
+
+TYPES: Mapping[str, tuple[str, Any]] = {
+    type_.__name__: (field, type_) for field, type_ in KINDS.items()
+}
+
+
+def read(type_: type[T], value: Json) -> T:
+    """The object of plain values."""
+    return convert(value, type_)
+
+
+def cluster(*objects: Json) -> Cluster:
+    found: dict[str, list[Any]] = {field: [] for field, _ in TYPES.values()}
+    for one in objects:
+        field, type_ = TYPES[one["kind"]]
+        found[field].append(read(type_, one))
+    fields: dict[str, Any] = {field: tuple(each) for field, each in found.items()}
+    return Cluster(**fields)
+
+
+def thing(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
+    group = {"Device": "resource.k8s.io/v1", "Resource": "resource.k8s.io/v1"}
+    version = next((v for k, v in group.items() if kind.startswith(k)), "v1")
+    if kind == "ResourceQuota":
+        version = "v1"
+    meta: Json = {"name": name, "uid": f"uid-{name}", **fields.pop("metadata", {})}
+    if namespace:
+        meta["namespace"] = namespace
+    return {"apiVersion": version, "kind": kind, "metadata": meta, **fields}
+
+
+def node(name: str, allocatable: Mapping[str, str] | None = None, **fields: Any) -> Json:
+    there = {"cpu": "8", "memory": "32Gi", "pods": "110", **(allocatable or {})}
+    status = {"allocatable": there, "capacity": there, **fields.pop("status", {})}
+    labels = {"kubernetes.io/hostname": name, **fields.pop("labels", {})}
+    return thing(
+        "Node",
+        name,
+        metadata={"labels": labels, **fields.pop("metadata", {})},
+        status=status,
+        **fields,
+    )
+
+
+def pod(
+    name: str = "train", requests: Mapping[str, str] | None = None, *, on: str = "", **spec: Any
+) -> Json:
+    container = {
+        "name": "main",
+        "image": "localhost/pause:1",
+        "resources": {"requests": requests or {}, "limits": requests or {}},
+    }
+    fields: Json = {"containers": [container], **spec}
+    status: Json = {"phase": "Running" if on else "Pending"}
+    if on:
+        fields["nodeName"] = on
+    status |= fields.pop("status", {})
+    return thing("Pod", name, SPACE, spec=fields, status=status)
+
+
+def claims(**named: str) -> list[Json]:
+    return [{"name": key, "resourceClaimName": value} for key, value in named.items()]
+
+
+def class_(name: str = DRIVER, *selectors: str, extended: str = "") -> Json:
+    expressions = selectors or (f'device.driver == "{DRIVER}"',)
+    spec: Json = {"selectors": [{"cel": {"expression": one}} for one in expressions]}
+    if extended:
+        spec["extendedResourceName"] = extended
+    return thing("DeviceClass", name, spec=spec)
+
+
+def request(name: str = "npu", *selectors: str, **fields: Any) -> Json:
+    exactly: Json = {"deviceClassName": DRIVER, **fields}
+    if selectors:
+        exactly["selectors"] = [{"cel": {"expression": one}} for one in selectors]
+    return {"name": name, "exactly": exactly}
+
+
+def claim(name: str, *requests: Json, constraints: Any = (), **status: Any) -> Json:
+    devices: Json = {"requests": list(requests or [request()])}
+    if constraints:
+        devices["constraints"] = constraints
+    return thing("ResourceClaim", name, SPACE, spec={"devices": devices}, status=status)
+
+
+def held(name: str, node_: str, *devices: str, by: str = "", pool: str = "") -> Json:
+    """A claim that was given these devices."""
+    results = [
+        {"request": "npu", "driver": DRIVER, "pool": pool or node_, "device": one}
+        for one in devices
+    ]
+    expression = {"key": "metadata.name", "operator": "In", "values": [node_]}
+    selector = {"nodeSelectorTerms": [{"matchFields": [expression]}]}
+    allocation = {"devices": {"results": results}, "nodeSelector": selector}
+    users = [{"resource": "pods", "name": by, "uid": f"uid-{by}"}] if by else []
+    return claim(name, request(count=len(devices)), allocation=allocation, reservedFor=users)
+
+
+def device(name: str, cores: int = 8, **fields: Any) -> Json:
+    attributes = {"cores": {"int": cores}, "type": {"string": "card" if cores == 8 else "cores"}}
+    attributes |= fields.pop("attributes", {})
+    return {"name": name, "attributes": attributes, **fields}
+
+
+def slice_(node_: str, *devices: Json, counters: Any = (), index: int = 0, of: int = 1) -> Json:
+    spec: Json = {
+        "driver": DRIVER,
+        "nodeName": node_,
+        "pool": {"name": node_, "generation": 1, "resourceSliceCount": of},
+    }
+    spec |= {"sharedCounters": list(counters)} if counters else {"devices": list(devices)}
+    return thing("ResourceSlice", f"{index}-{DRIVER}-{node_}", spec=spec)
+
+
+def cut(node_: str, *cards: str, **options: Any) -> list[Json]:
+    """Cards of eight cores in all widths: the slice of counters and that of devices."""
+    sets = [
+        {"name": card, "counters": {f"core-{n}": {"value": "1"} for n in range(8)}}
+        for card in cards
+    ]
+    devices = []
+    for card in cards:
+        for width in (8, 4, 2, 1):
+            for first in range(0, 8, width):
+                taken = {f"core-{n}": {"value": "1"} for n in range(first, first + width)}
+                name = card if width == 8 else f"{card}-cores-{first}-{first + width - 1}"
+                consumes = [{"counterSet": card, "counters": taken}]
+                devices.append(device(name, width, consumesCounters=consumes, **options))
+    return [slice_(node_, counters=sets, of=2), slice_(node_, *devices, index=1, of=2)]

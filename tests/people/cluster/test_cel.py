@@ -1,0 +1,56 @@
+"""Selectors: what of a device an answer depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npu_agent.kube.objects import Device
+from npu_agent.people.cluster import cel
+
+OWN = 'device.attributes["a.b"]'
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ('device.driver == "a.b"', []),
+        (f"{OWN}.cores > 2 && {OWN}.?speed.orValue(0) > 1", ["cores", "speed"]),
+        (f'"speed" in {OWN} && {OWN}["speed"] > 1', ["speed", "speed"]),
+        (f"'speed' in {OWN} && {OWN}[?'x y'].hasValue()", ["speed", "x y"]),
+        (f'"x" in {OWN}.kind', ["kind"]),
+        ('has(device.capacity["a.b"].memory)', ["memory"]),
+    ],
+)
+def test_what_a_selector_reads(expression: str, names: list[str]) -> None:
+    wanted = [each for name in names for each in (f"a.b/{name}", name)]
+    assert sorted(cel._read(expression, "a.b") or ()) == sorted(wanted)
+    assert set(cel._read(expression, "c.d") or ()) == {f"a.b/{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"cel.bind(own, {OWN}, own.cores == 8)",
+        f'{OWN}["co" + "res"] == 8',
+        f'{OWN}.exists(name, name == "cores")',
+        f"size({OWN}) == 2",
+        f'"cores" in {OWN} && {OWN}.size() > 1',
+    ],
+)
+def test_a_selector_that_may_read_all(expression: str) -> None:
+    assert cel._read(expression, "a.b") is None
+
+
+def test_devices_that_differ_in_what_is_not_read_are_asked_once() -> None:
+    cel._matches.cache_clear()
+    for serial in ("a", "b", "c"):
+        attributes: dict[str, Any] = {"cores": {"int": 8}, "serial": {"string": serial}}
+        assert cel.matches(f"{OWN}.cores == 8", Device("npu0", attributes=attributes), "a.b")
+    assert cel._matches.cache_info().misses == 1
+
+
+def test_an_attribute_that_a_device_lacks_fails() -> None:
+    with pytest.raises(cel.CelError, match="speed"):
+        cel.matches(f"{OWN}.speed > 1", Device("npu0", attributes={"cores": {"int": 8}}), "a.b")

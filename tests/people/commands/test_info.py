@@ -1,0 +1,174 @@
+"""`npu-agent info` on a terminal: what is left on a narrow one, and --watch."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from npu_agent.cli.main import main
+from npu_agent.people import simulator
+from npu_agent.people.commands import view
+from tests.processes import started
+from tests.terminal import npu_agent
+
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=2,rngd=1"), plain_nodes=True)
+    simulator.apply_fault(root, "npu1", "dead")
+    return root
+
+
+DEAD = "the driver reports the card dead (alive says 0)"
+
+
+def plain(output: str) -> str:
+    """Without colours and carriage returns."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", output).replace("\r", "")
+
+
+@pytest.mark.parametrize(
+    ("columns", "head"),
+    [
+        (120, "NPU Name Temp. Power PCI-BDF PCI-DEV Cores Health"),
+        (80, "NPU Name Temp. Power Cores Health"),
+        (60, "NPU Name Health"),
+    ],
+)
+def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: str) -> None:
+    with npu_agent("info", "--host-root", root, columns=columns) as process:
+        assert process.ended() == 0
+    lines = plain(process.output).splitlines()
+    assert max(map(len, lines)) <= columns
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    assert " ".join(rows[0]) == head
+    assert [row[:2] for row in rows[1:] if row[0]] == [
+        ["npu0", "FuriosaAI Warboy"],
+        ["npu1", "FuriosaAI Warboy"],
+        ["npu2", "FuriosaAI RNGD"],
+    ]
+    # What is longer goes on in the next line.
+    assert "".join(row[-1].replace(" ", "") for row in rows[1:]) == (
+        f"healthyunhealthy:{DEAD.replace(' ', '')}healthy"
+    )
+
+
+def test_rows_alone_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--no-headers", "--host-root", str(root)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "npu-agent: simulated: none of these cards is real\n"
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("npu0", "healthy"),
+        ("npu1", "0)"),
+        ("npu2", "healthy"),
+    ]
+
+
+def test_a_host_without_cards_leads_to_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--host-root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"no NPUs found below {tmp_path}: npu-agent demo ")
+
+
+def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
+    with npu_agent("info", "-o", "wide", "--host-root", root, columns=60) as process:
+        assert process.ended() == 0
+    rows = [line for line in plain(process.output).splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
+    assert cells[5] == "PCI-DEV"
+    assert cells[-5:] == ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
+    assert simulator.card("warboy", 0).uuid in rows[1]
+
+
+def test_letters_of_two_columns_count_as_two() -> None:
+    one = {"NPU": "npu0", "Name": "퓨리오사AI", "PCI-DEV": "509:0", "Health": "healthy"}
+    needed = len("| npu0 | ") + 10 + len(" | 509:0   | healthy |")
+    assert view.fitting(list(one), [one], needed) == list(one)
+    assert view.fitting(list(one), [one], needed - 1) == ["NPU", "Name", "Health"]
+
+
+def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
+    with npu_agent("info", "-w", "--host-root", root) as process:
+        process.until("unhealthy: the driver")
+        before = len(process.output)
+        simulator.apply_fault(root, "npu1", "ok")
+        simulator.apply_fault(root, "npu2", "dead")
+        process.until("unhealthy: the driver", before)
+        process.type("\x03")
+        assert process.ended() == 130
+    assert process.output.count(ENTER) == process.output.count(LEAVE) == 1
+    drawn, _, rest = process.output.partition(LEAVE)
+    assert rest == ""
+    assert re.search(r"npu-agent info   \d{4}-\d\d-\d\d \d\d:\d\d:\d\d   Ctrl-C ends", drawn)
+    assert "Traceback" not in process.output
+
+
+def test_watch_goes_on_with_the_time_while_nothing_changes(tmp_path: Path) -> None:
+    """On a host without cards there is nothing that could change."""
+    with npu_agent("info", "-w", "--host-root", tmp_path) as process:
+        shown = process.until(r"(\d\d:\d\d:\d\d)   Ctrl-C ends")[1]
+        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*no NPUs found below")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_watch_leaves_its_screen_however_it_is_ended(root: Path, number: signal.Signals) -> None:
+    with npu_agent("info", "-w", "--host-root", root) as process:
+        process.until("healthy")
+        process.signal(number)
+        assert process.ended() == 128 + number
+    assert process.output.endswith(LEAVE)
+
+
+def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
+    root = tmp_path / "many"
+    simulator.make(root, simulator.parse_cards("warboy=16"), plain_nodes=True)
+    with npu_agent("info", "-w", "--host-root", root, lines=12) as process:
+        process.until("[.]{3} 12 more lines")
+        process.type("\x03")
+        assert process.ended() == 130
+
+
+def test_watch_on_a_terminal_that_can_do_nothing_prints_one_table_after_the_other(
+    root: Path,
+) -> None:
+    with npu_agent("info", "-w", "--host-root", root, env={"TERM": "dumb"}) as process:
+        process.until("unhealthy: the driver")
+        before = len(process.output)
+        simulator.apply_fault(root, "npu1", "ok")
+        process.until(r"npu1[^\n]*\| healthy", before)
+        process.type("\x03")
+        assert process.ended() == 130
+    assert "\x1b[?" not in process.output
+
+
+def test_watch_for_programs_prints_a_document_at_every_change(root: Path) -> None:
+    with started("info", "-w", "-o", "yaml", "--host-root", root) as process:
+        assert process.printed("---") == "---\n"
+        process.printed("health: unhealthy")
+        simulator.apply_fault(root, "npu1", "ok")
+        process.printed("---")
+        _, out, err = process.end(signal.SIGTERM)
+    assert (err, "\x1b" in out) == ("", False)
+
+
+def test_data_for_programs_leaves_what_cannot_be_read_to_stderr(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = (root / "sys/devices").rglob("npu0_mgmt/device_type")
+    file.unlink()
+    file.mkdir()
+    assert main(["info", "-o", "json", "--host-root", str(root)]) == 0
+    out, err = capsys.readouterr()
+    assert {card["name"] for card in json.loads(out)} == {"npu1", "npu2"}
+    assert "npu-agent: not served: " in err
+    assert "npu0_mgmt" in err

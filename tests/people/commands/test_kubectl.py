@@ -1,0 +1,583 @@
+"""`kubectl npu` between a person's kubeconfig and a stand-in API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from npu_agent.cli import CommandError
+from npu_agent.cli import main as cli
+from npu_agent.core.cordon import ANNOTATION
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube import node as kube_node
+from npu_agent.people.cluster import fetch, why
+from npu_agent.people.cluster.scheduling import Kind, Reason
+from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
+from npu_agent.people.simulator.apiserver import served, status
+from tests.kube.helpers import kubeconfig
+
+Object = dict[str, Any]
+_DRA = "/apis/resource.k8s.io/v1"
+_KINDS = {
+    "/api/v1/nodes": "Node",
+    "/api/v1/pods": "Pod",
+    f"{_DRA}/resourceclaims": "ResourceClaim",
+    f"{_DRA}/resourceslices": "ResourceSlice",
+    f"{_DRA}/resourceclaimtemplates": "ResourceClaimTemplate",
+    f"{_DRA}/deviceclasses": "DeviceClass",
+    f"{_DRA}/devicetaintrules": "DeviceTaintRule",
+    "/api/v1/resourcequotas": "ResourceQuota",
+    "/api/v1/persistentvolumeclaims": "PersistentVolumeClaim",
+    "/api/v1/persistentvolumes": "PersistentVolume",
+    "/apis/storage.k8s.io/v1/storageclasses": "StorageClass",
+}
+AGENT = {"app.kubernetes.io/name": "npu-agent"}
+
+
+@dataclass
+class Cluster:
+    """Node n1 has two cards by DRA, in parts, and n2 two by the device plugin."""
+
+    objects: dict[str, list[Object]] = field(default_factory=dict)
+    forbidden: set[str] = field(default_factory=set)
+    """Paths that the user may not read."""
+    busy: int = 0
+    """How often it has too much to do."""
+    token: bool = False
+    """Whether the pages want a token."""
+    expired: bool = False
+    """Whether the user's credentials are."""
+    page: Any = None
+    """In place of `PAGE`."""
+    asked: list[web.Request] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        if self.expired:
+            return await status(401, "Unauthorized")(request)
+        path = request.path
+        if path in self.forbidden or ("proxy" in path and "proxy" in self.forbidden):
+            return await status(403, "pods is forbidden: User cannot list")(request)
+        if self.busy:
+            self.busy -= 1
+            return await status(429, "too many requests", Retry_After="0")(request)
+        if "proxy" in path:
+            if self.token:
+                return web.Response(status=401, text="send a bearer token")
+            return web.json_response(self.page or PAGE)
+        fields = request.query.get("fieldSelector", "")
+        if "/namespaces/" in path:
+            front, _, rest = path.partition("/namespaces/")
+            namespace, _, resource = rest.partition("/")
+            items = [
+                one
+                for one in self.objects.get(f"{front}/{resource}", [])
+                if one["metadata"]["namespace"] == namespace and meets(one, fields)
+            ]
+            return web.json_response(
+                {"kind": _KINDS[f"{front}/{resource}"] + "List", "items": items}
+            )
+        items = [one for one in self.objects.get(path, []) if meets(one, fields)]
+        if selector := request.query.get("labelSelector"):
+            key, _, value = selector.partition("=")
+            items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
+        # Two objects a page, so that all lists are read to their ends.
+        at = int(request.query.get("continue", "0"))
+        meta = {"continue": str(at + 2)} if at + 2 < len(items) else {}
+        body = {"kind": f"{_KINDS[path]}List", "metadata": meta, "items": items[at : at + 2]}
+        return web.json_response(body)
+
+
+def meets(one: Object, fields: str) -> bool:
+    """Whether an object meets a field selector."""
+    for wanted in filter(None, fields.split(",")):
+        path, differs, value = re.fullmatch(r"(?s)([\w.]+)(!?)=(.*)", wanted).groups()  # type: ignore[union-attr]
+        found: Any = one
+        for key in path.split("."):
+            found = found.get(key, {})
+        if (found == value) is bool(differs):
+            return False
+    return True
+
+
+def node(name: str, **status_: Any) -> Object:
+    labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "renegade"}
+    return {"metadata": {"name": name, "labels": labels}, "status": status_}
+
+
+def pod(name: str, node_name: str = "", namespace: str = "team", **spec: Any) -> Object:
+    labels = AGENT if name.startswith("agent") else {}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": f"u-{name}", "labels": labels},
+        "spec": {"nodeName": node_name, "containers": [{"name": "c"}], **spec},
+        "status": {
+            "phase": "Running" if node_name else "Pending",
+            "startTime": "2026-01-01T00:00:00Z" if node_name else None,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def asks(resource: str, count: int) -> list[Object]:
+    limits = {resource: str(count)}
+    return [{"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}]
+
+
+def device(name: str, card: int, cores: range, *taints: str) -> Object:
+    return {
+        "name": name,
+        "attributes": {"index": {"int": card}, "cores": {"int": len(cores)}},
+        "consumesCounters": [
+            {"counterSet": f"npu{card}", "counters": {f"core-{n}": {"value": "1"} for n in cores}}
+        ],
+        "taints": [{"key": f"npu.furiosa.ai/{key}", "effect": "NoSchedule"} for key in taints],
+    }
+
+
+PAGE = {
+    "version": "1.0",
+    "node": "n2",
+    "ready": True,
+    "problems": [
+        {"severity": "warning", "text": "npu1 is hot", "remedy": "cool it", "command": ""}
+    ],
+    "cards": [
+        {
+            "id": f"UUID-{at}",
+            "name": f"npu{at}",
+            "family": "rngd",
+            "core_count": 8,
+            "cordoned": None,
+            "health": {"state": "healthy", "reason": ""},
+            "holders": [
+                {
+                    "namespace": "team",
+                    "pod": f"p{at}",
+                    "cores": None,
+                    "claim": None,
+                    "resource": "beta.furiosa.ai/npu",
+                }
+            ],
+            "reading": {"cores": [{"core": n, "utilization": 90.0 * at} for n in range(8)]},
+        }
+        for at in range(2)
+    ],
+}
+
+
+def example() -> dict[str, list[Object]]:
+    devices = [
+        device(f"npu{card}-{first}", card, range(first, first + width), *taints)
+        for card, taints in ((0, ()), (1, ("unhealthy",)))
+        for width in (8, 4)
+        for first in range(0, 8, width)
+    ]
+    devices[0]["name"], devices[3]["name"] = "npu0", "npu1"
+    slice_ = {
+        "driver": "npu.furiosa.ai",
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 2, "resourceSliceCount": 1},
+        "devices": devices,
+    }
+    stale = {**slice_, "pool": {**slice_["pool"], "generation": 1}}  # type: ignore[dict-item]
+    result = {"request": "r", "driver": "npu.furiosa.ai", "pool": "n1", "device": "npu0-4"}
+    claim = {
+        "metadata": {"name": "mine", "namespace": "team"},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "dra", "uid": "u-dra"}],
+        },
+    }
+    agent = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
+    counts = {"beta.furiosa.ai/npu": "4"}
+    return {
+        "/api/v1/nodes": [
+            node("n1"),
+            node("n2", capacity=counts, allocatable={"beta.furiosa.ai/npu": "3"}),
+            {"metadata": {"name": "plain"}},
+        ],
+        f"{_DRA}/resourceslices": [
+            {"metadata": {"name": "s0"}, "spec": stale},
+            {"metadata": {"name": "s1"}, "spec": slice_},
+        ],
+        f"{_DRA}/resourceclaims": [claim],
+        "/api/v1/pods": [
+            pod("agent-2", "n2", "kube-system", containers=agent),
+            pod("agent-1", "n1", "kube-system", containers=agent),
+            pod("dra", "n1", resourceClaims=[{"name": "c", "resourceClaimName": "mine"}]),
+            pod("p1", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
+            pod("p0", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
+            pod("waits", containers=asks("beta.furiosa.ai/npu", 9)),
+            pod("other", "n2"),
+        ],
+    }
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    found = Cluster(example())
+    async with served(found.answer) as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        yield found
+
+
+async def shown(*words: str) -> str:
+    """What the command prints; it is run on a thread, as it has a loop of its own."""
+
+    def act() -> str:
+        args = kubectl.parse(words)
+        args.login = kubectl.Login(args)
+
+        async def text() -> str:
+            api = Api(args.login)
+            try:
+                found, notes = await kubectl._text(api, args)
+            finally:
+                await api.close()
+            return "\n".join([found, *(f"! {note}" for note in notes)])
+
+        return asyncio.run(text())
+
+    return await asyncio.to_thread(act)
+
+
+async def test_nodes_by_both_apis(cluster: Cluster) -> None:
+    cluster.busy = 2
+    lines = (await shown("nodes")).splitlines()
+    # On n1 cores 4-7 are held, and npu1 is out of service; n2 has three devices of four cores, and
+    # two of them are held.
+    assert [" ".join(line.split()) for line in lines] == [
+        "NODE CARDS HEALTHY CORES ALLOCATED FREE WIDEST DRIVER AGENT",
+        "n1 2 1 16 4 4 4 - 1.0",
+        "n2 2 1 16 8 4 4 - 1.0",
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_pods_have_cards_cores_and_load() -> None:
+    lines = (await shown("pods", "-n", "team")).splitlines()
+    cells = [line.split() for line in lines]
+    assert [row[:6] for row in cells[1:]] == [
+        ["team", "dra", "n1", "npu0", "4-7", "0%"],
+        ["team", "p1", "n2", "npu1", "0-7", "90%"],
+        ["team", "p0", "n2", "npu0", "0-7", "0%"],
+        ["team", "waits", "-", "-", "-", "-"],
+    ]
+    assert (await shown("pods")).startswith("no Pod holds an NPU")  # of the context's namespace
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_idle_holders_come_first() -> None:
+    found = json.loads(await shown("top", "-A", "-o", "json"))
+    assert [(row["pod"], row["load"]) for row in found][-1] == ("p1", 90.0)
+    assert "waits" not in {row["pod"] for row in found}
+
+
+async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: Cluster) -> None:
+    cluster.forbidden = {"proxy", f"{_DRA}/resourceclaims"}
+    lines = (await shown("pods", "-A", "--no-headers")).splitlines()
+    assert [line.split()[1] for line in lines if not line.startswith("!")] == ["p1", "p0", "waits"]
+    notes = [line for line in lines if line.startswith("!")]
+    assert len(notes) == 2
+    assert all("npu-viewer.yaml" in line for line in notes)
+    cluster.forbidden.add("/api/v1/pods")
+    assert (await shown("top", "-A")).startswith("no Pod holds an NPU, or waits for one in what")
+    cluster.forbidden.remove("/api/v1/pods")
+    [n1, _] = json.loads((await shown("nodes", "-o", "json")).partition("\n!")[0])
+    assert (n1["cards"], n1["allocated"], n1["widest"]) == (2, None, None)
+
+
+async def test_a_cluster_without_dra_and_without_the_agent(cluster: Cluster) -> None:
+    cluster.objects = {"/api/v1/nodes": [{"metadata": {"name": "plain"}}]}
+    assert await shown() == "no NPUs found"
+
+
+async def test_selectors_names_and_impersonation(cluster: Cluster) -> None:
+    found = await shown("-l", "zone=a", "--as", "jane", "--as-group", "a", "--as-group", "b")
+    assert found == "no NPUs found"
+    assert await shown("-o", "name") == "node/n1\nnode/n2"
+    first = cluster.asked[0].headers
+    assert first["Impersonate-User"] == "jane"
+    assert first.getall("Impersonate-Group") == ["a", "b"]
+
+
+async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
+    text = await shown("node", "n2")
+    assert "npu0   rngd     8       healthy   -          team/p0" in text
+    assert "warning: npu1 is hot\n  cool it" in text
+    cluster.token = True
+    with pytest.raises(ApiError, match="port-forward agent-2 9100"):
+        await shown("node", "n2")
+    assert "wants a token" in await shown("pods", "-A")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_context_that_there_is_not() -> None:
+    args = kubectl.parse(["--context", "nowhere"])
+    with pytest.raises(CommandError, match="nowhere"):
+        await asyncio.to_thread(kubectl.main, args)
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_by_the_name_of_a_plugin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-npu"])
+    monkeypatch.setattr(kubectl, "run_until_signal", lambda work: asyncio.run(work) or 0)
+    assert await asyncio.to_thread(cli.main, ["-o", "name"]) == 0
+    assert capsys.readouterr().out == "node/n1\nnode/n2\n"
+    assert await asyncio.to_thread(cli.main, ["why", "none"]) == 1
+    assert capsys.readouterr().err.startswith("kubectl npu: error: there is no Pod none")
+    with pytest.raises(SystemExit):
+        cli.main(["cordn"])
+    assert capsys.readouterr().err.startswith("kubectl npu: error: cordn: no such command: did you")
+
+
+async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, paused = [0.1, 3.0], list[float]()
+    clock = iter([0.0, taken[0], 100.0, 100.0 + taken[1]])
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    async def pause(_: asyncio.Event, seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) == len(taken):
+            raise asyncio.CancelledError
+
+    async def text() -> str:
+        return "n1"
+
+    monkeypatch.setattr(screen, "set_within", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await screen.watch(kubectl.parse(["-w"]), text)
+    assert paused == [2.0, pytest.approx(15.0)]
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_why_a_pod_waits() -> None:
+    sentence, *lines = (await shown("why", "waits", "-n", "team", "-o", "wide")).splitlines()
+    assert sentence.startswith("Pod team/waits waits: ")
+    assert [line.split(":")[0] for line in lines if line.startswith("  ")] == [
+        *("  n1", "  n2", "  plain")
+    ]
+    data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
+    assert data["sentence"] == sentence
+    assert data["nodes"][0]["reasons"]
+    assert "2 Nodes (n1, plain): offers no" in await shown("why", "waits", "-n", "team")
+
+
+def said_by(*texts: str) -> why.Verdict:
+    """An answer with a Node for each text; digits are what differs between alike reasons."""
+    kinds = {text: Kind.TAINT if "cordoned" in text else Kind.IN_USE for text in texts}
+    return why.Verdict(
+        "It waits.",
+        tuple(
+            why.NodeVerdict(f"n{at}", (Reason(kinds[text], text),))
+            for at, text in enumerate(texts, 1)
+        ),
+    )
+
+
+def test_nodes_that_say_the_same_share_a_line() -> None:
+    found = said_by("in use", "is cordoned", "in use", "in use", "in use")
+    assert kubectl_why.lines(found).splitlines() == [
+        "It waits.",
+        "  4 Nodes (n1, n3, n4 and 1 more): in use",
+        "  n2: is cordoned",
+    ]
+    assert kubectl_why.lines(found, each=True).count("in use") == 4
+    assert len(kubectl_why.data(found)["nodes"]) == 5
+
+
+def test_many_nodes_that_say_alike_things_share_a_line_too() -> None:
+    texts = [f"in use by p{at}" for at in range(20)]
+    assert len(kubectl_why.lines(said_by(*texts)).splitlines()) == 21
+    assert kubectl_why.lines(said_by("is cordoned", *texts)).splitlines()[1:] == [
+        "  n1: is cordoned",
+        "  20 Nodes (n2, n3, n4 and 17 more), the first: in use by p0",
+    ]
+
+
+async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:
+    ended = pod("ended", "n2", containers=asks("beta.furiosa.ai/npu", 1))
+    ended["status"]["phase"] = "Succeeded"
+    cluster.objects["/api/v1/pods"].append(ended)
+    assert "ended" not in await shown("pods", "-A")
+    assert "team/ended has ended" in await shown("why", "ended", "-n", "team")
+
+
+async def test_why_without_the_pod_or_the_right_to_read(cluster: Cluster) -> None:
+    with pytest.raises(CommandError, match="there is no Pod none in namespace team"):
+        await shown("why", "none", "-n", "team")
+    cluster.forbidden = {f"{_DRA}/resourceslices"}
+    assert "the answer may be wrong" in await shown("why", "waits", "-n", "team")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_yaml_is_a_document_or_several() -> None:
+    [n1, n2] = yaml.safe_load(await shown("-o", "yaml"))
+    assert (n1["node"], n1["free"], n2["node"]) == ("n1", 4, "n2")
+    assert (await shown("-o", "yaml", "-w")).startswith("---\n- node: n1")
+    assert yaml.safe_load(await shown("why", "waits", "-n", "team", "-o", "yaml"))["nodes"]
+
+
+async def test_watching_prints_what_differs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = 0
+
+    async def pause(*_: object) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:  # the first two are alike
+            del cluster.objects["/api/v1/nodes"][0]
+        if rounds == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(screen, "set_within", pause)
+    args = kubectl.parse(["-w", "--no-headers"])
+    args.login = await asyncio.to_thread(kubectl.Login, args)
+    with pytest.raises(asyncio.CancelledError):
+        await kubectl._show(args)
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["n1", "n2", "n2"]
+
+
+HOSTILE = "x\x1b]0;owned\x07\u202e\nroot"
+"""What would change a terminal's title, its direction, and begin a line of its own."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((), ("-o", "name"), ("-o", "json"), ("-o", "yaml"), ("pods", "-A"), ("top", "-A")),
+        *(("pods", "-A", "-o", "wide"), ("pods", "-A", "-o", "name"), ("node", "n2")),
+        *(("why", HOSTILE, "-n", "team"), ("why", "waits", "-n", "team")),
+    ],
+)
+async def test_hostile_words_of_objects_and_pages_reach_no_terminal(
+    cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    hostile = pod(HOSTILE, "n2", containers=asks("beta.furiosa.ai/npu", 1))
+    cluster.objects["/api/v1/pods"].append(hostile)
+    cluster.objects["/api/v1/nodes"][0]["metadata"]["name"] = HOSTILE
+    slices = cluster.objects[f"{_DRA}/resourceslices"]
+    slices[1]["spec"]["nodeName"] = slices[1]["spec"]["pool"]["name"] = HOSTILE
+    card = {**PAGE["cards"][0], "cordoned": HOSTILE, "name": HOSTILE}  # type: ignore[index]
+    card["holders"] = [{"namespace": "team", "pod": HOSTILE, "resource": HOSTILE}]
+    problem = {"severity": HOSTILE, "text": HOSTILE, "remedy": HOSTILE, "command": HOSTILE}
+    cluster.page = {**PAGE, "version": HOSTILE, "cards": [card], "problems": [problem]}
+    text = await shown(*words)
+    assert "owned" in text
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert not [line for line in text.splitlines() if line.startswith("root")]
+
+
+@pytest.mark.parametrize("card", [{}, {"name": "npu0"}, {"name": 0, "core_count": 8}, None])
+async def test_a_page_of_another_version_is_named_and_the_rest_is_shown(
+    cluster: Cluster, card: Any
+) -> None:
+    cluster.page = {"version": "9.9", "cards": [card]}
+    text = await shown("pods", "-A")
+    assert "p0" in text
+    assert "2 pages of agents were not read; of Node n1: the agent's page cannot be used" in text
+    with pytest.raises(CommandError, match=r"on Node n2 cannot be used.*cards\["):
+        await shown("node", "n2")
+
+
+async def test_a_page_with_less_and_with_more_than_is_known(cluster: Cluster) -> None:
+    cluster.page = {"cards": [{"name": "npu0", "core_count": 8, "aura": "good"}], "moods": []}
+    text = await shown("node", "n2")
+    assert "npu0" in text
+    assert "agent ? on Node ?, not ready" in text
+
+
+async def test_without_an_agent(cluster: Cluster) -> None:
+    pods = cluster.objects["/api/v1/pods"]
+    cluster.objects["/api/v1/pods"] = [one for one in pods if not one["metadata"]["labels"]]
+    lines = [line.split() for line in (await shown("--no-headers")).splitlines()]
+    assert [(row[0], row[2], row[-1]) for row in lines] == [("n1", "1", "-"), ("n2", "1", "-")]
+    assert "npu0" in await shown("pods", "-A")
+    with pytest.raises(CommandError, match="no agent runs on Node n2"):
+        await shown("node", "n2")
+
+
+async def test_a_kubeconfig_that_is_missing_or_expired_or_broken(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.expired = True
+    with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*log in again"):
+        await shown()
+    (tmp_path / "broken").write_text("clusters: [")
+    for path, words in (
+        ("none", "no kubeconfig was found.*set KUBECONFIG or --kubeconfig"),
+        ("broken", "broken cannot be used"),
+    ):
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / path))
+        with pytest.raises(CommandError, match=words):
+            await asyncio.to_thread(kubectl.main, kubectl.parse([]))
+    with pytest.raises(CommandError, match="the kubeconfig /none is missing"):
+        await asyncio.to_thread(kubectl.main, kubectl.parse(["--kubeconfig", "/none"]))
+
+
+async def test_an_api_server_that_has_too_much_to_do_for_long(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.busy = 10**6
+    monkeypatch.setattr(fetch, "_PATIENCE", 0.2)
+    with pytest.raises(ApiError, match=r"overloaded for 0\.2 s: try again later"):
+        await shown()
+
+
+async def test_why_for_a_pod_that_asks_for_no_npu(cluster: Cluster) -> None:
+    cluster.objects["/api/v1/pods"] += [pod("plain"), pod("placed", "n1")]
+    for name in ("plain", "placed"):
+        assert "It asks for no NPU and no other device." in await shown("why", name, "-n", "team")
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_card_is_cordoned_and_brought_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/people/commands/test_cordon.py has the rest of these commands."""
+    written: list[str | None] = [None]
+
+    async def change(_: Api, name: str, key: str, by: Callable[[str | None], str | None]) -> None:
+        assert (name, key) == ("n2", ANNOTATION)
+        written.append(by(written[-1]))
+
+    monkeypatch.setattr(kube_node, "change_annotation", change)
+    for words in (
+        ("cordon", "n2", "npu1", "--reason=fan"),
+        ("uncordon", "n2", "npu1"),
+        ("drain", "n2", "npu1", "--dry-run"),
+    ):
+        assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
+    assert written[1:] == ['{"UUID-1": "fan"}', None]
+    assert capsys.readouterr().out.splitlines() == [
+        "npu1 of Node n2 is cordoned",
+        "npu1 of Node n2 is uncordoned",
+        "would evict team/p1",
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_drain_that_is_done_names_the_way_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def done(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(drain, "set_cordon", done)
+    monkeypatch.setattr(drain, "_empty", done)
+    await asyncio.to_thread(kubectl.main, kubectl.parse(["drain", "n2", "npu0"]))
+    assert "then `kubectl npu uncordon n2 npu0`" in capsys.readouterr().out

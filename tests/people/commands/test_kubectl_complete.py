@@ -1,0 +1,82 @@
+"""Completion of `kubectl npu`; tests/e2e/test_kubectl.py has what the real kubectl makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from npu_agent.cli import main as cli
+from tests.people.commands.test_kubectl import Cluster, cluster
+
+__all__ = ["cluster"]
+FILES, NO_FILES = ":0", ":4"
+Typed = Callable[..., Awaitable[tuple[list[str], str]]]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Completes the last of these words: the candidates, and the directive."""
+
+    async def act(*words: str) -> tuple[list[str], str]:
+        monkeypatch.setattr("sys.argv", ["/bin/kubectl_complete-npu"])
+        assert await asyncio.to_thread(cli.main, words) == 0
+        *found, directive = capsys.readouterr().out.splitlines()
+        return [line.partition("\t")[0] for line in found], directive
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("words", "candidates"),
+    [
+        (("co",), ["cordon"]),
+        (("-n", "team", "dr"), ["drain"]),
+        (("pods", "-o", ""), ["table", "wide", "json", "yaml", "name"]),
+        (("-o", "j"), ["json"]),
+        (("drain", "n2", "npu0", "--dr"), ["--dry-run"]),
+        (("cordon", "--reason", ""), []),
+        (("pods", ""), []),
+        (("no-such-command",), []),
+    ],
+)
+async def test_words_that_need_no_cluster(
+    typed: Typed, words: tuple[str, ...], candidates: list[str]
+) -> None:
+    assert await typed(*words) == (candidates, NO_FILES)
+
+
+async def test_every_command_with_its_help(typed: Typed) -> None:
+    found, _ = await typed("")
+    assert found == ["nodes", "pods", "node", "why", "top", "cordon", "uncordon", "drain"]
+
+
+async def test_a_kubeconfig_is_a_file(typed: Typed) -> None:
+    assert await typed("--kubeconfig", "") == ([], FILES)
+
+
+@pytest.mark.parametrize(
+    ("words", "candidates"),
+    [
+        (("node", ""), ["n1", "n2"]),
+        (("drain", "n2", ""), ["npu0", "npu1"]),
+        (("drain", "--reason=fan", "n2", "npu1"), ["npu1"]),
+        (("drain", "n2", "npu0", ""), []),
+        (("why", "-n", "team", "w"), ["waits"]),
+        (("why", "w"), []),  # the namespace of the context has none
+        (("pods", "-n", ""), ["kube-system", "team"]),
+    ],
+)
+async def test_names_of_the_cluster(
+    typed: Typed, cluster: Cluster, words: tuple[str, ...], candidates: list[str]
+) -> None:
+    assert cluster.objects
+    assert await typed(*words) == (candidates, NO_FILES)
+
+
+async def test_what_fails_has_no_candidates(typed: Typed, cluster: Cluster, tmp_path: Path) -> None:
+    cluster.forbidden = {"/api/v1/pods", "proxy"}
+    assert await typed("node", "") == ([], NO_FILES)
+    assert await typed("--kubeconfig", str(tmp_path / "none"), "node", "") == ([], NO_FILES)

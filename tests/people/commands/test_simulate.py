@@ -1,0 +1,122 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npu_agent.cli import main as cli
+from npu_agent.people.simulator import FAULTS, cards
+from npu_agent.people.simulator.tree import STATE_DIR
+from tests.until import wait_until
+
+
+def simulate(*args: str | Path) -> int:
+    return cli.main(["simulate", *map(str, args)])
+
+
+def test_once_makes_a_tree_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    assert simulate(root, "--cards", "warboy=1,rngd=1", "--once") == 0
+    said = capsys.readouterr().out
+    for word in (
+        str(root),
+        "npu0",
+        "FuriosaAI RNGD",
+        f"npu-agent info --host-root {root}",
+        f"npu-agent simulate {root} fault npu0 dead",
+    ):
+        assert word in said
+    assert [card.spec.name for card in cards(root)] == ["npu0", "npu1"]
+    assert cards(root)[0].telemetry.watts == 1.37
+
+
+def test_without_cards_a_tree_keeps_those_it_has(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert simulate(root, "--once") == 0
+    assert [card.spec.family for card in cards(root)] == ["warboy", "warboy"]
+    assert simulate(root, "--cards", "rngd", "--once") == 0
+    assert simulate(root, "fault", "npu0", "swap") == 0
+    swapped = cards(root)
+    assert simulate(root, "--once") == 0
+    assert cards(root) == swapped
+
+
+def test_fault_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "root"
+    simulate(root, "--once")
+    assert simulate(root, "fault", "npu1", "dead") == 0
+    capsys.readouterr()
+    assert cards(root)[1].faults == ("dead",)
+    assert simulate(root, "status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("npu0")
+    assert lines[0].endswith("ok")
+    assert lines[1].endswith("dead")
+
+
+def test_the_faults_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(tmp_path, "fault", "--list") == 0
+    listed = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        simulate("--help")
+    helped = capsys.readouterr().out
+    for fault in FAULTS.values():
+        for text in (listed, helped):
+            assert f"  {fault.name} " in text
+            assert fault.summary in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (["made", "--cards", "wraboy=1", "--once"], 2, "did you mean 'warboy'"),
+        (["made", "fault", "npu0", "daed"], 2, "did you mean 'dead'"),
+        (["made", "fault", "npu00", "dead"], 2, "there are: npu0, npu1"),
+        (["made", "fault", "npu0"], 2, "give a card and a fault"),
+        (["other", "fault", "npu0", "dead"], 1, "is not a simulated tree"),
+        (["other", "status"], 1, "is not a simulated tree"),
+        (["other", "--once"], 1, "is not empty"),
+        (["/", "--once"], 1, "this host itself"),
+    ],
+)
+def test_what_went_wrong_is_said_and_counted(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    code: int,
+    word: str,
+) -> None:
+    simulate(tmp_path / "made", "--once")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/precious").write_text("")
+    capsys.readouterr()
+
+    assert simulate(tmp_path / args[0], *args[1:]) == code
+    said = capsys.readouterr()
+    assert said.err.startswith("npu-agent: error: ")
+    assert word in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_lives_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    root = tmp_path / "root"
+    with subprocess.Popen(
+        [sys.executable, "-m", "npu_agent", "simulate", str(root), "--cards", "warboy=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until((root / STATE_DIR / "state.json").exists)
+        wait_until(lambda: cards(root)[0].telemetry.ticks > 0)
+        assert simulate(root, "fault", "npu0", "dead") == 0
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err == ""
+    assert "Ctrl-C" in out
+    assert out.endswith("stopped; the tree stays as it is\n")
+    assert cards(root)[0].faults == ("dead",)

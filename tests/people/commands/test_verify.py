@@ -1,0 +1,308 @@
+"""A container is given devices, and one thing after the other is wrong with what it got.
+
+What it got is what a real Allocate answers, so that agent and `verify` cannot come to differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import CardState
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.people.commands import verify as room
+from npu_agent.people.doctor.check import Check, State
+from npu_agent.people.simulator.tree import STATE_DIR
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import allocate, devices, state
+from tests.processes import ran
+
+WARBOYS = (state("warboy", 0), state("warboy", 1))
+RNGDS = (state("rngd", 2), state("rngd", 3))
+
+
+@dataclass
+class Container:
+    """What a container sees: a root directory and its environment."""
+
+    root: Path
+    environ: dict[str, str]
+
+    def checks(self, expect: int | None = None, deadline: float = 5.0) -> dict[str, Check]:
+        checking = room.verify(self.root, self.environ, expect=expect, deadline=deadline)
+        found = asyncio.run(checking)
+        assert len(found) == len({check.name for check in found})
+        return {check.name: check for check in found}
+
+    def failures(self, expect: int | None = None) -> dict[str, str]:
+        return {
+            name: f"{check.detail}; {check.remedy}"
+            for name, check in self.checks(expect).items()
+            if check.state is not State.OK
+        }
+
+    def node(self, path: str) -> Path:
+        made = self.root / "dev" / path
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.touch()
+        return made
+
+
+def given(root: Path, *ids: str, cards: tuple[CardState, ...], cores: int | None) -> Container:
+    """A container that Allocate gave these devices."""
+    listed = {device.id: device for device in devices(*cards, cores=cores)}
+    raw = allocate([ids], listed, "r")
+    (granted,) = wire.AllocateResponse().parse(raw).container_responses
+    container = Container(root, dict(granted.envs))
+    # As in a simulated tree, where plain files stand for nodes: not only root can run this.
+    (root / STATE_DIR).mkdir()
+    for each in granted.devices:
+        container.node(each.container_path.removeprefix("/dev/"))
+    return container
+
+
+GRANTS: dict[str, tuple[tuple[str, ...], tuple[CardState, ...], int | None]] = {
+    "a Warboy": (("WARBOY-0",), WARBOYS, None),
+    "two Warboys": (("WARBOY-0", "WARBOY-1"), WARBOYS, None),
+    "a core": (("WARBOY-1_cores_0",), WARBOYS, 1),
+    "both cores": (("WARBOY-0_cores_0", "WARBOY-0_cores_1"), WARBOYS, 1),
+    "cores of two cards": (("WARBOY-0_cores_1", "WARBOY-1_cores_0"), WARBOYS, 1),
+    "an RNGD": (("RNGD-2",), RNGDS, None),
+    "half an RNGD": (("RNGD-2_cores_4-7",), RNGDS, 4),
+    "a quarter of each": (("RNGD-2_cores_2-3", "RNGD-3_cores_0-1"), RNGDS, 2),
+    "a core of an RNGD": (("RNGD-3_cores_5",), RNGDS, 1),
+    "without a fused node": (("W",), (state("warboy", 0, id_="W", missing=("pe0-1",)),), None),
+}
+
+
+@pytest.fixture
+def warboy(tmp_path: Path) -> Container:
+    return given(tmp_path, "WARBOY-0", cards=WARBOYS, cores=None)
+
+
+@pytest.mark.parametrize("name", GRANTS)
+def test_what_allocate_gives_is_good(name: str, tmp_path: Path) -> None:
+    ids, cards, cores = GRANTS[name]
+    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    assert container.failures(expect=len(ids)) == {}
+    if name == "a Warboy":
+        assert [f"{c.name}: {c.detail}" for c in container.checks().values()] == [
+            "environment: NPU_DEVNAME=npu0pe0-1 and FURIOSA_DEVICES=npu:0:0-1",
+            "npu0: FuriosaAI Warboy: 9 device nodes, each one opens for reading and writing",
+            "/dev: nothing of other cards or cores",
+        ]
+
+
+# Without its fused node a Warboy has the names of its two cores, which do without /dev/npu0.
+@pytest.mark.parametrize("name", sorted(GRANTS.keys() - {"without a fused node"}))
+def test_every_node_that_allocate_gives_has_to_be_there(name: str, tmp_path: Path) -> None:
+    ids, cards, cores = GRANTS[name]
+    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    nodes = sorted(path for path in (tmp_path / "dev").rglob("*") if path.is_file())
+    for node in nodes[:: max(1, len(nodes) // 9)]:
+        node.unlink()
+        assert list(container.failures()) == [f"/{node.relative_to(tmp_path)}"]
+        node.touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("a Warboy", "npu1pe0"),
+        ("a Warboy", "npu1_mgmt"),
+        ("a Warboy", "rngd/npu2mgmt"),
+        ("a core", "npu1pe1"),
+        ("a core", "npu1pe0-1"),
+        ("a core", "npu1"),
+        ("half an RNGD", "rngd/npu2pe0"),
+        ("half an RNGD", "rngd/npu2pe0-3"),
+        ("half an RNGD", "rngd/npu3bar0"),
+    ],
+)
+def test_more_than_was_given(name: str, seen: str, tmp_path: Path) -> None:
+    ids, cards, cores = GRANTS[name]
+    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    container.node(seen)
+    failures = container.failures()
+    assert list(failures) == ["/dev"]
+    assert f"sees more devices than it was granted: /dev/{seen}" in failures["/dev"]
+    assert "privileged" in failures["/dev"]
+
+
+def test_other_things_in_dev_are_nobodys(warboy: Container) -> None:
+    for name in ("null", "npu0x", "npuX", "npu", "shm/npu1pe0"):
+        warboy.node(name)
+    assert warboy.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "line", "words"),
+    [
+        ({"NPU_DEVNAME": None}, "NPU_DEVNAME", "is not set: this container has no NPU"),
+        ({"FURIOSA_DEVICES": None}, "FURIOSA_DEVICES", "is not set"),
+        ({"FURIOSA_DEVICES": ""}, "FURIOSA_DEVICES", "is empty"),
+        ({"NPU_DEVNAME": "npu0"}, "NPU_DEVNAME", "'npu0' in 'npu0' has not the form npu0pe0-1"),
+        ({"NPU_DEVNAME": "npu0pe0-1,"}, "NPU_DEVNAME", "has not the form"),
+        ({"FURIOSA_DEVICES": "npu:0:*"}, "FURIOSA_DEVICES", "has not the form npu:0:0-1"),
+        ({"FURIOSA_DEVICES": "npu:1:0-1"}, "environment", "name different cores"),
+        ({"FURIOSA_DEVICES": "npu:0:0"}, "environment", "name different cores"),
+        (
+            {"NPU_DEVNAME": "npu0pe0-1,npu0pe1", "FURIOSA_DEVICES": "npu:0:0-1,npu:0:1"},
+            "environment",
+            "npu0pe0-1 and npu0pe1 overlap",
+        ),
+    ],
+)
+def test_an_environment_that_is_not_right(
+    environ: dict[str, str | None], line: str, words: str, warboy: Container
+) -> None:
+    changed = {**warboy.environ, **environ}
+    warboy.environ = {key: value for key, value in changed.items() if value is not None}
+    failures = warboy.failures()
+    # The other variable, or the cores that are good, still say what should be there.
+    assert set(failures) - {"npu0pe1"} == {line}
+    assert words in failures[line]
+
+
+def test_no_npu_at_all(tmp_path: Path) -> None:
+    container = Container(tmp_path, {})
+    assert set(container.failures(expect=1)) == {"NPU_DEVNAME", "FURIOSA_DEVICES"}
+    container.node("npu0pe0")
+    assert set(container.failures()) == {"NPU_DEVNAME", "FURIOSA_DEVICES", "/dev"}
+
+
+def test_no_node_of_the_card_at_all(warboy: Container) -> None:
+    for path in (warboy.root / "dev").iterdir():
+        path.unlink()
+    failures = warboy.failures()
+    assert list(failures) == ["npu0"]
+    assert "CDI is on in the runtime" in failures["npu0"]
+
+
+def test_cores_that_the_family_does_not_have(warboy: Container) -> None:
+    warboy.environ = {"NPU_DEVNAME": "npu0pe2-3", "FURIOSA_DEVICES": "npu:0:2-3"}
+    assert "FuriosaAI Warboy has no such cores" in warboy.failures()["npu0pe2-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("a Warboy", (1,), (0, 2)),
+        ("both cores", (1, 2), (0, 3)),
+        ("two Warboys", (2,), (1, 3)),
+        ("an RNGD", (1, 2), (3, 8)),  # it has the names of its halves
+    ],
+)
+def test_how_many(name: str, good: tuple[int, ...], bad: tuple[int, ...], tmp_path: Path) -> None:
+    ids, cards, cores = GRANTS[name]
+    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    for count in good:
+        assert container.failures(expect=count) == {}
+    for count in bad:
+        assert f"{count} expected" in container.failures(expect=count)["devices"]
+
+
+# --- opening
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int | None], None]]:
+    """Makes opening a node fail with an errno; None: hang."""
+    really, waits = os.open, threading.Event()
+
+    def breaks(name: str, number: int | None) -> None:
+        def opens(path: Path, flags: int, *rest: int) -> int:
+            if str(path).endswith(f"/dev/{name}"):
+                assert flags & (os.O_RDWR | os.O_NONBLOCK) == os.O_RDWR | os.O_NONBLOCK
+                if number is None:
+                    waits.wait()
+                else:
+                    raise OSError(number, os.strerror(number))
+            return really(path, flags, *rest)
+
+        monkeypatch.setattr(os, "open", opens)
+
+    yield breaks
+    waits.set()
+
+
+@pytest.mark.parametrize(
+    ("number", "detail", "remedy"),
+    [
+        (errno.EBUSY, "in use (EBUSY)", "has it open"),
+        (errno.EPERM, "not permitted (EPERM)", "has not granted this device"),
+        (errno.EACCES, "not for this user (EACCES)", "runAsUser: 0"),
+        (errno.ENXIO, "no device is behind it", "create the Pod again"),
+        (errno.ENODEV, "no device is behind it", "create the Pod again"),
+        (errno.EIO, "Input/output error", "dmesg"),
+    ],
+)
+def test_a_node_that_does_not_open(
+    number: int,
+    detail: str,
+    remedy: str,
+    warboy: Container,
+    opening: Callable[[str, int | None], None],
+) -> None:
+    opening("npu0pe1", number)
+    failures = warboy.failures()
+    assert list(failures) == ["/dev/npu0pe1"]
+    assert detail in failures["/dev/npu0pe1"]
+    assert remedy in failures["/dev/npu0pe1"]
+
+
+def test_a_node_that_hangs_holds_up_no_other_card(
+    tmp_path: Path,
+    opening: Callable[[str, int | None], None],
+) -> None:
+    container = given(tmp_path, "WARBOY-0", "WARBOY-1", cards=WARBOYS, cores=None)
+    opening("npu0", None)
+    checks = container.checks(deadline=0.3)
+    assert "no answer within 0.3 s (8 more of the card" in checks["/dev/npu0"].detail
+    assert checks["npu1"].state is State.OK
+
+
+def test_what_stands_there_has_to_be_a_device(warboy: Container) -> None:
+    """Where no simulator says that plain files stand for nodes."""
+    (warboy.root / STATE_DIR).rmdir()
+    failures = warboy.failures()
+    assert set(failures) == {f"/dev/{node}" for node in FAMILIES["warboy"].nodes(0)}
+    assert "is not a character device" in failures["/dev/npu0"]
+
+
+def test_real_character_devices(warboy: Container) -> None:
+    (warboy.root / STATE_DIR).rmdir()
+    null = os.makedev(1, 3)
+    for node in FAMILIES["warboy"].nodes(0):
+        path = warboy.root / "dev" / node
+        path.unlink()
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, null)
+            path.open("r+b", buffering=0).close()
+        except PermissionError:
+            pytest.skip("character devices cannot be made, or not opened, here")
+    assert warboy.failures() == {}
+
+
+# --- the command
+
+
+def test_the_command(warboy: Container) -> None:
+    code, out, err = ran("verify", "--host-root", warboy.root, **warboy.environ)
+    assert (code, err) == (0, "")
+    assert [line[:13] for line in out.splitlines()] == [
+        "ok     enviro",
+        "ok     npu0: ",
+        "ok     /dev: ",
+    ]
+    code, out, _ = ran("verify", "--host-root", warboy.root, "--expect=2", **warboy.environ)
+    assert code == 1
+    assert "wrong  devices: 1 given, 2 expected; check that the Pod's" in out

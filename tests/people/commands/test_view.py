@@ -1,0 +1,166 @@
+"""The tables for people; what they look like for whole hosts is in tests/inventory/golden."""
+
+from dataclasses import replace
+
+import pytest
+
+from npu_agent.core.hardware import (
+    CardState,
+    CoreReading,
+    Health,
+    HealthState,
+    Reading,
+    Sensor,
+    SensorKind,
+    Snapshot,
+)
+from npu_agent.core.ledger import Assignment
+from npu_agent.core.pool import devices_by_name
+from npu_agent.people.commands import view
+from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import state
+
+CARD = CardState(
+    id="UUID-0",
+    card=FAMILIES["warboy"].card(0, product="warboyB0", pci_bus_id="0000:01:00.0", dev="509:0"),
+    health=Health(state=HealthState.HEALTHY, reason="works", since=0.0),
+    reading=Reading(
+        at=0.0,
+        sensors=(
+            Sensor(SensorKind.TEMPERATURE, "1", 40_000),
+            Sensor(SensorKind.POWER, "1", 1_370_000),
+        ),
+    ),
+)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The rows that were printed, without the padding."""
+    return [
+        " | ".join(cell.strip() for cell in line.strip("|").split("|"))
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ]
+
+
+def test_a_card_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    view.show(view.cards_table(Snapshot((CARD,))))
+    assert rows(capsys) == [
+        "NPU | Name | Temp. | Power | PCI-BDF | PCI-DEV | Cores | Health",
+        "npu0 | FuriosaAI Warboy | 40°C | 1.37 W | 0000:01:00.0 | 509:0 | 2 | healthy",
+    ]
+
+
+def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert CARD.reading
+    cores = tuple(
+        CoreReading(core=core, utilization=30.0 + core, dram_used=2**29, dram_total=2**33)
+        for core in range(2)
+    )
+    sensors = (Sensor(SensorKind.TEMPERATURE, "1", 101_000),)
+    errors = (("axi_post_error", 3), ("device_error", 0))
+    reading = replace(CARD.reading, sensors=sensors, cores=cores, errors=errors)
+    seen = Snapshot((replace(CARD, reading=reading),))
+    view.show(view.cards_table(seen, wide=True))
+    head, row = rows(capsys)
+    assert "Load | Memory | Errors" in head
+    assert "healthy, but is hot: above 90 °C | 30% | 1.0 of 16 GiB | axi_post_error 3 | " in row
+    (found,) = view.cards_as_json(seen)
+    assert found["health"] == "healthy", "the key is a contract"
+    assert found["warnings"] == ["is hot: above 90 °C"]
+    assert (found["load"], found["memory"]) == (30.5, {"used": 2**30, "total": 2**34})
+    assert found["errors"] == {"axi_post_error": 3, "device_error": 0}
+
+
+def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = replace(
+        CARD,
+        card=FAMILIES["rngd"].card(12, product="rngd"),
+        health=Health(state=HealthState.UNKNOWN, reason="the driver does not say", since=0.0),
+        reading=None,
+    )
+    view.show(view.cards_table(Snapshot((bare,))))
+    assert rows(capsys)[1] == (
+        "npu12 | FuriosaAI RNGD | - | - | - | - | 8 | unknown: the driver does not say"
+    )
+    unnamed = replace(bare.card, uuid="", serial="", driver_version="", firmware_version=None)
+    view.show(view.cards_table(Snapshot((replace(bare, card=unnamed),)), wide=True))
+    assert rows(capsys)[1].endswith(" | - | - | - | - | -")
+
+
+def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    first = replace(CARD, card=replace(CARD.card, uuid="UUID-0", pci_bus_id=None))
+    other = replace(CARD, id="UUID-1", card=replace(first.card, index=1, uuid="UUID-1"))
+    held = [
+        Assignment("ai", "b", "main", "beta.furiosa.ai/npu", "UUID-0_cores_1"),
+        Assignment("ai", "a", "main", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
+        Assignment("ai", "a", "side", "beta.furiosa.ai/npu", "UUID-0_cores_0"),
+        Assignment("ai", "x", "main", "other.example/gpu", "GPU-0"),
+        # As the second card is called by claims, but of another device plugin.
+        Assignment("ai", "y", "main", "other.example/gpu", "npu-uuid-1"),
+    ]
+    assert "npu-uuid-1" in devices_by_name((first, other))
+    view.show(view.cards_table(Snapshot((first, other)), held))
+    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
+    view.show(view.cards_table(Snapshot((first, other)), held[-1:]))
+    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "-", "-"]
+
+
+def test_how_a_card_is_cut_and_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    card, whole = state("rngd", 0, id_="R"), state("rngd", 1, id_="S")
+
+    def claim(pod: str, device: str) -> Assignment:
+        return Assignment("ai", pod, "main", "npu.furiosa.ai", device, f"{pod}-npu")
+
+    held = [
+        claim("c", "npu-r-cores-6"),
+        claim("a", "npu-r-cores-4-5"),
+        claim("b", "npu-r-cores-0-3"),
+        claim("d", "npu-s"),
+        claim("gone", "npu-x-cores-0"),
+    ]
+    view.show(view.cards_table(Snapshot((card, whole)), held))
+    assert [row.split(" | ")[-2:] for row in rows(capsys)] == [
+        ["Cut", "Pod"],
+        ["0-3 ai/b, 4-5 ai/a, 6 ai/c", "ai/a, ai/b, ai/c"],
+        ["-", "ai/d"],
+    ]
+    view.show(view.cards_table(Snapshot((card, whole)), [claim("d", "npu-s")]))
+    assert "Cut" not in rows(capsys)[0]
+
+
+def test_what_a_driver_writes_is_shown_and_never_obeyed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = "[red]:smile: [link=x]"
+    odd = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason=reason, since=0.0))
+    view.show(view.cards_table(Snapshot((odd,))), f"not served: {reason}")
+    shown = capsys.readouterr().out
+    assert f"unhealthy: {reason}" in shown
+    assert f"\nnot served: {reason}\n" in shown
+    assert "\x1b" not in shown
+
+
+def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("\x1b[2Ja", "b\x9b1m", "c\nd", "furiosa.ai/\x07rngd", "UUID-0")
+    held = [Assignment(*names), Assignment(*names, "\x1b]0;e")]
+    view.show(view.allocations_table(Snapshot(()), held))
+    shown = capsys.readouterr().out
+    assert "| ?[2Ja     | b?1m |" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_a_narrow_terminal_keeps_who_has_which_card(capsys: pytest.CaptureFixture[str]) -> None:
+    held = [Assignment("default", "train", "main", "furiosa.ai/warboy", "UUID-0" * 6)]
+    view.show(view.allocations_table(Snapshot((CARD,)), held, width=60))
+    assert rows(capsys)[0] == "Namespace | Pod | Container | Card | Cores"
+
+
+def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="x" * 200, since=0.0))
+    view.show(view.cards_table(Snapshot((long,))))
+    assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)

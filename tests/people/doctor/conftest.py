@@ -1,0 +1,37 @@
+"""A good node for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from npu_agent.kube import serviceaccount
+from npu_agent.kube.client import from_kubeconfig
+from npu_agent.kube.credentials import Credentials
+from tests.people.doctor.helpers import NODE_NAME, Node, good_node
+
+
+@pytest_asyncio.fixture
+async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    # Its API server speaks no TLS, and reading the system's authorities takes 0.2 s each time.
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
+    async with good_node(monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """The good node, where the token is that of a Pod."""
+
+    async def load() -> Credentials:
+        found = await asyncio.to_thread(from_kubeconfig, None)
+        assert found
+        return replace(found, node=NODE_NAME)
+
+    monkeypatch.setattr(serviceaccount, "load", load)
+    return node

@@ -1,0 +1,383 @@
+"""A node on which all is well, made of simulated cards and stand-ins, for tests that break it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from npu_agent.config import MetricsConfig, default_config
+from npu_agent.config.resources import resources_of
+from npu_agent.core.offer import advertise
+from npu_agent.inventory.inventory import read_once
+from npu_agent.kubelet.ownership import lock_path
+from npu_agent.kubelet.pods import CHECKPOINT
+from npu_agent.kubelet.rpc import UnixServer
+from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.outputs.labels import compute
+from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.people import simulator
+from npu_agent.people.doctor.check import Check, State
+from npu_agent.people.doctor.context import Context, Timing
+from npu_agent.people.doctor.examine import examine
+from npu_agent.people.simulator.kubelet import StandInKubelet
+from npu_agent.vendors import REGISTRY
+from npu_agent.vendors.furiosa.labels import SETS
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.kube.helpers import kubeconfig, serving
+from tests.outputs.deviceplugin.helpers import short_directory
+
+POD = "npu-agent-7xk2p"
+NODE_NAME = "n1"
+RESOURCE = "beta.furiosa.ai/npu"
+RIGHTS = {
+    *((verb, "nodes") for verb in ("get", "watch", "patch")),
+    *((verb, "events") for verb in ("create", "patch")),
+}
+
+RNGD = {"name": "npu-0", "attributes": {"arch": {"string": "rngd"}, "cores": {"int": 8}}}
+"""A device in a ResourceSlice."""
+GROUPS = {
+    "tokenreviews": "authentication.k8s.io",
+    "subjectaccessreviews": "authorization.k8s.io",
+    "resourceclaims": "resource.k8s.io",
+    "resourceslices": "resource.k8s.io",
+}
+
+
+@dataclass
+class ApiServer:
+    """Answers as an API server with one Node; what it answers may be changed at any time."""
+
+    node: dict[str, Any]
+    rights: set[tuple[str, str]] = field(default_factory=lambda: set(RIGHTS))
+    """Of the core group and of the reviews."""
+    denied: set[tuple[str, str]] = field(default_factory=set)
+    """Of the rights to what DRA has."""
+    asked: list[str] = field(default_factory=list)
+    refusal: int = 0
+    """If set, the HTTP status of every answer."""
+    serves_dra: bool = True
+    slices: dict[str, int] = field(default_factory=lambda: {"00000-npu.furiosa.ai-n1": 2})
+    """By name, how many devices each has."""
+    keeps_taints: bool = True
+    device_class: int = 200
+    """The HTTP status of its answer."""
+    classes: list[dict[str, Any]] | int = field(default_factory=list)
+    """All DeviceClasses, or the HTTP status of the answer."""
+    policy: str | None = "npu-agent-own-slices"
+    """The one that refuses slices of other nodes."""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
+        if self.refusal:
+            return _failure(self.refusal, "no")
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            return self._review(await request.json())
+        if request.path.startswith("/apis/resource.k8s.io/v1"):
+            return await self._dra(request)
+        name = request.path.rpartition("/")[2]
+        as_node = "impersonate-on:associated-node:" * ("Impersonate-User" in request.headers)
+        if (f"{as_node}get", "nodes") not in self.rights:
+            return _failure(403, f'nodes "{name}" is forbidden: User "x" cannot get resource')
+        if name == self.node["metadata"]["name"]:
+            return web.json_response(self.node)
+        return _failure(404, f'"{name}" not found')
+
+    def _review(self, review: dict[str, Any]) -> web.Response:
+        """As RBAC does: a right to Events of one namespace is none to those of another."""
+        asked = review["spec"]["resourceAttributes"]
+        right = (asked["verb"], asked["resource"])
+        assert asked["group"] == GROUPS.get(asked["resource"], "")
+        assert asked.get("namespace", "") == {"events": "default"}.get(asked["resource"], "")
+        of_dra = asked["group"] == "resource.k8s.io"
+        allowed = right not in self.denied if of_dra else right in self.rights
+        return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+
+    async def _dra(self, request: web.Request) -> web.StreamResponse:
+        what = request.path.removeprefix("/apis/resource.k8s.io/v1")
+        if not self.serves_dra:
+            return _failure(404, "the server could not find the requested resource")
+        if not what:
+            return web.json_response({"kind": "APIResourceList"})
+        if what == "/deviceclasses":
+            if isinstance(self.classes, int):
+                return _failure(self.classes, "deviceclasses cannot be listed")
+            return web.json_response({"kind": "DeviceClassList", "items": self.classes})
+        if what.startswith("/deviceclasses/"):
+            if self.device_class == 200:
+                return web.json_response({"kind": "DeviceClass", "metadata": {"name": "c"}})
+            return _failure(self.device_class, 'deviceclasses "npu.furiosa.ai" cannot be read')
+        assert what == "/resourceslices"
+        if request.method == "GET":
+            pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
+            of = {"driver": "npu.furiosa.ai", "pool": pool}
+            items = [
+                {"metadata": {"name": name}, "spec": {**of, "devices": [RNGD] * count}}
+                for name, count in self.slices.items()
+            ]
+            found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
+            return web.json_response({**found, "items": items})
+        assert request.query["dryRun"] == "All"
+        sent = await request.json()
+        if self.policy and sent["spec"]["nodeName"] != NODE_NAME:
+            return _failure(403, f"ValidatingAdmissionPolicy '{self.policy}' denied request: no")
+        if not self.keeps_taints:
+            for device in sent["spec"]["devices"]:
+                del device["taints"]
+        return web.json_response(sent, status=201)
+
+
+def _failure(code: int, message: str) -> web.Response:
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
+    return web.json_response({**body, "code": code}, status=code)
+
+
+@dataclass
+class Port:
+    """What answers at an address of the agent; all but `number` may be changed at any time."""
+
+    status: dict[str, Any] = field(default_factory=dict)
+    """/status.json; its ``unready`` are the reasons of /readyz, too."""
+    healthz: str = "ok\n"
+    number: int = 0
+    runner: web.ServerRunner | None = None
+
+    async def start(self) -> None:
+        self.runner = web.ServerRunner(web.Server(self._answer))
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", self.number)
+        await site.start()
+        self.number = self.runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self.runner:
+            await self.runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.path:
+            case "/healthz":
+                return web.Response(text=self.healthz)
+            case "/status.json" if self.status.get("resources") is not None:
+                return web.json_response(self.status)
+            case "/readyz":
+                return web.json_response({"reasons": self.status.get("unready", [])})
+        return web.Response(status=404)
+
+
+@dataclass
+class Node:
+    """All of it; tests take it apart."""
+
+    root: Path
+    context: Context
+    kubelet: StandInKubelet
+    api: ApiServer
+    probes: Port
+    """At metrics.probes."""
+    pages: Port
+    """At metrics.listen."""
+    registered: dict[str, list[str]]
+    lock: ExitStack
+    """Closed, it releases the agent's lock."""
+    plugins: list[UnixServer] = field(default_factory=list)
+
+    @property
+    def directory(self) -> Path:
+        return self.context.directory
+
+    async def examined(self) -> dict[str, Check]:
+        """The lines by name."""
+        found = {check.name: check for check in await examine(self.context)}
+        assert not [each for each in found.values() if each.detail.startswith("internal error")]
+        return found
+
+    def write_checkpoint(self) -> None:
+        write_checkpoint(self.directory, self.registered)
+
+    async def serve_plugin(self, name: str) -> None:
+        """A device plugin on a socket of this name."""
+        server = UnixServer([_Plugin()], self.directory / name)
+        await server.listen()
+        self.plugins.append(server)
+
+    def reconfigure(self, **values: Any) -> None:
+        self.context = replace(self.context, config=replace(self.context.config, **values))
+
+    def reports(self, **values: Any) -> None:
+        """What the agent reports, at both of its addresses."""
+        self.pages.status.update(values)
+        self.probes.status.update({k: v for k, v in values.items() if k == "unready"})
+
+
+class _Plugin(wire.DevicePluginBase):
+    async def get_device_plugin_options(self, _: wire.Empty) -> wire.DevicePluginOptions:
+        return wire.DevicePluginOptions()
+
+
+def write_checkpoint(directory: Path, registered: dict[str, list[str]]) -> None:
+    """As the kubelet's device manager does."""
+    data = {"PodDeviceEntries": None, "RegisteredDevices": registered}
+    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
+
+
+def unserved(path: Path) -> None:
+    """Leaves a socket behind as a process does that was killed."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@contextmanager
+def locked(directory: Path, host: str = POD) -> Iterator[int]:
+    """Holds the lock as an agent on `host` does."""
+    descriptor = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        who = {"host": host, "pid": 1, "version": "0.1.0", "since": "2026-11-21T00:00:00Z"}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(who).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def good_node(
+    monkeypatch: pytest.MonkeyPatch, cards: str = "warboy=1,rngd=1"
+) -> AsyncIterator[Node]:
+    """The agent's Pod on a node where nothing is wrong."""
+    with short_directory() as base, ExitStack() as lock:
+        root, directory = base / "host", base / "device-plugins"
+        directory.mkdir()
+        simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        snapshot = await read_once([Furiosa(root)])
+        (resource,) = resources_of(default_config(REGISTRY), REGISTRY.core_counts)
+        ids = [device.id for device in advertise(snapshot, resource)]
+        registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
+        write_checkpoint(directory, registered)
+        labels = compute.labels(snapshot, await read_machine(root), [SETS["beta"]])
+        api, probes, pages = ApiServer(_node(labels, len(ids))), Port(), Port()
+        dra = {"driver": "npu.furiosa.ai", "slices": {"dropped": []}}
+        served = {"resource": RESOURCE, "healthy": len(ids)}
+        pages.status = {
+            "unready": [],
+            "cards": [],
+            "problems": [],
+            "resources": [served],
+            "dra": [dra],
+            "labels": {"in_place": True, "error": None, "labels": labels},
+        }
+        kubelet = StandInKubelet(directory, base / "pod-resources")
+        for part in (probes, pages, kubelet):
+            await part.start()
+        lock.enter_context(locked(directory))
+        metrics = MetricsConfig(
+            listen=f"127.0.0.1:{pages.number}", probes=f"127.0.0.1:{probes.number}"
+        )
+        async with serving(api) as server:
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig(base, server.url)))
+            monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+            context = Context(
+                config=replace(
+                    default_config(REGISTRY), plugin_dir=str(directory), metrics=metrics
+                ),
+                host_root=root,
+                vendors=(Furiosa(root),),
+                node_name=NODE_NAME,
+                in_pod=True,
+                uid=0,
+                hostname=POD,
+                agent_config=base / "config.yaml",
+                timing=Timing(request=20.0),  # of a busy machine,
+            )
+            node = Node(root, context, kubelet, api, probes, pages, registered, lock)
+            try:
+                await node.serve_plugin("furiosa-npu-0123abcd.sock")
+                await node.serve_plugin("nvidia-gpu.sock")
+                yield node
+            finally:
+                for plugin in node.plugins:
+                    await plugin.shutdown()
+                for part in (kubelet, probes, pages):
+                    await part.stop()
+
+
+def _node(labels: dict[str, str], allocatable: int) -> dict[str, Any]:
+    return {
+        "kind": "Node",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": NODE_NAME,
+            "uid": "7b0c",
+            "resourceVersion": "42",
+            "labels": {"kubernetes.io/hostname": NODE_NAME, **labels},
+            "managedFields": [_owned("npu-agent", list(labels))],
+        },
+        "spec": {},
+        "status": {
+            "allocatable": {"cpu": "8", RESOURCE: str(allocatable)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.3"},
+        },
+    }
+
+
+def _owned(manager: str, keys: list[str]) -> dict[str, Any]:
+    return {
+        "manager": manager,
+        "operation": "Apply",
+        "apiVersion": "v1",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in keys}}},
+    }
+
+
+def own(node: Node, manager: str) -> None:
+    """Makes `manager` the owner of all our labels."""
+    keys = [key for key in node.api.node["metadata"]["labels"] if "furiosa" in key]
+    node.api.node["metadata"]["managedFields"] = [_owned(manager, keys)]
+
+
+@dataclass(frozen=True)
+class Break:
+    """Something that is wrong with a node."""
+
+    do: Callable[[Node], object]
+    """What it returns is awaited, if it can be."""
+    lines: str | dict[str, State]
+    """The lines that change, the broken one first; or the one that is wrong."""
+    detail: str = ""
+    """Words of the first one."""
+    remedy: str = ""
+    gone: tuple[str, ...] = ()
+    """Lines that are there no more."""
+
+
+async def check_break(node: Node, broken: Break) -> None:
+    """Exactly these lines have to turn; every other one stays as it was, word for word."""
+    before = await node.examined()
+    doing = broken.do(node)
+    if isinstance(doing, Awaitable):
+        await doing
+    after = await node.examined()
+    lines = {broken.lines: State.WRONG} if isinstance(broken.lines, str) else broken.lines
+    assert {key: after[key].state for key in after if after[key] != before.get(key)} == lines
+    assert before.keys() - after.keys() == set(broken.gone)
+    line = after[next(iter(lines))]
+    assert broken.detail in line.detail
+    assert broken.remedy in line.remedy
+    assert line.remedy or line.state is not State.WRONG
+    # It is what to fix, and there is something to type for it.
+    assert line.follows == ""
+    assert bool(line.command) or line.state is not State.WRONG
+    assert {after[key].follows for key in lines} <= {"", *lines}

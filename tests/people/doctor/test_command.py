@@ -1,0 +1,165 @@
+"""`npu-agent doctor`, run as a user runs it: beside a real agent, with its real options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from npu_agent.config import default_config
+from npu_agent.people import simulator
+from npu_agent.people.doctor.context import Context
+from npu_agent.people.doctor.examine import no_node
+from npu_agent.people.simulator.kubelet import StandInKubelet
+from npu_agent.vendors import REGISTRY
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.outputs.deviceplugin.helpers import short_directory
+from tests.people.doctor.helpers import RESOURCE, write_checkpoint
+from tests.processes import DEADLINE, Process, ran, started
+
+Lines = dict[str, dict[str, str]]
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    with short_directory() as base:
+        (base / "device-plugins").mkdir()
+        simulator.make(base / "host", simulator.parse_cards("warboy=2"), plain_nodes=True)
+        yield base
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def config_file(base: Path, *more: str) -> Path:
+    file = base / "config.yaml"
+    lines = (
+        f"pluginDir: {base}/device-plugins",
+        f"metrics: {{listen: '127.0.0.1:{free_port()}'}}",
+        "labels: {output: none}",
+        "events: false",
+        "cordon: false",
+        *more,
+    )
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def examined(base: Path, file: Path, *more: str) -> tuple[int, Lines, str]:
+    code, out, err = ran(
+        "doctor", "--format=json", f"--config-file={file}", f"--host-root={base}/host", *more
+    )
+    return code, {line["name"]: line for line in json.loads(out)}, err
+
+
+async def test_beside_a_running_agent(base: Path) -> None:
+    """What is looked for is what a real agent leaves, writes and answers."""
+    file = config_file(base)
+    kubelet = StandInKubelet(base / "device-plugins", base / "pod-resources")
+    await kubelet.start()
+    try:
+        with started("run", f"--config-file={file}", f"--host-root={base}/host") as agent:
+            two = await kubelet.until(RESOURCE, lambda plugin: len(plugin.devices) == 2, DEADLINE)
+            write_checkpoint(base / "device-plugins", {RESOURCE: list(two.healthy())})
+            await asyncio.to_thread(served, agent)
+            code, lines, err = await asyncio.to_thread(examined, base, file)
+        assert err == ""
+        states = {name: line["state"] for name, line in lines.items()}
+        unused = ["rights", "driver rngd", "cgroups", "CDI directory", "NFD directory"]
+        unused += ["NODE_NAME", "API server", "Node", "labels", "DRA"]
+        assert sorted(name for name, state in states.items() if state == "n/a") == sorted(unused)
+        assert [one for one in lines.values() if one["state"] not in ("ok", "n/a")] == []
+        assert states.keys() > {"config", "card npu1", f"resource {RESOURCE}", "readiness"}
+        assert code == 0
+        assert f"pid {agent.pid}, since" in lines["serving agent"]["detail"]
+        assert "an npu-agent answers" in lines["metrics.listen"]["detail"]
+    finally:
+        await kubelet.stop()
+
+
+def served(agent: Process) -> None:
+    agent.said("serving metrics and status")
+
+
+def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
+    file = config_file(base, "intervall: 5")
+    code, lines, err = examined(base, file)
+    assert (code, err) == (1, "")
+    assert f"{file}:6: intervall" in lines["config"]["detail"]
+    assert str(base) in lines["plugin directory"]["detail"]
+
+
+def test_the_table(base: Path) -> None:
+    file = config_file(base)
+    code, out, err = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert lines[0] == "1 thing to fix, in this order:"
+    assert lines[2].startswith("1.  kubelet.sock: ")
+    assert lines[4].strip() == "$ systemctl status kubelet"
+    assert any(re.match(r"wrong +kubelet.sock .* \(see 1.\)$", line) for line in lines)
+    assert f"resource {RESOURCE} " not in out  # folded: without a kubelet nobody serves it
+    assert lines[-2].endswith(", 2 wrong")
+    assert re.match(r"Not shown: lines that follow from others \(\d\), lines that do", lines[-1])
+    _, out, _ = ran("doctor", "--all", f"--config-file={file}", f"--host-root={base}/host")
+    assert re.search(rf"note +resource {RESOURCE} .*\(follows from: kubelet.sock\)\n", out)
+    assert "Not shown" not in out
+
+
+@pytest.fixture
+def laptop() -> Iterator[Path]:
+    """The root of a host without NPUs and without a kubelet; short, as sockets need it."""
+    with short_directory() as root:
+        for directory in ("sys/class", "sys/fs/cgroup", "dev"):
+            (root / directory).mkdir(parents=True)
+        yield root
+
+
+def test_a_host_that_is_no_node_is_one_line(laptop: Path) -> None:
+    options = (f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
+    code, out, err = ran("doctor", *options)
+    assert (code, err) == (1, "")
+    (line,) = out.splitlines()
+    assert line.startswith(
+        "this host is not an NPU node: no NPU, no driver for one, and no kubelet"
+    )
+    assert "`npu-agent demo`" in line
+    # Everything is there for whoever wants it, and for programs.
+    code, out, _ = ran("doctor", "--all", *options)
+    assert (code, out.splitlines()[0]) == (1, "1 thing to fix, in this order:")
+    code, out, _ = ran("doctor", "-o", "yaml", *options)
+    assert code == 1
+    assert {"plugin directory", "cards"} < {line["name"] for line in yaml.safe_load(out)}
+
+
+@pytest.mark.parametrize(
+    "sign", ["device-plugins/", "sys/class/npu_mgmt/", "sys/bus/pci/devices/0000:01:00.0/vendor"]
+)
+async def test_a_host_with_any_sign_of_a_node_is_one(laptop: Path, sign: str) -> None:
+    config = replace(default_config(REGISTRY), plugin_dir=f"{laptop}/device-plugins")
+    context = replace(Context.here(config, laptop, [Furiosa(laptop)]), in_pod=False)
+    assert await no_node(context)
+    directory, _, file = sign.rpartition("/")
+    (laptop / directory).mkdir(parents=True)
+    if file:
+        (laptop / sign).write_text("0x1ed2\n")
+    assert not await no_node(context)
+
+
+def test_a_bad_file_is_said_on_any_host(laptop: Path) -> None:
+    file = laptop / "config.yaml"
+    file.write_text(f"pluginDir: {laptop}/none\nintervall: 5\n")
+    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
+    assert f"{file}:2: intervall: unknown key" in out
+    assert f"$ npu-agent config check {file}" in out

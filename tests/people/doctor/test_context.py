@@ -1,0 +1,154 @@
+"""The configuration that the doctor goes by, also when the file is bad."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from npu_agent import config
+from npu_agent.config import Config, ConfigError, default_config
+from npu_agent.people.doctor import context as where
+from npu_agent.people.doctor.check import Check, State
+from npu_agent.people.doctor.context import Context, config_not_given, configuration
+from npu_agent.vendors import REGISTRY
+
+
+def parsed(*arguments: str | Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    config.add_options(parser, REGISTRY)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def given(*arguments: str | Path) -> tuple[Config, Check]:
+    return configuration(parsed(*arguments), REGISTRY)
+
+
+def line(detail: str) -> Check:
+    return Check("config", State.OK, detail, section="Configuration and this process")
+
+
+def test_a_file_or_options_and_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("socketName: x\n")
+    for options, words in (
+        (("--config-file", file), f"{file} is good"),
+        (
+            ("--socket-name=x", "--interval=5"),
+            "no file; --interval, --socket-name and the defaults",
+        ),
+    ):
+        found, check = given(*options)
+        assert found.socket_name == "x"
+        assert check == line(words)
+    assert given() == (default_config(REGISTRY), line("no file; the defaults"))
+
+
+def test_of_a_bad_file_what_is_good_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "socketName: x\n"
+        "defautPe: Single\n"
+        "interval: soon\n"
+        "metrics: {listen: ':9200', shema: '0.8'}\n"
+        "resources:\n"
+        "  - {name: a.example/b, family: warboy, coresPerDevice: 5}\n"
+    )
+    found, check = given("--config-file", file)
+    assert (found.socket_name, found.metrics.listen) == ("x", ":9200")
+    assert (found.default_pe, found.interval) == ("Fusion", 10.0)
+    assert check.state is State.WRONG
+    assert f"{file}:2: defautPe: unknown key: did you mean defaultPe?" in check.detail
+    assert f"{file}:3: interval: must be" in check.detail
+    assert f"{file}:4: metrics.shema" in check.detail
+    assert "what is good in it" in check.remedy
+    assert check.command == f"npu-agent config check {file}"
+
+
+@pytest.mark.parametrize("content", [b"a: [", None])
+def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "config.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    found, check = given("--config-file", file)
+    assert found == default_config(REGISTRY)
+    assert check.state is State.WRONG
+    assert str(file) in check.detail
+    assert "the defaults" in check.remedy
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--interval", "soon"), ("--config-file", "/missing", "--interval", "5")]
+)
+def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        given(*wrong)
+
+
+POD = Context(
+    config=default_config(REGISTRY),
+    host_root=Path("/host"),
+    vendors=(),
+    node_name="n1",
+    in_pod=True,
+    uid=0,
+    hostname="h",
+)
+
+
+def test_a_file_of_the_pod_that_was_not_given(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    context = replace(POD, agent_config=file, host_root=Path("/"))
+    _, check = given()
+    assert config_not_given(parsed(), context, check) == check
+    file.write_text("interval: 5\n")
+    note = config_not_given(parsed(), context, check)
+    assert note.state is State.NOTE
+    assert note.command == (
+        f"kubectl -n kube-system exec h -- npu-agent doctor --config-file={file} --host-root=/"
+    )
+    _, named = given("--config-file", file)
+    assert config_not_given(parsed("--config-file", file), context, named) == named
+
+
+def test_commands_are_for_how_the_agent_was_installed() -> None:
+    """No command takes the defaults of k8s/ over image and config of an installation."""
+    pod = replace(POD, namespace="npu-system")
+    assert pod.restore_rights() == "kubectl apply -l npu-agent/rights -k OVERLAY"
+    assert pod.apply_again() == "kubectl apply -k OVERLAY"
+    assert "OVERLAY: the directory" in pod.overlay_is
+    assert pod.command("labels apply", *pod.options) == (
+        "kubectl -n npu-system exec h -- npu-agent labels apply "
+        "--config-file=/etc/npu-agent/config.yaml --host-root=/host"
+    )
+    assert pod.agent_log.startswith("kubectl -n npu-system logs ")
+    assert pod.on_the_host(Path("/host/var/run/cdi")) == Path("/var/run/cdi")
+    assert pod.on_the_host(Path("/var/lib/kubelet")) == Path("/var/lib/kubelet")
+    helm = replace(pod, helm_release="mine")
+    assert helm.restore_rights() == (
+        "helm get manifest mine --namespace npu-system | kubectl apply --server-side "
+        "--force-conflicts --field-manager=helm -l npu-agent/rights -f -"
+    )
+    assert helm.apply_again() == (
+        "helm upgrade mine k8s/chart --namespace npu-system --reset-then-reuse-values "
+        "--force-conflicts"
+    )
+    assert helm.overlay_is == ""
+    host = replace(pod, in_pod=False)
+    assert host.command("labels apply", *host.options) == "npu-agent labels apply"
+    assert host.on_the_host(Path("/host/dev")) == Path("/host/dev")
+
+
+def test_a_pod_knows_its_namespace_and_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, "DIRECTORY", tmp_path)
+    monkeypatch.delenv("HELM_RELEASE", raising=False)
+    here = Context.here(default_config(REGISTRY), Path("/"), ())
+    assert (here.namespace, here.helm_release) == ("kube-system", "")
+    (tmp_path / "namespace").write_text("npu-system")
+    monkeypatch.setenv("HELM_RELEASE", "mine")
+    here = Context.here(default_config(REGISTRY), Path("/"), ())
+    assert (here.namespace, here.helm_release) == ("npu-system", "mine")

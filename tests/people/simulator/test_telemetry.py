@@ -1,0 +1,91 @@
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_agent.people.simulator import CardTelemetry, advance, fresh
+from npu_agent.people.simulator.cards import families
+from npu_agent.people.simulator.telemetry import Workload, with_workload
+
+each_family = pytest.mark.parametrize("family", families())
+
+
+def after(state: CardTelemetry, seconds: int, seed: int = 1) -> CardTelemetry:
+    rng = Random(seed)
+    for _ in range(seconds):
+        state = advance(state, 1.0, rng)
+    return state
+
+
+@each_family
+def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
+    family: str,
+) -> None:
+    idle = after(with_workload(fresh(family), "idle"), 300)
+    busy = after(with_workload(fresh(family), "busy"), 300)
+    traits = families()[family]
+
+    assert idle.mean_load == 0.0
+    assert busy.mean_load > 0.7
+    assert max(idle.temperature) == pytest.approx(40, abs=1)
+    assert 63 < max(busy.temperature) < 75
+    assert idle.watts == traits.idle_watts
+    assert 0.7 * traits.busy_watts < busy.watts <= traits.busy_watts
+    assert busy.amperes > idle.amperes
+    assert 0 <= idle.volts - busy.volts < 0.1
+    assert busy.cycles == idle.cycles
+    assert idle.task_cycles == (0,) * traits.cores
+    for task, cycles in zip(busy.task_cycles, busy.cycles, strict=True):
+        elapsed = cycles - fresh(family).cycles[0]
+        assert elapsed == 300 * traits.clock_mhz * 1_000_000
+        assert 0.7 * elapsed < task <= elapsed
+
+
+@each_family
+def test_single_is_load_on_the_first_core_alone(family: str) -> None:
+    state = with_workload(fresh(family), "single")
+    later = after(state, 60)
+    others = families()[family].cores - 1
+    for moment in (state, later):
+        assert moment.load[0] > 0.7
+        assert moment.load[1:] == (0.0,) * others
+    assert later.task_cycles[0] > 0
+    assert later.task_cycles[1:] == (0,) * others
+    assert max(later.temperature) == later.temperature[0]
+
+
+@each_family
+def test_auto_alternates_between_idle_and_busy(family: str) -> None:
+    rng, state, targets = Random(7), fresh(family), set()
+    for _ in range(600):
+        state = advance(state, 1.0, rng)
+        targets.add(state.target > 0)
+
+    assert targets == {True, False}
+    assert state.errors == 0
+
+
+@settings(deadline=None)
+@given(
+    family=st.sampled_from(sorted(families())),
+    workload=st.sampled_from(("auto", "busy", "single", "idle")),
+    steps=st.lists(st.floats(0, 3600), min_size=1, max_size=30),
+    seed=st.integers(),
+)
+def test_readings_stay_within_bounds_and_counters_never_go_back(
+    family: str, workload: Workload, steps: list[float], seed: int
+) -> None:
+    rng, state = Random(seed), with_workload(fresh(family), workload)
+    for dt in steps:
+        before, state = state, advance(state, dt, rng)
+        assert all(0.0 <= load <= 1.0 for load in state.load)
+        assert all(39.9 <= celsius <= 70.1 for celsius in state.temperature)
+        traits = families()[family]
+        assert traits.idle_watts <= state.watts <= traits.busy_watts
+        assert state.uptime == before.uptime + dt
+        assert state.errors == before.errors
+        for core in range(traits.cores):
+            passed = state.cycles[core] - before.cycles[core]
+            worked = state.task_cycles[core] - before.task_cycles[core]
+            assert 0 <= worked <= passed

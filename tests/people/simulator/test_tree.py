@@ -1,0 +1,300 @@
+import asyncio
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from npu_agent.people.simulator import (
+    Simulation,
+    SimulatorError,
+    apply_fault,
+    cards,
+    make,
+    parse_cards,
+    tick,
+)
+from npu_agent.people.simulator.furiosa.driver import core, liveness, management, nodes
+from npu_agent.people.simulator.tree import STATE_DIR
+from tests.golden import golden
+from tests.until import wait_until
+
+from .helpers import listing
+
+GOLDEN = Path(__file__).parent / "golden"
+PAIR = parse_cards("warboy=1,rngd=1")
+
+
+def made(path: Path, text: str = "warboy=1,rngd=1") -> Path:
+    make(path, parse_cards(text), plain_nodes=True)
+    return path
+
+
+def test_a_fresh_tree_is_the_golden_one(tmp_path: Path) -> None:
+    found = listing(made(tmp_path / "root"))
+    assert found == golden(GOLDEN / "warboy=1,rngd=1.txt", found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make device nodes")
+def test_nodes_are_character_devices_for_root(tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "probe", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("not even root may make device nodes here")
+    make(tmp_path / "root", PAIR)
+    for spec in PAIR:
+        for path in nodes(spec):
+            found = (tmp_path / "root" / path).stat()
+            assert stat.S_ISCHR(found.st_mode)
+            assert found.st_rdev == os.makedev(1, 3)
+            assert stat.S_IMODE(found.st_mode) == 0o666
+
+
+def test_nodes_are_plain_files_where_devices_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mknod", refused)
+    make(tmp_path / "root", PAIR)
+    for spec in PAIR:
+        for path in nodes(spec):
+            found = (tmp_path / "root" / path).stat()
+            assert stat.S_ISREG(found.st_mode)
+            assert stat.S_IMODE(found.st_mode) == 0o666
+
+
+def test_a_strict_umask_does_not_lock_the_agent_out(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        root = made(tmp_path / "root")
+    finally:
+        os.umask(before)
+    for path in (root, *root.rglob("*")):
+        if path.is_dir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert stat.S_IMODE((root / liveness(PAIR[0])).stat().st_mode) == 0o444
+
+
+def test_making_it_again_changes_nothing_and_mends_what_differs(tmp_path: Path) -> None:
+    root = made(tmp_path / "root")
+    before = listing(root)
+    inode = (root / liveness(PAIR[0])).stat().st_ino
+    made(root)
+    assert listing(root) == before
+    assert (root / liveness(PAIR[0])).stat().st_ino == inode  # not even written
+
+    (root / "dev/npu0pe0").unlink()
+    (root / liveness(PAIR[0])).unlink()
+    (root / "sys/class/npu_mgmt/npu0_mgmt").unlink()
+    made(root)
+    assert listing(root) == before
+
+
+def test_cards_are_added_and_taken_while_the_others_keep_their_state(tmp_path: Path) -> None:
+    root = made(tmp_path / "root", "warboy=1")
+    apply_fault(root, "npu0", "dead")
+    tick(root)
+    telemetry = cards(root)[0].telemetry
+    made(root, "warboy=2,rngd=1")
+    assert [found.spec.name for found in cards(root)] == ["npu0", "npu1", "npu2"]
+    assert cards(root)[0].telemetry == telemetry
+    assert cards(root)[0].faults == ("dead",)
+
+    make(root, [found.spec for found in cards(root)[1:]], plain_nodes=True)
+    assert [found.spec.name for found in cards(root)] == ["npu1", "npu2"]
+    assert "npu0" not in listing(root)
+    made(root, "warboy=0")
+    assert not [line for line in listing(root).splitlines() if "npu1" in line or "npu2" in line]
+
+
+# Which ROOT is accepted.
+
+
+def test_the_hosts_own_root_is_refused_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it would have written to this host")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    (tmp_path / "link").symlink_to("/")
+    for root in (Path("/"), Path("/sys/.."), tmp_path / "link"):
+        with pytest.raises(SimulatorError, match="this host itself"):
+            make(root, PAIR)
+    assert not Path("/", STATE_DIR).exists()
+
+
+@pytest.mark.parametrize("name", ["file", "sys/class", "dev/null", "etc/hosts"])
+def test_a_directory_with_other_things_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("precious")
+    before = listing(tmp_path)
+    with pytest.raises(SimulatorError, match="not empty"):
+        make(tmp_path, PAIR)
+    assert listing(tmp_path) == before
+    assert not (tmp_path / STATE_DIR).exists()
+
+
+def test_a_link_as_dev_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/dev").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SimulatorError, match="not empty"):
+        make(tmp_path / "root", PAIR)
+
+    (tmp_path / "root/dev").unlink()
+    made(tmp_path / "root", "warboy=0")
+    (tmp_path / "root/dev").rmdir()
+    (tmp_path / "root/dev").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SimulatorError, match="symbolic link"):
+        made(tmp_path / "root")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's container has the host's cgroups and CDI specs in the tree."""
+    mounts = (tmp_path / "sys/fs/cgroup", tmp_path / "var/run/cdi")
+    for path in mounts:
+        path.mkdir(parents=True)
+        (path / "precious").write_text("")
+    with pytest.raises(SimulatorError, match="not empty"):
+        make(tmp_path, PAIR)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path in mounts)
+    make(tmp_path, PAIR)
+    make(tmp_path, ())
+    assert all((path / "precious").exists() for path in mounts)
+
+
+@pytest.mark.parametrize(("says", "name"), [("is_mount", "dev"), ("is_char_device", "null")])
+def test_what_is_in_a_dev_that_is_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, name: str
+) -> None:
+    monkeypatch.setattr(Path, says, lambda path: path.name == name)
+    dev = tmp_path / "root/dev"
+    (dev / "shm").mkdir(parents=True)
+    (dev / "null").write_text("")
+    root = made(tmp_path / "root")
+    assert (dev / "npu0").exists()
+    make(root, ())
+    assert sorted(path.name for path in dev.iterdir()) == ["null", "shm"]
+
+
+def test_a_node_of_somebody_else_is_never_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "dev")
+    (tmp_path / "root/dev").mkdir(parents=True)
+    (tmp_path / "root/dev/npu0").write_text("a real one")
+    with pytest.raises(SimulatorError, match="did not make it"):
+        made(tmp_path / "root")
+    assert not (tmp_path / "root/sys").exists()
+    assert (tmp_path / "root/dev/npu0").read_text() == "a real one"
+
+    (tmp_path / "root/dev/npu0").unlink()
+    made(tmp_path / "root")  # a first attempt that failed is no obstacle
+
+
+def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        for change in (
+            lambda root: apply_fault(root, "npu0", "dead"),
+            tick,
+            cards,
+        ):
+            with pytest.raises(SimulatorError, match="is not a simulated tree"):
+                change(root)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# What a reader sees.
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    root = made(tmp_path / "root")
+    apply_fault(root, "npu0", "busy")
+    shapes = {
+        root / management(PAIR[0]) / "atr_error": ("AXI Post Error: ", 9),
+        root / management(PAIR[0]) / "heartbeat": ("", 1),
+        root / core(PAIR[0], "0-1") / "perf_regs": ("ProgramCounter: ", 8),
+        root / "sys/class/rngd_mgmt/rngd!npu1mgmt/pe_occupancy": ("", 8),
+    }
+    names = {path.name for path in (root / management(PAIR[0])).iterdir()}
+    stop, started, seen = threading.Event(), threading.Event(), list[str]()
+
+    def read() -> None:
+        while not stop.is_set():
+            for path, (start, lines) in shapes.items():
+                text = path.read_text()
+                if not (text.startswith(start) and text.count("\n") == lines and text[-1] == "\n"):
+                    seen.append(f"{path}: {text!r}")
+            found = {path.name for path in (root / management(PAIR[0])).iterdir()}
+            seen.extend(found - names)
+            started.set()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert started.wait(20)
+    for _ in range(40):
+        tick(root)
+    stop.set()
+    reader.join(20)
+    assert seen == []
+
+
+def test_only_what_changed_is_written(tmp_path: Path) -> None:
+    root = made(tmp_path / "root", "warboy=1")
+    apply_fault(root, "npu0", "idle")
+    inodes = {path: path.stat().st_ino for path in (root / "sys").rglob("*") if path.is_file()}
+    tick(root)
+    written = {path.name for path, inode in inodes.items() if path.stat().st_ino != inode}
+    assert written == {"heartbeat"}
+
+
+# Keeping it alive.
+
+
+async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> None:
+    root = made(tmp_path / "root")
+
+    def ticks() -> int:
+        return cards(root)[0].telemetry.ticks
+
+    async def some_ticks() -> None:
+        goal = ticks() + 3
+        await asyncio.to_thread(wait_until, lambda: ticks() >= goal)
+
+    running = asyncio.create_task(Simulation(root, interval=0.001).run())
+    await some_ticks()
+
+    apply_fault(root, "npu0", "dead")
+    assert (root / liveness(PAIR[0])).read_text() == "0\n"
+    await some_ticks()
+    assert (root / liveness(PAIR[0])).read_text() == "0\n"
+    apply_fault(root, "npu1", "gone")
+    await some_ticks()
+    assert not (root / liveness(PAIR[1])).exists()
+
+    apply_fault(root, "npu0", "ok")
+    apply_fault(root, "npu1", "back")
+    await some_ticks()
+    assert (root / liveness(PAIR[0])).read_text() == "1\n"
+    assert (root / liveness(PAIR[1])).read_text() == "1\n"
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "cards": [{}]}'])
+def test_a_state_of_another_version_is_refused_with_words(tmp_path: Path, text: str) -> None:
+    root = made(tmp_path / "root")
+    (root / STATE_DIR / "state.json").write_text(text)
+    with pytest.raises(SimulatorError, match="cannot be understood"):
+        tick(root)
