@@ -41,6 +41,7 @@ $(RUN)/ready: requirements/run.txt | python
 	@$(PYTHON) -m venv --clear $(RUN)
 	@$(RUN)/bin/python -m pip install --disable-pip-version-check --no-compile --require-hashes \
 		-r requirements/run.txt
+	@$(RUN)/bin/python docs/runbook.py
 	@printf '#!%s\nimport sys\n\nsys.path.insert(0, "%s")\nfrom npu_agent.cli.main import main\n\nsys.exit(main())\n' \
 		'$(CURDIR)/$(RUN)/bin/python' '$(CURDIR)' > $(RUN)/bin/npu-agent
 	@chmod +x $(RUN)/bin/npu-agent

@@ -4,8 +4,7 @@ From the code, each between two marks: the reference of the configuration's keys
 configuration.md, in hardware.md the files that are read by a guess, and in alerts.md what to do
 about an unhealthy card.
 From the chart's values.yaml, the tables of its README (docs/chart.py).
-From docs/, the runbook that the agent serves (docs/runbook.py). In translated pages, the line that
-says that the English page is newer (docs/translations.py).
+In translated pages, the line that says that the English page is newer (docs/translations.py).
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
 """
 
@@ -21,7 +20,6 @@ from pathlib import Path
 import chart
 import translations
 from parts import cell, current
-from runbook import FILES, runbook
 
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
@@ -143,10 +141,6 @@ def main() -> int:
         *(
             (page, "its English page says", partial(translations.current, page))
             for page in translations.pages()
-        ),
-        *(
-            (file, "its pages in docs/ say", partial(runbook, language))
-            for language, file in FILES.items()
         ),
     ):
         fresh = make()

@@ -1,7 +1,10 @@
 """The runbook that the agent serves beside its status page, made of two pages of docs/.
 
-Whoever reads the status page through a port-forward, in a cluster without the internet or with an
-older agent, gets the steps for the very agent that is asked.
+A person who reads the status page through a port-forward, in a cluster without the internet or with
+an older agent, gets the steps for the very agent that is asked.
+
+`python docs/runbook.py` writes it; the repository does not keep it. packaging/hatch.py does so for
+every wheel and editable install.
 """
 
 from __future__ import annotations
@@ -47,6 +50,14 @@ def runbook(language: str) -> str:
     )
 
 
+def write() -> None:
+    """Writes the runbook in every language to where the page reads it."""
+    for language, file in FILES.items():
+        made = file.with_suffix(".new")
+        made.write_text(runbook(language))
+        made.replace(file)  # whole at every moment: several test runs may share a checkout
+
+
 def _anchor(heading: Token) -> str:
     """As GitHub has it, so that links of docs/ are right here too."""
     text = heading.content.replace("`", "")
@@ -81,3 +92,7 @@ def _turn_links(tokens: list[Token], anchors: set[str], names: dict[str, str]) -
                 child.tag = "a" if open_ else "em"
             elif child.type == "link_close":
                 child.tag = "a" if open_ else "em"
+
+
+if __name__ == "__main__":
+    write()

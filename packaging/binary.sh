@@ -15,6 +15,7 @@ export PYINSTALLER_CONFIG_DIR="$work" PYTHONHASHSEED=0
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
 REVISION=${REVISION:-$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)}
 export REVISION
+"$python" docs/runbook.py
 "$python" -m PyInstaller --noconfirm --log-level WARN --distpath "$dist" --workpath "$work" \
     packaging/npu-agent.spec
 "$python" packaging/sbom.py --locked "${LOCKED:-requirements/run.txt}" --name npu-agent-binary \

@@ -1,11 +1,13 @@
-"""A build hook: writes the commit into wheel and source archive, for `npu-agent version`.
+"""A build hook: the commit for `npu-agent version`, and the runbook that the agent serves.
 
-It is $REVISION, else what git says of the checkout, else what the source archive has.
+The commit is $REVISION, else what git says of the checkout, else what the source archive has. The
+runbook is made of pages of docs/, which a source archive lacks: it has the runbook itself.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,11 +19,14 @@ STAMP = "npu_agent/commit"
 GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-class Commit(BuildHookInterface):  # type: ignore[type-arg]
+class Made(BuildHookInterface):  # type: ignore[type-arg]
     """hatchling finds it by its base."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Adds the file, but to an editable install: there the checkout itself is asked."""
+        """Makes the runbook. Adds the commit, but not to an editable install: that asks git."""
+        runbook = Path(self.root, "docs/runbook.py")
+        if runbook.exists():
+            runpy.run_path(str(runbook), run_name="__main__")
         if version == "editable" or Path(self.root, STAMP).exists():
             return
         self._made = tempfile.TemporaryDirectory()

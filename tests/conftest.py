@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator
@@ -37,6 +38,12 @@ The rest has pyproject.toml's. Generous: they guard against hanging."""
 def _log_level() -> None:
     """That of Python's start: a command that an earlier test ran has set its own."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the runbook of docs/ as it is now, once for all workers."""
+    if not hasattr(config, "workerinput"):
+        subprocess.run([sys.executable, "docs/runbook.py"], cwd=ROOM.parent, check=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

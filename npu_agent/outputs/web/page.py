@@ -26,7 +26,14 @@ _HTML = (_HERE / "page.html").read_text()
 _STYLE = (_HERE / "page.css").read_text()
 _SCRIPT = (_HERE / "page.js").read_text()
 _RUNBOOK = (_HERE / "page.runbook.html").read_text()
-_STEPS = {language: (_HERE / f"runbook.{language}.html").read_text() for language in LANGUAGES}
+_MADE = {language: _HERE / f"runbook.{language}.html" for language in LANGUAGES}
+"""Made with the wheel by docs/runbook.py: a checkout that was never installed has none."""
+_STEPS = {
+    language: file.read_text()
+    if file.exists()
+    else "<p>python docs/runbook.py makes this page.</p>"
+    for language, file in _MADE.items()
+}
 """Made of docs/ by docs/generate.py."""
 
 
