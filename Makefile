@@ -54,7 +54,7 @@ demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the
 
 ##@ Set up
 
-packages: ## install from Debian what some tests need: a browser, Prometheus, shells, systemd-analyze (root)
+packages: ## install from Debian what some tests need: a browser, Prometheus, shells, systemd (root)
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; }
 

@@ -53,7 +53,6 @@ from npu_agent.outputs.dra.driver import Driver, Shared
 from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
-from npu_agent.outputs.hostcdi import HostCdi
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller, Settings
 from npu_agent.outputs.labels.machine import read_machine
@@ -114,9 +113,6 @@ class Host:
     configured."""
     node_name: str | None
     """This Node's name, for config of single nodes."""
-    kubelet: bool = True
-    """Whether there is one. If not, the agent watches the cards, serves metrics and pages, and
-    writes CDI specs for people who name cards by hand."""
     simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Runs the simulated cards below `root`; None: the cards are real."""
 
@@ -145,14 +141,14 @@ class Agent:
         self._timing = timing
         self._simulation = host.simulation
         config = effective.config
-        host_root, node_name, kubelet = host.root, host.node_name, host.kubelet
+        host_root, node_name = host.root, host.node_name
         directory = Path(config.plugin_dir)
         by_cdi = config.allocation.method == "cdi"
         self.poller = Poller(config_file, REGISTRY, effective, timing.config)
         configs = self.poller.configs
         self.restarts: Counter[str] = Counter()
         """Restarts of each part after a failure."""
-        found = read_record(directory) if kubelet else None
+        found = read_record(directory)
         ledger = Feed(recover(Ledger(), found, time.monotonic()))
         self.inventory = Inventory(
             [vendor(host_root, simulated=host.simulation is not None) for vendor in VENDORS],
@@ -172,7 +168,7 @@ class Agent:
         self.dra_support = SupportWatch(
             self._api, node_name, configs.map(partial(_asks, node_name)), timing.ask_again
         )
-        self._wanted = configs.map(partial(_wanted, node_name, kubelet))
+        self._wanted = configs.map(partial(_wanted, node_name))
         self.store = AllocationStore(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -204,7 +200,7 @@ class Agent:
             cordons=self.cordons.cards,
             specs=PluginSpecs(host_root / cdi.DIRECTORY, CDI_KINDS, by_cdi=by_cdi),
         )
-        method = config.labels.output if kubelet else "none"
+        method = config.labels.output
         output = output_of(method, api=self._api, node_name=node_name, host_root=host_root)
         self.labeller = output and Labeller(
             snapshots=self.inventory.hardware,
@@ -214,18 +210,6 @@ class Agent:
             machine=partial(read_machine, host_root),
         )
         """None without labels in the config, or without a Node."""
-        self.host_cdi = (
-            None
-            if kubelet
-            else HostCdi(
-                snapshots=self.inventory.hardware,
-                widths=REGISTRY.families,
-                kinds=CDI_KINDS,
-                disabled=configs.map(lambda config: disabled_for(config, node_name)),
-                directory=host_root / cdi.HOST_DIRECTORY,
-            )
-        )
-        """None where a kubelet allocates the cards."""
         self._ownership = ownership = Ownership(directory, self._disowned)
         self._degraded = self.inventory.trends.map(degraded)
         self.drivers = tuple(
@@ -252,7 +236,7 @@ class Agent:
                 timing.drivers,
             )
             for words in SPECS
-            if words.dra and kubelet
+            if words.dra
         )
         self.events = Events(
             api=self._api,
@@ -385,10 +369,9 @@ class Agent:
                 ]
 
             rest = start(self._parts())
-            sessions = () if self.host_cdi else self.sessions
             kubelet = start(
                 (
-                    *((f"plugin {s.status.value.resource}", s.run) for s in sessions),
+                    *((f"plugin {s.status.value.resource}", s.run) for s in self.sessions),
                     *((f"DRA {d.status.value.resource}", d.run) for d in self.drivers),
                 )
             )
@@ -404,14 +387,12 @@ class Agent:
                     )
             allow(LONGEST)
             until = time.monotonic() + self._timing.end
-            if not self.host_cdi:
-                await self.publisher.end()
+            await self.publisher.end()
             # The kubelet first: it should see the end of its stream while everything still works.
             # The servers have their own deadline, for clients that do not let go.
             for task in (*kubelet, *servers):
                 task.cancel()
-            if kubelet:
-                await asyncio.wait(kubelet, timeout=max(0.0, until - time.monotonic()))
+            await asyncio.wait(kubelet, timeout=max(0.0, until - time.monotonic()))
             for task in rest:
                 task.cancel()
         await self._api.close()
@@ -423,21 +404,18 @@ class Agent:
         yield "inventory", self.inventory.run
         yield "config", self.poller.run
         yield "log settings", self._follow_log
-        if self.host_cdi:
-            yield "CDI specs", self.host_cdi.run
-        else:
-            yield "pod resources", self.pod_resources.run
-            yield "ledger", self.store.run
-            yield "places", self.modes.run
-            yield "devices", self.publisher.run
-            yield "DRA support", self.dra_support.run
-            yield "Node", self.node_watch.run
-            yield "cordons", self.cordons.run
-            yield "events", self.events.run
-            if self.labeller:
-                yield "labels", self.labeller.run
-            yield "node condition", self.condition.run
-            yield "accounts", self.accountant.run
+        yield "pod resources", self.pod_resources.run
+        yield "ledger", self.store.run
+        yield "places", self.modes.run
+        yield "devices", self.publisher.run
+        yield "DRA support", self.dra_support.run
+        yield "Node", self.node_watch.run
+        yield "cordons", self.cordons.run
+        yield "events", self.events.run
+        if self.labeller:
+            yield "labels", self.labeller.run
+        yield "node condition", self.condition.run
+        yield "accounts", self.accountant.run
         yield "history", self._history.run
         yield "timeline", self._recorder.run
         yield "loop lag", self._lag.run
@@ -523,7 +501,7 @@ class Agent:
             events=self.events.results,
             reading_failures=self.inventory.failures,
             page_failures=self._page.failures,
-            cdi_error=self.host_cdi.error if self.host_cdi else self.publisher.cdi_error,
+            cdi_error=self.publisher.cdi_error,
             tls=self.certificates.state.value if self.certificates else None,
             authorizations=self.authorizer.results if self.authorizer else {},
             refused={
@@ -591,9 +569,8 @@ def _asks(node_name: str | None, config: Config) -> support.Wanted:
     )
 
 
-def _wanted(node_name: str | None, kubelet: bool, config: Config) -> Wanted:
-    counts = REGISTRY.core_counts
-    found = resources_of(config, counts, counts if kubelet else ())
+def _wanted(node_name: str | None, config: Config) -> Wanted:
+    found = resources_of(config, REGISTRY.core_counts)
     return Wanted(found, disabled_for(config, node_name))
 
 

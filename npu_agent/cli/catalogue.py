@@ -139,13 +139,6 @@ def _run(parser: Parser) -> None:
     """
     parser.usage = "%(prog)s [--config-file FILE]\n       %(prog)s [options]"
     parser.add_argument(
-        "--no-kubelet",
-        dest="kubelet",
-        action="store_false",
-        help="on a host without Kubernetes: health, metrics, the status page, and CDI specs in "
-        "/etc/cdi, as `npu-agent cdi watch` writes them; no Pods, labels or Events",
-    )
-    parser.add_argument(
         "--simulate",
         metavar="LIST",
         help=f"on a node without real cards: simulated ones, such as {_example()}, in a driver "
@@ -363,30 +356,18 @@ def _drain(parser: Parser) -> None:
     )
 
 
-def _cdi(parser: Parser) -> None:
-    """Write CDI specs for Docker, Podman and others, without Kubernetes.
+def _cdi_generate(parser: Parser) -> None:
+    """Write the CDI spec of this host's cards, for Docker, Podman and others.
 
-    Writes them to /etc/cdi, where container runtimes find cards by name, and
-    prints the names.
+    For hosts without Kubernetes. Writes it to /etc/cdi, where container runtimes
+    find cards by name, and prints the names. Run it again after each change of
+    cards.
 
     Examples:
-      npu-agent cdi                    # write them, as root, and list the names
-      npu-agent cdi generate --stdout  # print them
-      npu-agent cdi watch              # keep them up to date
+      npu-agent cdi generate           # write it, as root, and list the names
+      npu-agent cdi generate --stdout  # print it
     """
-    parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("generate", "watch"),
-        default="generate",
-        help="generate: write the specs now; watch: keep them up to date until Ctrl-C (default: "
-        "generate)",
-    )
-    parser.add_argument(
-        "--stdout",
-        action="store_true",
-        help="with generate: print the specs and write nothing",
-    )
+    parser.add_argument("--stdout", action="store_true", help="print the spec and write nothing")
 
 
 def _simulate(parser: Parser) -> None:
@@ -456,7 +437,7 @@ COMMANDS = {
     "cordon": _cordon,
     "uncordon": _uncordon,
     "drain": _drain,
-    "cdi": _cdi,
+    "cdi generate": _cdi_generate,
     "simulate": _simulate,
     "demo": _demo,
     "completion": _completion,
@@ -464,7 +445,10 @@ COMMANDS = {
 }
 """What adds a command's arguments, in the order of the help."""
 
-GROUPS = {"config": "Check, show or describe the configuration"}
+GROUPS = {
+    "config": "Check, show or describe the configuration",
+    "cdi": "Write the CDI spec of a host without Kubernetes",
+}
 """Commands that have others below them."""
 
 _CONFIGURED = ("run", "labels", "config show", "doctor")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.cli import WRONG, program
+from npu_agent.config.gone import gone
 from npu_agent.config.text import any_of, did_you_mean
 from npu_agent.text import printable, shown
 
@@ -30,6 +31,8 @@ class Parser(argparse.ArgumentParser):
             if name == "--":
                 return
             if name.startswith("--") and name not in self._option_string_actions:
+                if removed := gone(name):
+                    self.error(f"{name}: {removed}")
                 hint = did_you_mean(name, self._option_string_actions)
                 self.error(f"{shown(name)}: no such option{hint}")
 
@@ -44,6 +47,9 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             hint = did_you_mean(value, action.choices)
             if action.nargs == argparse.PARSER:
+                words = f"{self.prog} {value}".removeprefix("npu-agent ")
+                if removed := gone(words):
+                    self.error(f"{words}: {removed}")
                 self.error(f"{shown(value)}: no such command{hint}")
             words = any_of(tuple(action.choices))
             raise argparse.ArgumentError(action, f"must be {words}, not {shown(value)}{hint}")

@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     from npu_agent import agent
 
     shutdown = Shutdown()
-    host = agent.Host(host_root(args), node, kubelet=args.kubelet, simulation=simulation)
+    host = agent.Host(host_root(args), node, simulation)
     file = getattr(args, "config_file", None)
     asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
     return 0

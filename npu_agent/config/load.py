@@ -12,6 +12,7 @@ from typing import Any
 
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
+from npu_agent.config.gone import gone
 from npu_agent.config.kinds import Kind
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
@@ -185,5 +186,7 @@ def _unknown(name: str, group: Group, prefix: str) -> str:
         meant = [each[0] for each in words if bare(name) in map(bare, each)]
     if meant:
         return f"unknown key: did you mean {any_of(meant)}?"
+    if removed := gone(prefix + name):
+        return removed
     hint = did_you_mean(name, group.keys, prefix) or f": there are {', '.join(group.keys)}"
     return f"unknown key{hint}"

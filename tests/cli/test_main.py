@@ -71,6 +71,14 @@ Called = tuple[int, str, str]
         (("run", "--default", "Single"), "--default: no such option: did you mean --default-pe?"),
         (("labels", "aply"), "action: must be show, apply or clear, not aply: did you"),
         (("verify", "--expect", "two"), "--expect: invalid int value: 'two'; see"),
+        (
+            ("run", "--no-kubelet"),
+            "--no-kubelet: removed: run `npu-agent cdi generate`, again after each change of cards",
+        ),
+        (
+            ("cdi", "watch"),
+            "cdi watch: removed: run `npu-agent cdi generate`, again after each change of cards",
+        ),
         (("config", "chekc"), "chekc: no such command: did you mean check?"),
         (("config", "check"), "required: FILE"),
         (("completion", "ksh"), "must be bash, zsh or fish, not ksh"),
@@ -430,7 +438,7 @@ def hostile(tmp_path: Path) -> Path:
         "labels show",
         "doctor --all",
         "verify",
-        "cdi --stdout",
+        "cdi generate --stdout",
         f"info --host-root=/tmp/{RED}",
         "config check {root}/config.yaml",
         f"info{RED}",

@@ -17,8 +17,8 @@ from npu_agent.people.simulator.cards import families
 from tests.processes import started
 from tests.until import wait_until
 
-SPEC = "etc/cdi/furiosa.ai-npu.json"
-QUIET = ("--no-kubelet", "--metrics-listen", "127.0.0.1:0", "--metrics-probes", "127.0.0.1:0")
+ANYWHERE = "127.0.0.1:0"
+QUIET = ("--labels-output=none", f"--metrics-listen={ANYWHERE}", f"--metrics-probes={ANYWHERE}")
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +29,15 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_its_cards_are_alive_break_and_are_null_in_containers(tmp_path: Path) -> None:
+def test_its_cards_are_alive_break_and_are_null_in_containers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--simulate", "warboy=1,rngd=1", "--host-root", str(tmp_path))
-    with started("run", *words, *QUIET, by=("env", "NODE_NAME=node-1")) as agent:
-        agent.said("CDI specs written")
-        devices = json.loads((tmp_path / SPEC).read_text())["devices"]
+    directory = ("--plugin-dir", str(tmp_path / "plugins"))
+    with started("run", *words, *directory, *QUIET, by=("env", "NODE_NAME=node-1")) as agent:
+        agent.said("starts")
+        assert main(["cdi", "generate", "--stdout", "--host-root", str(tmp_path)]) == 0
+        devices = json.loads(capsys.readouterr().out)["devices"]
         nodes = [node for one in devices for node in one["containerEdits"]["deviceNodes"]]
         assert {node["hostPath"] for node in nodes} == {os.devnull}
         assert "/dev/rngd/npu1pe0" in {node["path"] for node in nodes}

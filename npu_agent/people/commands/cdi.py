@@ -1,72 +1,73 @@
-"""`npu-agent cdi`: CDI specs for hosts without a kubelet, written once or kept true."""
+"""`npu-agent cdi generate`: the CDI spec of a host without a kubelet."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import errno
+import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from npu_agent.cli import WRONG, CommandError
+from npu_agent import files
+from npu_agent.cli import CommandError
 from npu_agent.cli.common import host_root, quiet, vendors
-from npu_agent.feed import Feed
-from npu_agent.inventory.inventory import Inventory, read_once
-from npu_agent.outputs.cdi import HOST_DIRECTORY, HostSpecs, SpecDirectory, host_specs
-from npu_agent.outputs.hostcdi import HostCdi
+from npu_agent.core.grant import Grant, grant
+from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.offer import Device, cut
+from npu_agent.inventory.inventory import read_once
+from npu_agent.outputs.cdi import NAME, grants_spec, spec_file
 from npu_agent.people.commands import view
-from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.vendors import CDI_KINDS, REGISTRY
+
+_DIRECTORY = "etc/cdi"
+"""Below the host's root: for the specs of the host, which outlive a reboot."""
+_ALL = "all"
+"""The name of all cards together."""
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.action == "watch":
-        if args.stdout:
-            raise CommandError("--stdout goes with `cdi generate` only: leave it out", WRONG)
-        quiet(args, "info")  # what is written is this command's output
-        run_until_signal(_watch(args))
-        return 0  # as of `run`: a service manager ends it by a signal
     quiet(args)
     asyncio.run(_generate(args))
     return 0
 
 
 async def _generate(args: argparse.Namespace) -> None:
-    directory = host_root(args) / HOST_DIRECTORY
     snapshot = await read_once(vendors(args))
     specs = host_specs(snapshot, REGISTRY.families, CDI_KINDS)
     for note in view.remarks(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
-    for one in specs.left_out:
-        print(f"npu-agent: left out: {one}", file=sys.stderr)
+    for reason in specs.left_out:
+        print(f"npu-agent: left out: {reason}", file=sys.stderr)
     if args.stdout:
         for content in filter(None, specs.files.values()):
-            print(content.decode(), end="")
+            print(json.dumps(json.loads(content), indent=2))
     else:
-        await _put(directory, specs)
+        await _put(host_root(args) / _DIRECTORY, specs)
     if not specs.names:
         remedy = "`npu-agent doctor` says what is missing"
         raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
 
 
 async def _put(directory: Path, specs: HostSpecs) -> None:
-    try:
-        there = SpecDirectory(directory, durable=True)
-        changed = {
-            name for name, content in specs.files.items() if await there.write(name, content)
-        }
-    except OSError as error:
-        # The second name is that of the spec: the first one is of the file next to it.
-        where = error.filename2 or directory
-        raise CommandError(
-            f"{where}: {error.strerror or error}: {_remedy(error)}print the specs by --stdout"
-        ) from error
     for name, content in specs.files.items():
+        path = directory / name
+        try:
+            changed = await files.replace(path, content, durable=True)
+        except OSError as error:
+            # The second name is that of the spec: the first one is of the file next to it.
+            raise CommandError(
+                f"{error.filename2 or directory}: {error.strerror or error}: {_remedy(error)}"
+                "print the specs by --stdout"
+            ) from error
         if content is not None:
-            print(f"{directory / name} written")
-        elif name in changed:
-            print(f"{directory / name} removed: there is no NPU to offer")
+            print(f"{path} written")
+        elif changed:
+            print(f"{path} removed: there is no NPU to offer")
     for device in specs.names:
         print(device)
 
@@ -83,15 +84,63 @@ def _remedy(error: OSError) -> str:
     return ""
 
 
-async def _watch(args: argparse.Namespace) -> None:
-    inventory = Inventory(vendors(args))
-    cdi = HostCdi(
-        snapshots=inventory.hardware,
-        widths=REGISTRY.families,
-        kinds=CDI_KINDS,
-        disabled=Feed(frozenset()),
-        directory=host_root(args) / HOST_DIRECTORY,
-    )
-    async with asyncio.TaskGroup() as parts:
-        parts.create_task(inventory.run())
-        parts.create_task(cdi.run())
+@dataclass(frozen=True, slots=True)
+class HostSpecs:
+    """The CDI specs of a host without a kubelet."""
+
+    files: Mapping[str, bytes | None]
+    """By their names in /etc/cdi, one for each kind; None: there is to be no such file."""
+    names: tuple[str, ...]
+    """As a runtime is asked for them: ``example.com/npu=npu0``."""
+    left_out: tuple[str, ...]
+    """What is not offered, with the reason: ``npu1: unhealthy: ...``."""
+
+
+def host_specs(
+    snapshot: Snapshot, widths: Mapping[str, Collection[int]], kinds: Iterable[str]
+) -> HostSpecs:
+    """The specs for people who name cards by hand, as in ``docker run --device``.
+
+    A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
+    healthy cards of a vendor together ``all``; each has nodes and environment. Allocations
+    are not tracked: two containers can be given the same card. Unhealthy cards are left out: a
+    runtime then says that it does not know the device, and the container is not started.
+    """
+    grants: dict[str, dict[str, Grant]] = {}
+    whole: dict[str, list[Device]] = {}
+    left_out: list[str] = []
+    numbers = Counter(state.card.name for state in snapshot.cards)
+    for state in snapshot.cards:
+        card = state.card
+        (device,) = cut(state, card.core_count)
+        if not device.healthy:
+            left_out.append(f"{card.name}: unhealthy: {device.reason}")
+            continue
+        if shared := numbers[card.name] > 1:
+            left_out.append(f"the name {card.name}: several cards have it; use {state.id}")
+        granted = grants.setdefault(card.access.cdi_kind, {})
+        whole.setdefault(card.access.cdi_kind, []).append(device)
+        for name, part in _named_devices(state, device, widths[card.family], by_number=not shared):
+            if part.nodes and NAME.fullmatch(name):
+                granted[name] = grant([part])
+    for kind, devices in whole.items():
+        grants[kind][_ALL] = grant(devices)
+    specs = {
+        spec_file(kind): grants_spec(kind, grants[kind]) if kind in grants else None
+        for kind in sorted({*kinds, *grants})
+    }
+    offered = (f"{kind}={name}" for kind, granted in grants.items() for name in granted)
+    return HostSpecs(specs, tuple(offered), tuple(left_out))
+
+
+def _named_devices(
+    state: CardState, whole: Device, widths: Collection[int], *, by_number: bool
+) -> Iterator[tuple[str, Device]]:
+    yield state.id, whole
+    if not by_number:
+        return
+    yield whole.name, whole
+    for width in sorted(set(widths), reverse=True):
+        for part in cut(state, width):
+            if part.healthy:
+                yield f"{state.card.name}:{part.cores}", part

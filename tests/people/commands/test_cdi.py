@@ -1,0 +1,177 @@
+"""`npu-agent cdi generate`: what is in the spec, and where it goes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent import files
+from npu_agent.cli.main import main
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
+from npu_agent.people import simulator
+from npu_agent.people.commands.cdi import host_specs
+from npu_agent.vendors import CDI_KINDS, REGISTRY
+from npu_agent.vendors.furiosa.families import FAMILIES
+
+SPEC = Path("etc", "cdi", "furiosa.ai-npu.json")
+GENERATE = ("cdi", "generate", "--host-root")
+FILE = "furiosa.ai-npu.json"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with a Warboy and an RNGD."""
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
+    return root
+
+
+def named(root: Path) -> set[str]:
+    return {device["name"] for device in json.loads((root / SPEC).read_text())["devices"]}
+
+
+def state(id_: str, index: int, family: str = "warboy", *, healthy: bool = True) -> CardState:
+    made = FAMILIES[family]
+    card = made.card(index, product=family, nodes=frozenset(made.nodes(index)))
+    kind = HealthState.HEALTHY if healthy else HealthState.UNHEALTHY
+    return CardState(id=id_, card=card, health=Health(state=kind, reason="it is so", since=0.0))
+
+
+def snapshot(*cards: CardState) -> Snapshot:
+    return Snapshot(cards, complete=True)
+
+
+def devices(found: bytes | None) -> dict[str, Any]:
+    return {one["name"]: one["containerEdits"] for one in json.loads(found or b"")["devices"]}
+
+
+def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
+    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")), REGISTRY.families, CDI_KINDS)
+    found = devices(specs.files[FILE])
+    assert {"A", "npu0", "npu0:0-1", "npu0:0", "npu0:1"} <= found.keys()
+    assert {"B", "npu1", "npu1:0-3", "npu1:4-7", "npu1:0-1", "npu1:7"} <= found.keys()
+    assert found["A"] == found["npu0"]
+    assert found["npu0:1"]["env"] == ["NPU_DEVNAME=npu0pe1", "FURIOSA_DEVICES=npu:0:1"]
+    nodes = [node["path"] for node in found["npu0:1"]["deviceNodes"]]
+    assert "/dev/npu0pe1" in nodes
+    assert "/dev/npu0pe0" not in nodes
+    assert specs.names[0] == "furiosa.ai/npu=A"
+    assert specs.left_out == ()
+
+
+def test_all_is_the_union_of_the_cards() -> None:
+    specs = host_specs(snapshot(state("A", 0), state("B", 1)), REGISTRY.families, CDI_KINDS)
+    found = devices(specs.files[FILE])["all"]
+    assert "FURIOSA_DEVICES=npu:0:0-1,npu:1:0-1" in found["env"]
+    nodes = [node["path"] for node in found["deviceNodes"]]
+    assert {"/dev/npu0", "/dev/npu1"} <= set(nodes)
+    assert len(nodes) == len(set(nodes))
+
+
+def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
+    cards = snapshot(state("A", 0, healthy=False), state("B", 1))
+    specs = host_specs(cards, REGISTRY.families, CDI_KINDS)
+    found = devices(specs.files[FILE])
+    assert found["all"] == found["B"]
+    assert not {"A", "npu0", "npu0:0"} & found.keys()
+    assert specs.left_out == ("npu0: unhealthy: it is so",)
+
+
+def test_a_number_that_two_cards_have_names_neither() -> None:
+    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")), REGISTRY.families, CDI_KINDS)
+    found = devices(specs.files[FILE])
+    assert found.keys() == {"A", "B", "all"}
+    assert specs.left_out[0] == "the name npu0: several cards have it; use A"
+
+
+def test_cores_without_a_node_are_left_out_and_the_others_stay() -> None:
+    card = state("A", 0)
+    nodes = card.card.nodes - {"npu0pe1"}
+    card = replace(card, card=replace(card.card, nodes=nodes))
+    found = devices(host_specs(snapshot(card), REGISTRY.families, CDI_KINDS).files[FILE])
+    assert "npu0:1" not in found
+    assert {"npu0:0", "npu0"} <= found.keys()
+
+
+def test_no_card_no_file() -> None:
+    assert host_specs(snapshot(), REGISTRY.families, CDI_KINDS).files == {FILE: None}
+
+
+def test_generate_writes_the_spec_and_lists_the_names(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GENERATE, str(root)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{root / SPEC} written"
+    assert {line.removeprefix("furiosa.ai/npu=") for line in out[1:]} == named(root)
+
+
+def test_generate_can_print_instead(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GENERATE, str(root), "--stdout"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["kind"] == "furiosa.ai/npu"
+    assert printed.startswith('{\n  "cdiVersion"'), "indented, for people"
+    assert not (root / SPEC).exists()
+
+
+def test_generate_fails_clearly(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GENERATE, str(tmp_path)]) == 1
+    assert "no NPU to offer" in capsys.readouterr().err
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc" / "cdi").write_text("in the way")
+    assert main([*GENERATE, str(root)]) == 1
+    error = capsys.readouterr().err
+    assert str(root / "etc" / "cdi") in error
+    assert "move away the file that is in its place, or print the specs by --stdout" in error
+    (root / "etc" / "cdi").unlink()
+    (root / SPEC).mkdir(parents=True)
+    assert main([*GENERATE, str(root)]) == 1
+    error = capsys.readouterr().err
+    assert f"{root / SPEC}: Is a directory: move away" in error
+    assert "root, or" not in error
+
+
+@pytest.mark.parametrize(
+    ("number", "uid", "remedy"),
+    [
+        (errno.EACCES, 7, "run it as root, or print the specs by --stdout"),
+        (errno.EPERM, 7, "run it as root, or print the specs by --stdout"),
+        (errno.EPERM, 0, "Operation not permitted: print the specs by --stdout"),  # immutable
+        (errno.EROFS, 0, "mount it writable, or print the specs by --stdout"),
+        (errno.ENOSPC, 7, "No space left on device: print the specs by --stdout"),
+    ],
+)
+def test_only_who_is_not_root_is_to_become_root(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    uid: int,
+    remedy: str,
+) -> None:
+    async def fails(*_: object, **__: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "replace", fails)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert main([*GENERATE, str(root)]) == 1
+    assert capsys.readouterr().err.rstrip().endswith(remedy)
+
+
+def test_generate_removes_a_spec_that_has_no_card_any_more(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GENERATE, str(root)]) == 0
+    for name in ("npu0", "npu1"):
+        simulator.apply_fault(root, name, "dead")
+    assert main([*GENERATE, str(root)]) == 1
+    assert not (root / SPEC).exists()
+    assert "removed: there is no NPU to offer" in capsys.readouterr().out
