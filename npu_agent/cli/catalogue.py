@@ -1,20 +1,42 @@
 """Every command: its help, and the arguments and options that it takes.
 
-A command is a function here, whose docstring is its help, and a module of its own in this package.
-What is heavy is imported when a command is asked for: the agent itself loads what `run` takes.
+A command is a function here, with its help (as data: python -OO has no docstrings), and a module
+of its own. What is heavy is imported when a command is asked for: the agent itself loads what `run`
+takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from npu_agent import __version__, config
 from npu_agent.cli.parser import Parser
 from npu_agent.vendors import REGISTRY, VENDORS
+
+
+class Command(NamedTuple):
+    """A command of `npu-agent`: its help, and what adds its arguments to a parser."""
+
+    help: str
+    add_arguments: Callable[[Parser], None]
+
+
+COMMANDS: dict[str, Command] = {}
+"""Every command by its name (`config check`), in the order of the help."""
+
+
+def _command(name: str, text: str) -> Callable[[Callable[[Parser], None]], None]:
+    """Makes the decorated function the command `name`, with this help."""
+
+    def add(add_arguments: Callable[[Parser], None]) -> None:
+        COMMANDS[name] = Command(inspect.cleandoc(text), add_arguments)
+
+    return add
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -32,7 +54,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     if args.command is None:
         first.refuse_unknown_options(rest)
         first.parse_args([*given, "--help"])  # ends the process
-    parser = Parser(prog=f"npu-agent {args.command}", description=_help(args.command))
+    parser = Parser(prog=f"npu-agent {args.command}", description=COMMANDS[args.command].help)
     add_arguments(args.command, parser)
     parser.refuse_unknown_options(rest)
     return parser.parse_intermixed_args(rest, args)
@@ -64,7 +86,7 @@ Examples:
         if group not in groups:
             made = groups[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
             groups[group] = _subcommands(made)
-        summary = _help(name).splitlines()[0].removesuffix(".")
+        summary = COMMANDS[name].help.partition("\n")[0].removesuffix(".")
         command = groups[group].add_parser(word, help=summary, add_help=whole)
         command.set_defaults(command=name, action=word)
         if whole:
@@ -79,14 +101,10 @@ def _subcommands(parser: Parser) -> argparse._SubParsersAction[Parser]:
 
 
 def add_arguments(name: str, parser: Parser) -> None:
-    COMMANDS[name](parser)
+    COMMANDS[name].add_arguments(parser)
     _add_common(parser)
     group = None if name in _CONFIGURED else "log"
     config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor"))
-
-
-def _help(name: str) -> str:
-    return inspect.getdoc(COMMANDS[name]) or ""
 
 
 def _add_common(parser: Parser) -> None:
@@ -123,7 +141,8 @@ def _add_watch(parser: Parser) -> None:
     )
 
 
-def _run(parser: Parser) -> None:
+@_command(
+    "run",
     """Run the agent, as the DaemonSet does.
 
     Runs until SIGTERM: offers this node's cards to the kubelet, labels the Node,
@@ -136,7 +155,9 @@ def _run(parser: Parser) -> None:
       npu-agent run  # the defaults
       npu-agent run --default-pe Single --labels-output none
       npu-agent run --config-file /etc/npu-agent/config.yaml  # as the DaemonSet
-    """
+    """,
+)
+def _run(parser: Parser) -> None:
     parser.usage = "%(prog)s [--config-file FILE]\n       %(prog)s [options]"
     parser.add_argument(
         "--simulate",
@@ -152,7 +173,8 @@ def _example() -> str:
     return ",".join(f"{family}=2" for family in REGISTRY.families)
 
 
-def _info(parser: Parser) -> None:
+@_command(
+    "info",
     """List the cards of this host.
 
     Shows health, temperature, power, and the Pods that hold them if the kubelet
@@ -163,12 +185,15 @@ def _info(parser: Parser) -> None:
       npu-agent info          # the cards, as wide as the terminal
       npu-agent info -w       # each change, until Ctrl-C
       npu-agent info -o json  # a list with an object for each card
-    """
+    """,
+)
+def _info(parser: Parser) -> None:
     _add_table(parser)
     _add_watch(parser)
 
 
-def _allocations(parser: Parser) -> None:
+@_command(
+    "allocations",
     """List the containers that hold devices.
 
     Asks the kubelet's pod-resources API which containers hold NPUs, by the device
@@ -178,7 +203,9 @@ def _allocations(parser: Parser) -> None:
       npu-agent allocations          # a line for each device
       npu-agent allocations -w       # each change, until Ctrl-C
       npu-agent allocations -o yaml  # for programs
-    """
+    """,
+)
+def _allocations(parser: Parser) -> None:
     _add_table(parser)
     _add_watch(parser)
     directory = config.Config().plugin_dir
@@ -192,7 +219,8 @@ def _allocations(parser: Parser) -> None:
     )
 
 
-def _labels(parser: Parser) -> None:
+@_command(
+    "labels",
     """Show, apply or clear the labels of the Node.
 
     The running agent keeps the labels up to date. apply and clear act once, and
@@ -205,7 +233,9 @@ def _labels(parser: Parser) -> None:
       npu-agent labels        # every label, its value, and why
       npu-agent labels apply  # put them on the Node now
       npu-agent labels clear  # remove all labels of npu-agent, to uninstall
-    """
+    """,
+)
+def _labels(parser: Parser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
@@ -217,7 +247,8 @@ def _labels(parser: Parser) -> None:
     _add_table(parser)
 
 
-def _config_check(parser: Parser) -> None:
+@_command(
+    "config check",
     """Check a configuration file.
 
     Shows every error with line, key and correction. The exit code is 2 if there
@@ -225,11 +256,14 @@ def _config_check(parser: Parser) -> None:
 
     Examples:
       npu-agent config check config.yaml
-    """
+    """,
+)
+def _config_check(parser: Parser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a configuration, in YAML")
 
 
-def _config_show(parser: Parser) -> None:
+@_command(
+    "config show",
     """Show the configuration that `run` would use with these options.
 
     Prints every key with its value and its origin: a line of the file, an option,
@@ -238,19 +272,26 @@ def _config_show(parser: Parser) -> None:
     Examples:
       npu-agent config show --config-file config.yaml
       npu-agent config show --default-pe Single
-    """
+    """,
+)
+def _config_show(parser: Parser) -> None:
     parser.usage = "%(prog)s [options]"
 
 
-def _config_schema(_: Parser) -> None:
+@_command(
+    "config schema",
     """Print the JSON schema of the file, for editors.
 
     Examples:
       npu-agent config schema > schema.json
-    """
+    """,
+)
+def _config_schema(_: Parser) -> None:
+    pass
 
 
-def _doctor(parser: Parser) -> None:
+@_command(
+    "doctor",
     """Check what the agent needs, here and in the cluster.
 
     Changes nothing. Lists first what to fix, in order and with commands. The exit
@@ -264,7 +305,9 @@ def _doctor(parser: Parser) -> None:
 
       # in the agent's Pod
       npu-agent doctor --config-file=/etc/npu-agent/config.yaml --host-root=/host
-    """
+    """,
+)
+def _doctor(parser: Parser) -> None:
     _add_output(parser)
     parser.add_argument(
         "--all",
@@ -273,7 +316,8 @@ def _doctor(parser: Parser) -> None:
     )
 
 
-def _verify(parser: Parser) -> None:
+@_command(
+    "verify",
     """Check, inside a container, that it sees exactly its allocated NPUs.
 
     Checks that the NPUs are there, can be opened, and are the only ones. The exit
@@ -283,7 +327,9 @@ def _verify(parser: Parser) -> None:
     Examples:
       npu-agent verify             # a line for each finding
       npu-agent verify --expect 2  # fails unless there are two devices
-    """
+    """,
+)
+def _verify(parser: Parser) -> None:
     _add_output(parser)
     parser.add_argument(
         "--expect",
@@ -302,7 +348,8 @@ def _add_npu(parser: Parser, *, reason: bool) -> None:
         parser.add_argument("--reason", metavar="TEXT", default="", help="why, for people")
 
 
-def _cordon(parser: Parser) -> None:
+@_command(
+    "cordon",
     """Take one card out of service: no new Pod gets it.
 
     The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned,
@@ -312,20 +359,26 @@ def _cordon(parser: Parser) -> None:
     Examples:
       npu-agent cordon npu3 --host-root=/host           # in the agent's Pod
       npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
-    """
+    """,
+)
+def _cordon(parser: Parser) -> None:
     _add_npu(parser, reason=True)
 
 
-def _uncordon(parser: Parser) -> None:
+@_command(
+    "uncordon",
     """Bring a cordoned card back into service.
 
     Examples:
       npu-agent uncordon npu3 --node node-1
-    """
+    """,
+)
+def _uncordon(parser: Parser) -> None:
     _add_npu(parser, reason=False)
 
 
-def _drain(parser: Parser) -> None:
+@_command(
+    "drain",
     """Cordon one card, evict the Pods that hold it, and wait until it is free.
 
     Pods on other cards are not touched. PodDisruptionBudgets are respected. Pods
@@ -336,7 +389,9 @@ def _drain(parser: Parser) -> None:
     Examples:
       npu-agent drain npu3 --node node-1 --dry-run
       npu-agent drain npu3 --node node-1 --reason=fan --timeout=600
-    """
+    """,
+)
+def _drain(parser: Parser) -> None:
     _add_npu(parser, reason=True)
     parser.add_argument(
         "--timeout",
@@ -356,7 +411,8 @@ def _drain(parser: Parser) -> None:
     )
 
 
-def _cdi_generate(parser: Parser) -> None:
+@_command(
+    "cdi generate",
     """Write the CDI spec of this host's cards, for Docker, Podman and others.
 
     For hosts without Kubernetes. Writes it to /etc/cdi, where container runtimes
@@ -366,11 +422,14 @@ def _cdi_generate(parser: Parser) -> None:
     Examples:
       npu-agent cdi generate           # write it, as root, and list the names
       npu-agent cdi generate --stdout  # print it
-    """
+    """,
+)
+def _cdi_generate(parser: Parser) -> None:
     parser.add_argument("--stdout", action="store_true", help="print the spec and write nothing")
 
 
-def _simulate(parser: Parser) -> None:
+@_command(
+    "simulate",
     """Make a simulated driver tree, or break a card in one.
 
     Makes the files of a driver with simulated cards below ROOT, and changes their
@@ -381,14 +440,17 @@ def _simulate(parser: Parser) -> None:
       npu-agent simulate /tmp/host                  # until Ctrl-C
       npu-agent simulate /tmp/host fault npu0 dead  # break a card; ok repairs it
       npu-agent simulate /tmp/host status           # what is wrong with the cards
-    """
+    """,
+)
+def _simulate(parser: Parser) -> None:
     # Its help lists the faults, which the simulator knows.
     from npu_agent.people.commands.simulate import add_arguments
 
     add_arguments(parser)
 
 
-def _demo(parser: Parser) -> None:
+@_command(
+    "demo",
     """Run the whole agent on simulated cards, in this terminal.
 
     Uses a stand-in for the kubelet: needs no cluster, no NPU and no root. Shows
@@ -397,53 +459,40 @@ def _demo(parser: Parser) -> None:
     Examples:
       npu-agent demo         # the tour
       npu-agent demo --once  # exit after it
-    """
+    """,
+)
+def _demo(parser: Parser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
     )
 
 
-def _completion(parser: Parser) -> None:
+@_command(
+    "completion",
     """Print a completion script for bash, zsh or fish.
 
     Examples:
       npu-agent completion bash > /etc/bash_completion.d/npu-agent
       npu-agent completion zsh > ~/.zfunc/_npu-agent
       npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
-    """
+    """,
+)
+def _completion(parser: Parser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
-def _version(parser: Parser) -> None:
+@_command(
+    "version",
     """Show the version of npu-agent and its commit.
 
     Examples:
       npu-agent version
       npu-agent version -o json  # with the version of Python
-    """
+    """,
+)
+def _version(parser: Parser) -> None:
     _add_output(parser)
 
-
-COMMANDS = {
-    "run": _run,
-    "info": _info,
-    "allocations": _allocations,
-    "labels": _labels,
-    "config check": _config_check,
-    "config show": _config_show,
-    "config schema": _config_schema,
-    "doctor": _doctor,
-    "verify": _verify,
-    "cordon": _cordon,
-    "uncordon": _uncordon,
-    "drain": _drain,
-    "cdi generate": _cdi_generate,
-    "simulate": _simulate,
-    "demo": _demo,
-    "completion": _completion,
-    "version": _version,
-}
-"""What adds a command's arguments, in the order of the help."""
 
 GROUPS = {
     "config": "Check, show or describe the configuration",

@@ -73,8 +73,7 @@ def _listed(several: Mapping[str, LabelSet] | Mapping[str, MetricSchema], betwee
 
 @dataclass(frozen=True, kw_only=True)
 class DisabledDevice:
-    """A card that is not offered."""
-
+    ABOUT: ClassVar = "A card that is not offered."
     AS_OPTION: ClassVar = ("DEVICE", re.compile("(?P<devName>.+)"))
 
     dev_name: str = _live(
@@ -94,8 +93,7 @@ _Api = Literal["device-plugin", "dra", "auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceSpec:
-    """A resource that offers one family's cards in a width of its own."""
-
+    ABOUT: ClassVar = "A resource that offers one family's cards in a width of its own."
     AS_OPTION: ClassVar = (
         "NAME=FAMILY[:CORES]",
         re.compile("(?P<name>[^=]+)=(?P<family>[^=:]+)(?::(?P<coresPerDevice>[^=:]+))?"),
@@ -115,8 +113,7 @@ class ResourceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeApi:
-    """By which API one Node offers its cards."""
-
+    ABOUT: ClassVar = "By which API one Node offers its cards."
     AS_OPTION: ClassVar = ("NODE=API", re.compile("(?P<nodeName>[^=]+)=(?P<api>[^=]+)"))
 
     node_name: str = _live(
@@ -129,7 +126,7 @@ class NodeApi:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig:
-    """How containers are given their devices."""
+    ABOUT: ClassVar = "How containers are given their devices."
 
     method: Literal["deviceNodes", "cdi"] = _restart(
         "deviceNodes",
@@ -145,7 +142,7 @@ class AllocationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DraConfig:
-    """What is offered by Dynamic Resource Allocation."""
+    ABOUT: ClassVar = "What is offered by Dynamic Resource Allocation."
 
     device_names: Literal["identity", "index"] = _restart(
         "identity",
@@ -158,7 +155,7 @@ class DraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionConfig:
-    """The condition of the Node that repair systems read."""
+    ABOUT: ClassVar = "The condition of the Node that repair systems read."
 
     type: str | None = _live(
         None,
@@ -176,7 +173,7 @@ class ConditionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """When a card is taken out of service and brought back."""
+    ABOUT: ClassVar = "When a card is taken out of service and brought back."
 
     interval: float = _live(
         0.5, "Seconds between two probes of each card's health.", _seconds(0.05, 60)
@@ -206,7 +203,7 @@ class HealthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelsConfig:
-    """The labels on the Node."""
+    ABOUT: ClassVar = "The labels on the Node."
 
     output: Literal["api", "nfd", "none"] = _restart(
         "api", "api: set on the Node; nfd: written for Node Feature Discovery; none: no labels."
@@ -230,7 +227,7 @@ def _file(about: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TlsConfig:
-    """TLS at metrics.listen. The files are followed while the agent runs."""
+    ABOUT: ClassVar = "TLS at metrics.listen. The files are followed while the agent runs."
 
     cert_file: str | None = _file(
         "The server's certificate and its chain, PEM; without it, no TLS."
@@ -243,7 +240,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """The page for Prometheus."""
+    ABOUT: ClassVar = "The page for Prometheus."
 
     listen: str = _restart(
         ":9100",
@@ -296,7 +293,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What the agent logs."""
+    ABOUT: ClassVar = "What the agent logs."
 
     level: Literal["debug", "info", "warning", "error"] = _live(
         "info", "The lowest level that is logged."
@@ -308,11 +305,12 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Configuration of npu-agent.
+    """Times are in seconds, temperatures in °C.
 
-    Times are in seconds, temperatures in °C. One that is made in code is not checked, and has no
-    defaults of the vendors.
+    One that is made in code is not checked, and has no defaults of the vendors.
     """
+
+    ABOUT: ClassVar = "Configuration of npu-agent."
 
     default_pe: Literal["Fusion", "Single"] = _live(
         "Fusion", "Size of a device: Fusion, a whole card; Single, one core."
@@ -416,8 +414,8 @@ class Group:
 
     @property
     def about(self) -> str:
-        """The first line of its class's docstring."""
-        return (self.cls.__doc__ or "").partition("\n")[0]
+        """A sentence on it. No docstring: python -OO has none."""
+        return str(self.cls.ABOUT)
 
     @property
     def default(self) -> Any:

@@ -177,13 +177,21 @@ class Tour:
     async def walk(self, more: Iterable[Step], deadline: float) -> bool:
         """Runs its own steps, then `more`; returns whether all happened, and stops at a failure."""
         steps: tuple[Step, ...] = (
-            *(self._registers, self._lists, self._labels_the_node, self._serves),
-            *(self._pod, self._more_pods, self._vanishes, self._returns, self._dies),
-            *(self._edited, self._bad_edit, self._restarts),
+            ("The agent registers with the kubelet", self._registers),
+            ("It lists the cards that the driver's files show, for the kubelet", self._lists),
+            ("It labels the Node with what is installed", self._labels_the_node),
+            ("It serves a status page, and metrics for Prometheus", self._serves),
+            ("A Pod asks for one NPU", self._pod),
+            ("A second Pod gets the other card, a third has to wait", self._more_pods),
+            ("npu1 is taken out of the host: list and labels follow", self._vanishes),
+            ("npu1 comes back: so does its device, under the same ID", self._returns),
+            ("npu1 dies, and recovers", self._dies),
+            ("The config is edited while the agent runs: switch to single cores", self._edited),
+            ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
+            ("The kubelet restarts and forgets the agent, which registers again", self._restarts),
             *more,
         )
-        for number, step in enumerate(steps, 1):
-            title = (step.__doc__ or "").rstrip(".")
+        for number, (title, step) in enumerate(steps, 1):
             print(f"\n{_bold(f'{number}. {title}')}", flush=True)
             try:
                 async with asyncio.timeout(deadline):
@@ -199,22 +207,18 @@ class Tour:
         return True
 
     async def _registers(self) -> Lines:
-        """The agent registers with the kubelet."""
         plugin = await self._plugin(lambda p: p.connected)
         yield f"it serves the resource {self._resource} on the socket {plugin.endpoint}"
 
     async def _lists(self) -> Lines:
-        """It lists the cards that the driver's files show, for the kubelet."""
         for id_, health in (await self._plugin(lambda p: len(p.devices) == 2)).devices:
             yield f"{self._names[id_]} is the device {id_}: {health}"
 
     async def _labels_the_node(self) -> Lines:
-        """It labels the Node with what is installed."""
         for key, value in (await self._labels(bool)).items():
             yield f"{key}={value}"
 
     async def _serves(self) -> Lines:
-        """It serves a status page, and metrics for Prometheus."""
         address = await self.address()
         yield f"the status page: http://{address}/"
         yield f"the metrics:     http://{address}/metrics"
@@ -222,7 +226,6 @@ class Tour:
             yield f"among them:      {line}"
 
     async def _pod(self) -> Lines:
-        """A Pod asks for one NPU."""
         given = await self._kubelet.allocate(self._resource, 1)
         yield f"the Pod gets {self._named(given.ids)}"
         for variable, value in sorted(given.environment.items()):
@@ -232,7 +235,6 @@ class Tour:
             yield f"/metrics: {line}"
 
     async def _more_pods(self) -> Lines:
-        """A second Pod gets the other card, a third has to wait."""
         second = await self._kubelet.allocate(self._resource, 1)
         card, (variable, _) = self._named(second.ids), VENDORS[0].profile.environment[0]
         yield f"the second Pod gets {card}: {variable}={second.environment[variable]}"
@@ -248,7 +250,6 @@ class Tour:
         yield f"the second Pod ends, and {card} is free again"
 
     async def _vanishes(self) -> Lines:
-        """npu1 is taken out of the host: list and labels follow."""
         before = await self._labels(bool)
         await self._fault("gone")
         plugin = await self._plugin(lambda p: len(p.devices) == 1)
@@ -259,7 +260,6 @@ class Tour:
                 yield f"label {key}: {old} -> {new}"
 
     async def _returns(self) -> Lines:
-        """npu1 comes back: so does its device, under the same ID."""
         labels = REGISTRY.label_sets[REGISTRY.label_set]
         (count,) = (
             labels.prefix + one.key for one in labels.labels if one.source is LabelSource.COUNT
@@ -272,7 +272,6 @@ class Tour:
         yield f"{plugin.messages} messages from the agent so far: it sends changes only"
 
     async def _dies(self) -> Lines:
-        """npu1 dies, and recovers."""
         await self._fault("dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
         yield f"it dies:     {self._listing(dead)}"
@@ -283,7 +282,6 @@ class Tour:
         yield f"it recovers: {self._listing(well)}"
 
     async def _edited(self) -> Lines:
-        """The config is edited while the agent runs: switch to single cores."""
         await self._edit("defaultPe: Fusion", "defaultPe: Single")
         single = await self._plugin(lambda p: len(p.devices) == 4 and len(p.healthy()) == 2)
         yield f"defaultPe: Single: {self._listing(single)}"
@@ -293,7 +291,6 @@ class Tour:
         yield f"defaultPe: Fusion again: {self._listing(fusion)}"
 
     async def _bad_edit(self) -> Lines:
-        """A bad edit is refused as a whole, and nothing changes."""
         before = self._kubelet.plugins.value[self._resource]
         await self._edit("defaultPe: Fusion", "defaultPe: Sinlge")
         yield f"the agent reports: {await self._config_error(refused=True)}"
@@ -304,7 +301,6 @@ class Tour:
         yield "the kubelet got nothing"
 
     async def _restarts(self) -> Lines:
-        """The kubelet restarts and forgets the agent, which registers again."""
         before = self._kubelet.plugins.value[self._resource].endpoint
         await self._kubelet.stop()
         await self._kubelet.start()

@@ -48,8 +48,8 @@ _WIDEST = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
 """The family whose cards have the most cores."""
 
 Lines = AsyncIterator[str]
-Step = Callable[[], Lines]
-"""What it shows, by and by; its docstring is its title."""
+Step = tuple[str, Callable[[], Lines]]
+"""Its title, and what it shows, by and by."""
 
 
 class ClaimsNode:
@@ -58,8 +58,13 @@ class ClaimsNode:
     def __init__(self, directory: Path, specs: Sequence[simulator.CardSpec]) -> None:
         """Nothing runs yet; of `specs` the last one has enough cores for several Pods."""
         self.steps: tuple[Step, ...] = (
-            *(self._publishes, self._prepares, self._dies, self._cordoned),
-            *(self._waits, self._ends, self._cuts),
+            ("DRA: the agent of another node offers its cards to claims", self._publishes),
+            ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
+            ("The claimed card dies, and recovers", self._dies),
+            ("A person takes the card out of service, and brings it back", self._cordoned),
+            ("The Pod is deleted by force, so that its card looks free before it is", self._waits),
+            ("Its container has ended, and the next Pod gets the card", self._ends),
+            ("Cards are cut on demand: one card for three Pods", self._cuts),
         )
         self._root = directory / "host"
         self._directory = directory
@@ -91,7 +96,6 @@ class ClaimsNode:
         await self._served.aclose()
 
     async def _publishes(self) -> Lines:
-        """DRA: the agent of another node offers its cards to claims."""
         await self._start()
         await self._api_server.until(lambda found: len(found) == len(self._specs), DEADLINE)
         self._driver = (await self._manager.instances.until(bool))[-1].driver
@@ -106,7 +110,6 @@ class ClaimsNode:
             yield _described(device)
 
     async def _prepares(self) -> Lines:
-        """A Pod claims one NPU, and the agent prepares the claim."""
         claim = self._claim("train-0")
         yield f"the scheduler allocates {self._named} to {claim}"
         (given,) = (await self._manager.prepare(self._driver, claim))[claim.uid]
@@ -118,7 +121,6 @@ class ClaimsNode:
             yield line
 
     async def _dies(self) -> Lines:
-        """The claimed card dies, and recovers."""
         await self._fault("dead")
         (taint,) = await self._tainted(bool)
         said = f"{taint['key']}:{taint['effect']}"
@@ -135,7 +137,6 @@ class ClaimsNode:
         yield "             the condition is True again when the card has been well for 20 s"
 
     async def _cordoned(self) -> Lines:
-        """A person takes the card out of service, and brings it back."""
         assert self._api  # noqa: S101  (for the type checker)
         card = {"id": self._names[self._device], "name": self._names[self._device]}
         await set_cordon(self._api, _NODE, card, "swap fan")
@@ -149,7 +150,6 @@ class ClaimsNode:
         yield f"`npu-agent uncordon {card['name']}`: the taint is gone"
 
     async def _waits(self) -> Lines:
-        """The Pod is deleted by force, so that its card looks free before it is."""
         # The claim is gone with its Pod; it was not unprepared, as its container still runs.
         self._api_server.forget(self._claims[0])
         claim = self._claim("train-1")
@@ -161,7 +161,6 @@ class ClaimsNode:
         yield f"the agent does not answer yet: {self._claims[0]} still holds its cores"
 
     async def _ends(self) -> Lines:
-        """Its container has ended, and the next Pod gets the card."""
         first, second = self._claims
         await self._manager.unprepare(self._driver, first)
         if await asyncio.to_thread(self._spec(first).exists):
@@ -172,7 +171,6 @@ class ClaimsNode:
         yield f"{second} is prepared"
 
     async def _cuts(self) -> Lines:
-        """Cards are cut on demand: one card for three Pods."""
         assert self._agent  # noqa: S101  (for the type checker)
         await self._configure("true")
         self._agent.poller.read_now()

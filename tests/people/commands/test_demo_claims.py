@@ -39,13 +39,13 @@ async def chapter() -> AsyncIterator[ClaimsNode]:
 
 async def walked(node: ClaimsNode, count: int) -> list[str]:
     """What the first steps say."""
-    return [line for step in node.steps[:count] async for line in step()]
+    return [line for _, step in node.steps[:count] async for line in step()]
 
 
 async def test_each_step_says_what_happened() -> None:
     async with chapter() as node:
         said = await walked(node, 7)
-    titles = (step.__doc__ or "" for step in node.steps)
+    titles = (title for title, _ in node.steps)
     assert all(title.startswith(start) for title, start in zip(titles, TITLES, strict=True))
     assert any("unhealthy:NoSchedule" in line for line in said)
     assert any("furiosa.ai/NPUReady is False" in line for line in said)
@@ -96,4 +96,4 @@ async def test_a_step_that_does_not_happen_says_so(
     async with chapter() as node:
         await walked(node, steps)
         with pytest.raises(error, match=reason):
-            await anext(line async for line in node.steps[steps]() if not line)
+            await anext(line async for line in node.steps[steps][1]() if not line)
