@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_agent.cli import WRONG, CommandError
-from npu_agent.people.simulator.cards import CardSpec, default_cards, example, parse_cards
+from npu_agent.people.simulator.cards import (
+    CardSpec,
+    default_cards,
+    example,
+    parse_cards,
+    with_driver,
+)
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.people.simulator.tree import Simulation, SimulatorError, apply_fault, cards, make
 
@@ -31,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"cards in their order, such as "
         f"{example()} (default: those that ROOT has, else {default_cards()})",
     )
+    add(
+        "--driver",
+        metavar="RELEASE",
+        help="an older driver for the cards that have one, such as 2025.4 (default: the newest)",
+    )
     add("--once", action="store_true", help="make the tree and exit")
     add("--list", action="store_true", help="list the faults")
 
@@ -50,7 +61,7 @@ def _act(args: argparse.Namespace) -> None:
     if args.list:
         print(_faults_text())
     elif args.simulate_action is None:
-        _make(args.root, args.cards, once=args.once)
+        _make(args.root, args.cards, args.driver, once=args.once)
     elif args.simulate_action == "fault":
         _fault(args.root, args.card, args.fault)
     elif args.card is not None:
@@ -60,8 +71,10 @@ def _act(args: argparse.Namespace) -> None:
             print(_line(card))
 
 
-def _make(root: Path, wanted: str | None, *, once: bool) -> None:
+def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> None:
     specs = _specs(root, wanted)
+    if driver is not None:
+        specs = with_driver(specs, driver)
     make(root, specs)
     summary = _summary(root, specs, once=once)
     if once:

@@ -3,7 +3,14 @@
 `make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and repairs its cards.
 """
 
-from npu_agent.people.simulator.cards import MAX_CARDS, CardSpec, card, default_cards, parse_cards
+from npu_agent.people.simulator.cards import (
+    MAX_CARDS,
+    CardSpec,
+    card,
+    default_cards,
+    parse_cards,
+    with_driver,
+)
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.people.simulator.tree import (
@@ -32,4 +39,5 @@ __all__ = [
     "make",
     "parse_cards",
     "tick",
+    "with_driver",
 ]

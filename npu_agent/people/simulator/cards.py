@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -38,7 +38,8 @@ class Family:
     """The properties that all cards of one family share.
 
     `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
-    made from `identities`.
+    made from `identities`; `older` are releases of the driver before the default one, each with the
+    texts of its version and of the firmware's.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Family:
     revision: str
     driver_version: str
     firmware_version: str
+    older: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 _VENDORS = (
@@ -102,6 +104,26 @@ class CardSpec:
     @property
     def traits(self) -> Family:
         return families()[self.family]
+
+    def with_driver(self, release: str) -> CardSpec:
+        """The card with an older release of its driver, if there is such a one."""
+        if release not in self.traits.older:
+            return self
+        driver, firmware = self.traits.older[release]
+        return replace(self, driver_version=driver, firmware_version=firmware)
+
+
+def with_driver(specs: Sequence[CardSpec], release: str) -> tuple[CardSpec, ...]:
+    """The cards with an older release of their driver, where their family has it.
+
+    Raises:
+        ValueError: none of their families has it.
+    """
+    known = {name: family.older for name, family in families().items() if family.older}
+    if not any(release in spec.traits.older for spec in specs):
+        listed = "; ".join(f"{name}: {', '.join(older)}" for name, older in known.items())
+        raise ValueError(f"--driver {release!r}: not of these cards (there are: {listed})")
+    return tuple(spec.with_driver(release) for spec in specs)
 
 
 def card(family: str, index: int, host: str = "") -> CardSpec:

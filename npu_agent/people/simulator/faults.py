@@ -125,7 +125,12 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         _dead,
         _broken("hot", "the sensors say more than 95 °C; the load stays as it is"),
-        _lasting("errors", "the error counters rise", tick=_more_errors),
+        _lasting(
+            "errors",
+            "errors: the counters rise, or where there are none a text changes",
+            tick=_more_errors,
+        ),
+        _broken("slow", "its power limit is too low: 1700 MHz in place of 2000"),
         _broken("narrow", "its PCIe link has 8 lanes in place of 16"),
         _broken("hang", "reading whether it works never returns"),
         _broken("garbage", "files answer with binary, cut-off or huge content"),

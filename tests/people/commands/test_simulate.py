@@ -44,6 +44,30 @@ def test_without_cards_a_tree_keeps_those_it_has(tmp_path: Path) -> None:
     assert cards(root) == swapped
 
 
+def test_an_older_driver_is_written_for_the_cards_that_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(tmp_path / "new", "--cards", "rngd=1", "--once") == 0
+    old = ("--cards", "warboy=1,rngd=1", "--driver", "2025.4", "--once")
+    assert simulate(tmp_path / "old", *old) == 0
+    new, kept = (
+        tmp_path / name / "sys/class/rngd_mgmt" / entry
+        for name, entry in (("new", "rngd!npu0mgmt"), ("old", "rngd!npu1mgmt"))
+    )
+    assert (new / "version").read_text() == "2026.3.1, e28c5c0\n"
+    assert (new / "throttle_reason").read_text() == "0x00000000\n"
+    assert not (new / "atr_error").exists()
+    assert (kept / "atr_error").exists()
+    assert not (kept / "throttle_reason").exists()
+    warboy, rngd = cards(tmp_path / "old")
+    assert (warboy.spec.driver_version, rngd.spec.driver_version[:6]) == (
+        "1.9.2, 3def9c2",
+        "2025.4",
+    )
+    assert simulate(tmp_path / "other", "--cards", "warboy=1", "--driver", "2025.4") == 2
+    assert "there are: rngd: 2025.4" in capsys.readouterr().err
+
+
 def test_fault_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "root"
     simulate(root, "--once")

@@ -9,10 +9,14 @@ Two things cannot be as on a real host:
 - `perf_regs` of a core that is not in use refuses to be read ("Permission denied"). Mode bits do
   not stop root, so here the file is empty. In use is what has load: when both cores of a Warboy
   have, one container holds the fused node, and the single ones are not in use.
-- The texts of the lines in `npu_clocks`, `alloc_status` and `metrics` are not published; here they
-  are `name (MHz): number` and `name: 0xhex` as in the files that are.
+- The lines of `npu_clocks` and `metrics`, of `throttle_reason_list` and `hw_error` are not
+  published; here they are `name (MHz): number`, `name: 0xhex`, `0xbit: NAME` and one hex number.
+
+An RNGD shows what driver 2026.3 does on hosts whose owners published its values; with `OLD`, what
+the vendor's test trees of 2025 have.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -21,6 +25,18 @@ from npu_agent.people.simulator.picture import Content, Link, Picture, Special
 from npu_agent.people.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
 
 _U32 = 0xFFFF_FFFF
+OLD = "2025.4"
+"""The release of RNGD's driver with error counters, and without limits and throttle reasons."""
+_REASONS = (
+    "THROTTLE_IDLE",
+    "THROTTLE_THERMAL_SLOWDOWN",
+    "THROTTLE_APP_POWER_CAP",
+    "THROTTLE_APP_CLOCK_CAP",
+    "THROTTLE_HW_CLOCK_CAP",
+    "THROTTLE_HW_BUS_LIMIT",
+    "THROTTLE_HW_POWER_CAP",
+    "THROTTLE_OTHER_REASON",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +63,7 @@ TRAITS = {
         class_dir="rngd_mgmt",
         dev_dir="rngd/",
         fused=("0-1", "2-3", "4-5", "6-7", "0-3", "4-7"),
-        core_dram=6 << 30,
+        core_dram=(95 << 29) // 8,  # 47.5 GiB a card
     ),
 }
 
@@ -89,7 +105,7 @@ def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
     hot = {name: text for name, text in _sensors(spec, warm).items() if name.startswith("temp")}
     unreadable = (
         alive,
-        *(f"{directory}/{name}" for name in ("heartbeat", "atr_error")),
+        *(f"{directory}/{name}" for name in ("heartbeat", "atr_error", "throttle_reason")),
         *(f"{sensors}/{name}" for name in ("power1_average", "temp1_input")),
         *(f"{core(spec, '0')}/{name}" for name in ("perf_regs", "metrics")),
     )
@@ -99,6 +115,13 @@ def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
         "narrow": {f"{_pci(spec)}/current_link_width": "8\n"},
         "no-node": {node(spec, "pe0"): None},
         "hot": {f"{sensors}/{name}": text for name, text in hot.items()},
+        "slow": {
+            f"{directory}/npu_clocks": _clocks(spec, 1700),
+            f"{directory}/ne_clk_freq_info": "ne tensor (MHz): 1700\n",
+            f"{directory}/power_limit_mw": "225000\n",
+            f"{directory}/power_max_mw": "225000\n",
+            f"{directory}/throttle_reason": "0x00000004\n",
+        },
         "unreadable": dict.fromkeys(unreadable, Special.DIRECTORY),
         "garbage": _garbage(spec),
     }
@@ -112,6 +135,10 @@ def _garbage(spec: CardSpec) -> dict[str, Content]:
         f"{directory}/heartbeat": "9" * (1 << 20),  # a number, but huge
         f"{directory}/atr_error": "AXI Post Error: 0\nAXI Fetch Er",  # ends in the middle
         f"{directory}/fw_version": b"\x00\xc3(\x9f",
+        f"{directory}/hw_error": b"\xff\x00" * 2048,
+        f"{directory}/power_limit_mw": "-1e400\n",
+        f"{directory}/throttle_reason": b"0x\xff\n",
+        f"{directory}/throttle_reason_list": "x" * (1 << 16),
         f"{directory}/npu_clocks": "pe0 (MHz)\n: 5\n\n:::\n",
         f"{directory}/ne_clk_freq_info": "ne tensor (MHz)\n: 5\n\n:::\n",
         f"{sensors}/temp1_input": b"\x80\x81\x82",
@@ -168,7 +195,6 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
     found = {
         "platform_type": "FuriosaAI\n",
         "device_type": f"{TRAITS[spec.family].device_type}\n",
-        "soc_rev": f"{spec.revision}\n" if spec.revision else "",
         "busname": spec.pci_bus_id,
         "dev": f"{spec.dev}\n" if spec.dev else "",
         "device_sn": spec.serial,
@@ -177,13 +203,16 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
         "fw_version": spec.firmware_version,
         PurePosixPath(liveness(spec)).name: "1\n",
         "heartbeat": f"{int(state.uptime)}\n",
-        "atr_error": _atr_error(state),
     }
+    if spec.family != "rngd" or _is_old(spec):
+        found["soc_rev"] = f"{spec.revision}\n" if spec.revision else ""
+        found["atr_error"] = _atr_error(state)
     chip = f"{spec.index:08X}-{spec.uuid[:8] or 'A76AAD68'}\n"
     if spec.family == "rngd":
         cores = range(spec.traits.cores)
+        found |= {} if _is_old(spec) else _limits(state)
         return found | {
-            "npu_clocks": "".join(f"pe{pe} (MHz): {spec.traits.clock_mhz}\n" for pe in cores),
+            "npu_clocks": _clocks(spec, spec.traits.clock_mhz),
             "board_revision": "BD_REV_INIT\n",
             "soc_id": chip,
             "cur_pe_ids": ",".join((*map(str, cores), *TRAITS[spec.family].fused)),
@@ -198,6 +227,32 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
         "performance_level": "0\n",
         "ne_dtm_policy": "0\n",
         "soc_uid": chip,
+    }
+
+
+def _is_old(spec: CardSpec) -> bool:
+    return spec.driver_version.startswith(OLD)
+
+
+def _clocks(spec: CardSpec, mhz: int) -> str:
+    return "".join(f"pe{pe} (MHz): {mhz}\n" for pe in range(spec.traits.cores))
+
+
+def _limits(state: CardTelemetry) -> dict[str, str]:
+    """What a card may take and do, and what holds it up."""
+    return {
+        "device_pn": "RNGA0UNO-04\n",
+        "hw_error": f"{state.errors & _U32:#010x}\n",
+        "npu_freq_limit_hz": "2147483000\n",
+        "npu_governor": "performance\n",
+        "npu_slowdown_temperature_mc": "80000\n",
+        "power_limit_default_mw": "300000\n",
+        "power_limit_mw": "300000\n",
+        "power_max_mw": "675000\n",
+        "throttle_reason": "0x00000000\n",
+        "throttle_reason_list": "".join(
+            f"{1 << bit:#010x}: {name}\n" for bit, name in enumerate(_REASONS)
+        ),
     }
 
 
@@ -283,7 +338,7 @@ def _registers(cycles: int, task_cycles: int) -> str:
         "CycleCount": cycles,
         "CycleCountHigh": cycles >> 32,
     }
-    return "".join(f"{name}: {value & _U32:#x}\n" for name, value in lines.items())
+    return _hex({name: value & _U32 for name, value in lines.items()})
 
 
 def _rngd_cores(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
@@ -291,9 +346,15 @@ def _rngd_cores(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
     capacity = TRAITS[spec.family].core_dram
     for pe, load in enumerate(state.load):
         used = int(capacity * (0.2 + 0.6 * load)) >> 21 << 21  # in pages of 2 MiB
-        status = f"dram_capacity: {capacity:#x}\ndram_usage: {used:#x}\n" if load else ""
-        found[f"{core(spec, str(pe))}/alloc_status"] = status
-        found[f"{core(spec, str(pe))}/metrics"] = (
-            f"CycleCount: {state.cycles[pe]:#x}\nTaskCycleCount: {state.task_cycles[pe]:#x}\n"
+        status = {"dram_capacity": capacity, "dram_usage": used} if load else {}
+        if load and not _is_old(spec):
+            status |= {"shared_capacity": 0, "shared_usage": 0}
+        found[f"{core(spec, str(pe))}/alloc_status"] = _hex(status)
+        found[f"{core(spec, str(pe))}/metrics"] = _hex(
+            {"CycleCount": state.cycles[pe], "TaskCycleCount": state.task_cycles[pe]}
         )
     return found
+
+
+def _hex(values: Mapping[str, int]) -> str:
+    return "".join(f"{name}: {value:#x}\n" for name, value in values.items())
