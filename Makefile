@@ -109,7 +109,7 @@ $(PICTURES)/ready: $(VENV)/ready requirements/pictures.txt
 		--upgrade --target $(PICTURES) -r requirements/pictures.txt
 	@touch $@
 
-pictures: $(PICTURES)/ready ## take those of the status page, and draw the dashboards from a real Prometheus (three minutes; make packages)
+pictures: $(PICTURES)/ready ## take those of the status page, and draw a dashboard from a real Prometheus (three minutes; make packages)
 	$(BIN)/python -m docs.images.make
 	PYTHONPATH=$(PICTURES) $(BIN)/python -m docs.images.dashboards
 

@@ -57,7 +57,6 @@ from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller, Settings
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
-from npu_agent.outputs.prometheus.accounting import Accountant
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page
 from npu_agent.outputs.web.authorization import Authorizer
@@ -210,7 +209,7 @@ class Agent:
             machine=partial(read_machine, host_root),
         )
         """None without labels in the config, or without a Node."""
-        self._ownership = ownership = Ownership(directory, self._disowned)
+        self._ownership = ownership = Ownership(directory, self.store.disowned)
         self._degraded = self.inventory.trends.map(degraded)
         self.drivers = tuple(
             Driver(
@@ -255,19 +254,12 @@ class Agent:
         self._ahead = time.time() - self._started_at
         """Seconds that the wall clock is ahead of `time.monotonic`."""
         self._lag = LoopLag()
-        self.accountant = Accountant(
-            snapshots=self.inventory.snapshots,
-            holdings=self.store.usages,
-            longest=configs.map(lambda config: stale_after(config.metrics.interval)),
-            owned=lambda: self.store.owned,
-        )
         self._page = Page(
             snapshots=self.inventory.snapshots,
             holdings=self.store.usages,
             settings=configs.map(_page_settings),
             hostname=self._hostname,
             state=self.state,
-            accounts=self.accountant.count,
         )
         self._history = History(self.inventory.snapshots)
         files = tls_files(config.metrics.tls)
@@ -415,7 +407,6 @@ class Agent:
         if self.labeller:
             yield "labels", self.labeller.run
         yield "node condition", self.condition.run
-        yield "accounts", self.accountant.run
         yield "history", self._history.run
         yield "timeline", self._recorder.run
         yield "loop lag", self._lag.run
@@ -428,11 +419,6 @@ class Agent:
             if wanted != applied:
                 applied = wanted
                 logs.setup(wanted.level, wanted.format)
-
-    def _disowned(self) -> None:
-        """Called when another agent may own the node; it then counts usage itself."""
-        self.store.disowned()
-        self.accountant.count()
 
     def state(self) -> AgentState:
         config, kubelet = self.poller.configs.value, self.pod_resources.holdings.value

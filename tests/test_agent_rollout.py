@@ -52,29 +52,6 @@ async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
     assert room.manager.failures == []
 
 
-async def test_no_core_second_is_counted_twice_over_a_rollout(room: Room) -> None:
-    """The old agent's last scrape may come when the new one counts already."""
-    room.node.cards("rngd=1")
-
-    def counted(agent: Agent) -> tuple[float, float]:
-        """From when and until when its account of the free cores goes."""
-        (account,) = agent.accountant.count().values()
-        return account.since, account.since + account.reserved / 8
-
-    async with AsyncExitStack() as stack:
-        old = await stack.enter_async_context(room.node.agent(**BY_DRA))
-        await room.registered()
-        await until(lambda: len(old.accountant.count()) == 1)
-        async with room.node.agent(**BY_DRA) as new:
-            await first(new.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
-            assert new.accountant.count() == {}
-            await stack.aclose()
-            await until(lambda: len(new.accountant.count()) == 1)
-            since, _ = counted(new)
-            (_, last), (_, until_now) = counted(old), counted(new)
-            assert last <= since < until_now
-
-
 async def test_an_agent_that_stands_by_is_not_registered(room: Room) -> None:
     """Else each claim would wait for it where two agents were installed."""
     room.node.cards("warboy=2")

@@ -1,16 +1,14 @@
-"""Draws the dashboards: `make pictures`.
+"""Draws the dashboard: `make pictures`.
 
 No Grafana: each panel's query is asked from a real Prometheus, and drawn by matplotlib where the
-panel is. It has scraped the simulated nodes of tests/monitoring for two minutes, and for "who used
-what" it has the simulated hour of there. Needs Prometheus (`make packages`).
+panel is. It has scraped the simulated nodes of tests/monitoring for two minutes. Needs Prometheus
+(`make packages`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,12 +19,11 @@ from typing import Any
 from matplotlib import pyplot
 from PIL import Image
 
-from tests.monitoring.fleet import Prometheus, fleet, prometheus_of
-from tests.monitoring.helpers import DASHBOARDS, promtool, write_rules
-from tests.monitoring.test_accounting import HOUR, Hour
+from tests.monitoring.fleet import Prometheus, fleet
+from tests.monitoring.helpers import DASHBOARDS
 
 HERE = Path(__file__).parent
-ROWS = {"Now", "Nodes", "Cards", "Pods and namespaces", "In the time range shown", "Over time"}
+ROWS = {"Now", "Nodes", "Cards", "Pods and namespaces"}
 """Those that are drawn. The nodes of the tests have no DRA, and the agents are this project's."""
 UNIT = (0.55, 0.3)
 """Inches of a unit of Grafana's grid."""
@@ -34,7 +31,7 @@ LEGEND = 10
 """The most series of which a legend has room."""
 LONGEST = 12
 """Lines of a table that are drawn."""
-UNITS = {"percent": "%", "celsius": "°C", "watt": "W", "kwatth": "kWh"}
+UNITS = {"percent": "%", "celsius": "°C", "watt": "W"}
 """As Grafana names them, and as people write them."""
 COLORS = {"green": "#56a64b", "red": "#e02f44", "yellow": "#e0b400", "orange": "#ff780a"}
 Series = tuple[str, list[float], list[float]]
@@ -98,28 +95,7 @@ async def main() -> None:
     async with fleet() as prometheus:
         await asyncio.sleep(90)
         now = await Asked(prometheus, time.time(), 120, 2).shown("npu-agent")
-    with tempfile.TemporaryDirectory() as directory:
-        used = await _hour(Path(directory))
-    for uid, shown in ("npu-agent", now), ("npu-agent-usage", used):
-        _draw(shown, HERE / f"dashboard-{uid}.png")
-
-
-async def _hour(directory: Path) -> Shown:
-    """An hour with Pods that come and go, and what the recording rules make of it."""
-    base = math.floor(time.time() / 300) * 300.0 - 2 * HOUR
-    hour = Hour(base)
-    hour.play()
-    (directory / "hour.txt").write_text("\n".join(hour.openmetrics()))
-    (directory / "prometheus.yaml").write_text("{}")
-    rules = write_rules(directory)
-    tsdb = ("tsdb", "create-blocks-from")
-    promtool(*tsdb, "openmetrics", "hour.txt", "data", cwd=directory)
-    async with prometheus_of(directory) as prometheus:
-        times = (f"--start={base:.0f}", f"--end={base + HOUR:.0f}", f"--url={prometheus.url}")
-        made = ("--eval-interval=60s", "--output-dir=data", *times, rules)
-        await asyncio.to_thread(promtool, *tsdb, "rules", *made, cwd=directory)
-    async with prometheus_of(directory) as prometheus:
-        return await Asked(prometheus, base + HOUR, HOUR, 60).shown("npu-agent-usage")
+    _draw(now, HERE / "dashboard-npu-agent.png")
 
 
 def _unfolded(dashboard: dict[str, Any]) -> list[dict[str, Any]]:

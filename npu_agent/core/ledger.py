@@ -137,12 +137,6 @@ class PreparedClaim:
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
     @property
-    def uids_by_pod(self) -> dict[str, str]:
-        """Empty where others than Pods use the claim: then it is not known which UID is whose."""
-        pods, uids = self.pods, self.pod_uids
-        return dict(zip(pods, uids, strict=True)) if len(pods) == len(uids) else {}
-
-    @property
     def footprints(self) -> tuple[Footprint, ...]:
         """Footprints of its devices, without those with admin access."""
         return tuple(one.footprint for one in self.devices if not one.admin)
@@ -236,8 +230,6 @@ class Usage:
     card_id: str
     cores: CoreRange
     assignment: Assignment
-    uid: str = ""
-    """Of the Pod; "": not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -581,22 +573,16 @@ class Ledger:
         for held in self.allocations.values():
             if held.first_absent is None and held.containers:
                 best = _best(held.footprints, present)
-                # Of several, it is not known which one has it now.
-                uid = min(held.pod_uids) if len(held.pod_uids) == 1 else ""
-                found += [Usage(*best, one, uid) for one in held.containers] if best else []
+                found += [Usage(*best, one) for one in held.containers] if best else []
         users: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in uses:
             users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
         for claim in self.prepared.values():
             named = users.get((claim.namespace, claim.name), [])
-            uids = claim.uids_by_pod
             for device in claim.devices:
                 best = None if device.admin else _best([device.footprint], present)
                 if best:
-                    found += [
-                        Usage(*best, one, uids.get(one.pod, ""))
-                        for one in _assigned(claim, device, named)
-                    ]
+                    found += [Usage(*best, one) for one in _assigned(claim, device, named)]
         return tuple(sorted(found, key=lambda one: one.assignment))
 
 

@@ -287,27 +287,6 @@ def test_holdings_name_the_card_and_its_cores() -> None:
     assert answered(ledger, at=20.0, cards=[A, B]).usages(map(state, (A, B))) == ()
 
 
-def test_holdings_name_the_pod_by_its_uid_where_one_pod_has_had_the_device() -> None:
-    def uids(*noted: str) -> list[str]:
-        pods = {DeviceName(NPU, "U0"): frozenset(noted)}
-        ledger = Ledger().with_answer([pod("U0")], 1.0, cards=[A], resources={NPU}, pods=pods)
-        return [usage.uid for usage in ledger.usages([state(A)])]
-
-    assert uids("uid-1") == ["uid-1"]
-    assert uids() == uids("uid-1", "uid-2") == [""]
-
-
-def test_holdings_by_a_claim_name_its_pods_by_their_uids() -> None:
-    def uids(pods: tuple[str, ...], pod_uids: tuple[str, ...]) -> list[str]:
-        (device,) = offered(A)
-        shared = replace(claim(prepared("npu", device)), pods=pods, pod_uids=pod_uids)
-        return [usage.uid for usage in Ledger().with_claim(shared).usages([state(A)])]
-
-    assert uids(pods=("a", "b"), pod_uids=("1", "2")) == ["1", "2"]
-    # A consumer that is no Pod has none here: whose this one is, is not known.
-    assert uids(pods=("a", "b"), pod_uids=("2",)) == ["", ""]
-
-
 def claim(*devices: PreparedDevice) -> PreparedClaim:
     return PreparedClaim(
         driver="npu.example.com",

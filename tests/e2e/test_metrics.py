@@ -145,9 +145,7 @@ def test_a_pod_shows_up_with_its_card_and_is_gone_after_it(
     assert held["device"] == node.environment("worker", "NPU_DEVNAME")[:4]
     (card,) = prometheus.wait('furiosa_npu_alive{pod="worker"}', 1)
     assert card["device"] == held["device"]
-    uid = node.pod("worker")["metadata"]["uid"]
-    account = f'npu_holder_core_seconds_total{{pod="worker",uid="{uid}",claim=""}} > 0'
-    prometheus.wait(account, 1)
+    prometheus.wait('npu:core_seconds:used30s{pod="worker"} > 0', 1)
     node.delete_pods("worker")
     prometheus.wait("furiosa_npu_assigned", 0)
     prometheus.wait('furiosa_npu_alive{pod=""}', 2)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent.outputs.prometheus import accounting, own, process
+from npu_agent.outputs.prometheus import own, process
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
 PROJECT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def exported() -> set[str]:
     """The names of all series that there can be: of the agent's code, and what comes of them."""
     names = set(_OF_PROMETHEUS) | rules("record").keys()
     histograms: set[str] = set()
-    for definition in (*accounting.DEFINITIONS, *own.DEFINITIONS):
+    for definition in own.DEFINITIONS:
         (histograms if definition.kind == "histogram" else names).add(definition.name)
     names |= {definition.name for definition in process.DEFINITIONS}
     for schema in SCHEMAS.values():

@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from tests.monitoring.helpers import (
+    DASHBOARDS,
     PAGE,
-    PROJECT,
     RUNBOOK,
     exported,
     metrics_of,
     needs_promtool,
+    panels,
     promtool,
     queries_within,
     rules,
@@ -50,9 +51,6 @@ def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
     assert any(re.fullmatch(r"- (fires )+- ", course) for course in courses)
 
 
-CHARGEBACK = (PROJECT / "docs" / "chargeback.md").read_text()
-
-
 @pytest.mark.parametrize("alert", ALERTS)
 def test_each_alert_tells_what_to_do(alert: str) -> None:
     rule = ALERTS[alert]
@@ -74,7 +72,7 @@ def test_rules_ask_for_series_that_there_are() -> None:
         return set().union(*map(metrics_of, texts))
 
     every = [*ALERTS.values(), *rules("record").values()]
-    queries = re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", CHARGEBACK, re.MULTILINE)
+    queries = re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", PAGE, re.MULTILINE)
     found = set().union(*map(asked, every), *map(metrics_of, queries))
     assert found <= exported()
     assert rules("record").keys() <= found, "recorded for nobody"
@@ -84,8 +82,21 @@ def test_the_inhibitions_name_alerts_and_labels_that_there_are() -> None:
     """A rule with a name that is wrong inhibits nothing, and Alertmanager takes it."""
     [text] = re.findall(r"```yaml\n(inhibit_rules:.+?)```", PAGE, re.DOTALL)
     for rule in yaml.safe_load(text)["inhibit_rules"]:
-        assert rule["equal"] == ["hostname", "arch", "device"]
+        assert rule["equal"] == ["cluster", "hostname", "arch", "device"]
         for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
             found = set(re.findall(r"Npu\w+", matcher))
             assert found
-            assert all("(hostname, arch, device" in ALERTS[name]["expr"] for name in found)
+            assert all("(cluster, hostname, arch, device" in ALERTS[name]["expr"] for name in found)
+
+
+def test_every_rule_keeps_two_clusters_of_one_prometheus_apart() -> None:
+    """Their Nodes may have the same names: alerts/clusters.yaml."""
+    expressions = [rule["expr"] for rule in (*ALERTS.values(), *rules("record").values())]
+    expressions += [target["expr"] for each in DASHBOARDS.values() for target in _targets(each)]
+    for expression in expressions:
+        for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
+            assert "cluster" in labels.split(", "), expression
+
+
+def _targets(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [target for panel in panels(dashboard) for target in panel["targets"]]

@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from npu_agent.core.accounting import Account, Subject
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.outputs.prometheus import accounting, cards, own, process
+from npu_agent.outputs.prometheus import cards, own, process
 from npu_agent.outputs.prometheus.text import Definition, Samples, Source
 
 log = logger(__name__)
 
 Made = TypeVar("Made")
-
-_OWN = (*accounting.DEFINITIONS, *own.DEFINITIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,6 @@ class Page:
         settings: Feed[Settings],
         hostname: str,
         state: Callable[[], AgentState],
-        accounts: Callable[[], Mapping[Subject, Account]],
     ) -> None:
         self.failures: Counter[str] = Counter()
         """Of each family that could not be rendered and was left out."""
@@ -56,14 +52,13 @@ class Page:
         self._settings = settings
         self._hostname = hostname
         self._state = state
-        self._accounts = accounts
         self._failing: set[str] = set()
 
     def body(self, openmetrics: bool) -> bytes:
         schemas = self._settings.value.schemas
         parts = [
             *self._families("cards", cards.definitions(schemas), self._cards, openmetrics),
-            *self._families("own", _OWN, self._own, openmetrics),
+            *self._families("own", own.DEFINITIONS, self._own, openmetrics),
             *self._families("process", process.DEFINITIONS, process.read, openmetrics),
         ]
         return b"".join(parts) + (b"# EOF\n" if openmetrics else b"")
@@ -79,8 +74,7 @@ class Page:
         )
 
     def _own(self) -> Mapping[str, Samples]:
-        state = self._state()
-        return {**accounting.read(self._accounts(), state), **own.read(state)}
+        return own.read(self._state())
 
     def _families(
         self,

@@ -35,16 +35,7 @@ def label_text(before: str = "", /, **labels: str | None) -> str:
     return ",".join(pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class Since:
-    """The value of a counter that began later than the agent."""
-
-    value: float | None
-    created: float
-    """When it began at 0, in seconds since 1970."""
-
-
-Samples = Iterable[tuple[str, float | Histogram | Since | None]]
+Samples = Iterable[tuple[str, float | Histogram | None]]
 """Labels, as `label_text` writes them, and values."""
 
 
@@ -64,8 +55,7 @@ class Definition(Generic[Source]):
         """Renders its part of a page; empty if `source` has no samples of it."""
         lines: list[str] = []
         seen: set[str] = set()
-        for labels, sample in self.samples(source):
-            value = sample.value if isinstance(sample, Since) else sample
+        for labels, value in self.samples(source):
             if value is None or labels in seen:
                 continue
             seen.add(labels)
@@ -73,9 +63,6 @@ class Definition(Generic[Source]):
                 lines += _histogram(self.name, labels, value)
             elif (number := finite(value)) is not None and (number >= 0 or self.kind == "gauge"):
                 lines.append(_line(self.name, labels, number))
-                if openmetrics and isinstance(sample, Since):
-                    name = f"{self.name.removesuffix('_total')}_created"
-                    lines.append(_line(name, labels, sample.created))
         if not lines:
             return b""
         name, text = self.name, self.help.replace("\\", r"\\").replace("\n", r"\n")

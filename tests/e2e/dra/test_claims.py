@@ -54,17 +54,16 @@ def test_a_pod_of_a_template_runs_and_ends(node: Node) -> None:
     claim = claim_of(node, "one")
     assert prepared(node) == {f"default/{claim['metadata']['name']}"}
     assert specs(node) == {f"furiosa.ai-claim-{claim['metadata']['uid']}.json"}
-    node.wait_for("its account", lambda: claim["metadata"]["name"] in accounts(node, "one"))
+    node.wait_for("its holder on /metrics", lambda: claim["metadata"]["name"] in held(node, "one"))
     node.delete_pods("one")
     unprepared(node)
 
 
-def accounts(node: Node, pod: str) -> set[str]:
-    """The claims for which /metrics counts what this very Pod uses."""
-    uid = node.pod(pod)["metadata"]["uid"]
-    counters = re.findall(r"\bnpu_holder_core_seconds_total\{(.*)\} ", node.page("/metrics"))
-    labels = [dict(re.findall(r'(\w+)="([^"]*)"', counter)) for counter in counters]
-    return {each["claim"] for each in labels if each.get("uid") == uid}
+def held(node: Node, pod: str) -> set[str]:
+    """The claims by which /metrics has cores held by this Pod."""
+    series = re.findall(r"\bfuriosa_npu_assigned\{(.*)\} ", node.page("/metrics"))
+    labels = [dict(re.findall(r'(\w+)="([^"]*)"', labels)) for labels in series]
+    return {each["claim"] for each in labels if each["pod"] == pod}
 
 
 def test_a_claim_outlives_its_pods(node: Node) -> None:

@@ -1,7 +1,7 @@
 """Cards, holders and pages made in code, and pages taken apart by prometheus_client's parsers."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
@@ -10,7 +10,6 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from npu_agent.core.accounting import Account, Subject
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
@@ -27,7 +26,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.core.vendor_spec import MetricSchema
-from npu_agent.outputs.prometheus import accounting, cards
+from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.own import DEFINITIONS, read
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -143,16 +142,10 @@ def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any
     return parsed(page_of_cards(found, *assignments, **settings), openmetrics=False)
 
 
-def own_page(
-    state: AgentState,
-    accounts: Mapping[Subject, Account] | None = None,
-    *,
-    openmetrics: bool = False,
-) -> bytes:
+def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
     """The agent's own part of the page, but for ``process_*``."""
-    found = {**accounting.read(accounts or {}, state), **read(state)}
-    definitions = (*accounting.DEFINITIONS, *DEFINITIONS)
-    return b"".join(each.render(found, openmetrics=openmetrics) for each in definitions)
+    samples = read(state)
+    return b"".join(each.render(samples, openmetrics=openmetrics) for each in DEFINITIONS)
 
 
 def families(state: AgentState) -> list[Metric]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.vendor_spec import MetricSource
-from npu_agent.outputs.prometheus import accounting, cards, own
+from npu_agent.outputs.prometheus import cards, own
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers
 from tests.outputs.prometheus.test_golden import GOLDEN
@@ -63,24 +63,21 @@ def test_what_has_no_unit_is_called_the_same_in_every_schema() -> None:
 def test_the_names_of_opentelemetry_are_mapped_from_metrics_that_there_are() -> None:
     _, _, section = TEXT.partition("### By OpenTelemetry's names")
     section, _, _ = section.partition("### Labels")
-    mapped = set(re.findall(r"\b(?:furiosa_npu|npu_holder)_\w+", section))
-    assert mapped >= {"furiosa_npu_temperature_celsius", "npu_holder_energy_joules_total"}
-    theirs = {metric.name for metric in SCHEMAS["prometheus"].metrics}
-    assert mapped <= theirs | {each.name for each in accounting.DEFINITIONS}
+    mapped = set(re.findall(r"\bfuriosa_npu_\w+", section))
+    assert "furiosa_npu_temperature_celsius" in mapped
+    assert mapped <= {metric.name for metric in SCHEMAS["prometheus"].metrics}
 
 
 def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
-    listed = {name: cells[0] for name, cells in rows("npu_(?:agent|holder)_").items()}
-    definitions = (*accounting.DEFINITIONS, *own.DEFINITIONS)
-    assert listed == {definition.name: definition.kind for definition in definitions}
+    listed = {name: cells[0] for name, cells in rows("npu_agent_").items()}
+    assert listed == {definition.name: definition.kind for definition in own.DEFINITIONS}
 
 
 @pytest.mark.parametrize("name", rows("npu_agent_"))
 def test_labels_of_the_agents_metrics_are_those_of_the_page(name: str) -> None:
-    pages = [(GOLDEN / f"{host}.0.8.txt").read_bytes() for host in ("mixed-fusion", "claims")]
+    page = (GOLDEN / "0.8.txt").read_bytes()
     samples = [
         sample
-        for page in pages
         for metric in helpers.parsed(page, openmetrics=False)
         for sample in metric.samples
         if re.fullmatch(rf"{name}(_bucket)?", sample.name)

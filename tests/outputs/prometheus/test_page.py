@@ -2,13 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from npu_agent.core.accounting import UNHELD, Account, Subject
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
@@ -39,7 +37,6 @@ class Room:
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
     holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
     settings: Feed[Settings] = field(default_factory=lambda: Feed(SETTINGS))
-    accounts: Callable[[], dict[Subject, Account]] = dict
     broken: bool = False
     """Whether the agent's state cannot be put together."""
 
@@ -50,7 +47,6 @@ class Room:
             settings=self.settings,
             hostname="node-1",
             state=self._state,
-            accounts=self.accounts,
         )
 
     def _state(self) -> AgentState:
@@ -60,14 +56,6 @@ class Room:
 
     def text(self) -> str:
         return self.page.body(False).decode()
-
-
-def test_each_scrape_asks_for_the_accounts() -> None:
-    account = Account(since=0.0)
-    room = Room(accounts=lambda: {Subject("rngd", "npu0", UNHELD): account})
-    for account.reserved in (8.0, 16.0):
-        labels = 'arch="rngd",device="npu0",hostname="node-1"'
-        assert f"npu_holder_core_seconds_total{{{labels}}} {account.reserved}\n" in room.text()
 
 
 def test_series_come_and_go_with_what_they_describe() -> None:
