@@ -162,7 +162,6 @@ class Container(_Struct, frozen=True):
     image: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
-    ports: tuple[Plain, ...] = ()
 
 
 class PodClaim(_Struct, frozen=True):
@@ -174,19 +173,10 @@ class PodClaim(_Struct, frozen=True):
 
 
 class PodSpec(_Struct, frozen=True):
-    """The parts of a Pod's spec that the scheduler reads."""
+    """The Node, the containers and the claims of a Pod."""
 
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
-    node_selector: dict[str, str] = {}
-    affinity: Plain | None = None
-    tolerations: tuple[Plain, ...] = ()
-    topology_spread_constraints: tuple[Plain, ...] = ()
-    scheduling_gates: tuple[Plain, ...] = ()
-    overhead: dict[str, str] = {}
-    resources: Resources = Resources()
-    """Of the whole Pod, in place of what its containers ask for."""
-    volumes: tuple[Plain, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     resource_claims: tuple[PodClaim, ...] = ()
@@ -283,7 +273,6 @@ class Result(_Struct, frozen=True):
     device: Name
     admin_access: bool | None = None
     tolerations: tuple[Plain, ...] = ()
-    share_id: str | None = msgspec.field(default=None, name="shareID")
 
     @property
     def admin(self) -> bool:
@@ -321,10 +310,9 @@ class Results(_Struct, frozen=True):
 
 
 class Allocation(_Struct, frozen=True):
-    """The devices allocated to a claim; `node_selector`: where it can be used."""
+    """The devices allocated to a claim."""
 
     devices: Results = Results()
-    node_selector: Plain | None = None
 
 
 class Consumer(_Struct, frozen=True):
@@ -343,14 +331,13 @@ class ClaimStatus(_Struct, frozen=True):
 
 
 class ClaimDevices(_Struct, frozen=True):
-    """Requests, and constraints between their devices."""
+    """The requests of a claim."""
 
     requests: tuple[Plain, ...] = ()
-    constraints: tuple[Plain, ...] = ()
 
 
 class ClaimSpec(_Struct, frozen=True):
-    """The requests of a claim."""
+    """The desired state of a claim."""
 
     devices: ClaimDevices = ClaimDevices()
 
@@ -404,13 +391,6 @@ class Counters(_Struct, frozen=True):
     counters: dict[str, dict[str, str]] = {}
 
 
-class CounterSet(_Struct, frozen=True):
-    """Counters that devices of the pool share."""
-
-    name: str
-    counters: dict[str, dict[str, str]] = {}
-
-
 class Device(_Struct, frozen=True):
     """A device of a slice."""
 
@@ -420,11 +400,7 @@ class Device(_Struct, frozen=True):
     capacity: dict[str, Plain] = {}
     consumes_counters: tuple[Counters, ...] = ()
     taints: tuple[Taint, ...] = ()
-    node_name: str | None = None
-    node_selector: Plain | None = None
-    all_nodes: bool | None = None
     allow_multiple_allocations: bool | None = None
-    binding_conditions: tuple[str, ...] = ()
 
     def attribute(self, name: str) -> Any:
         """Its plain value; None: the device has no such attribute."""
@@ -432,30 +408,29 @@ class Device(_Struct, frozen=True):
 
 
 class Pool(_Struct, frozen=True):
-    """The pool of a slice: complete with all slices of the highest generation."""
+    """The pool of a slice; slices of a lower generation are obsolete."""
 
     name: str
     generation: int
-    resource_slice_count: int
 
 
 class SliceSpec(_Struct, frozen=True):
-    """The devices, or counters, of a slice."""
+    """The devices of a slice."""
 
     driver: str
     pool: Pool
-    node_name: str | None = None
-    node_selector: Plain | None = None
-    all_nodes: bool | None = None
-    per_device_node_selection: bool | None = None
     devices: tuple[Device, ...] = ()
-    shared_counters: tuple[CounterSet, ...] = ()
 
 
 class ResourceSlice(Object, frozen=True):
     """A ResourceSlice."""
 
     spec: SliceSpec
+
+
+def expressions(of: Plain) -> list[str]:
+    """The CEL selectors of a request."""
+    return [one["cel"]["expression"] for one in of.get("selectors") or () if "cel" in one]
 
 
 class ClassSpec(_Struct, frozen=True):
@@ -469,6 +444,11 @@ class DeviceClass(Object, frozen=True):
     """A DeviceClass."""
 
     spec: ClassSpec = ClassSpec()
+
+    @property
+    def selectors(self) -> list[str]:
+        """Its CEL selectors."""
+        return expressions({"selectors": self.spec.selectors})
 
 
 class DeviceSelector(_Struct, frozen=True):
@@ -490,53 +470,3 @@ class DeviceTaintRule(Object, frozen=True):
     """A DeviceTaintRule, by which an administrator taints devices."""
 
     spec: TaintRuleSpec
-
-
-class VolumeClaimSpec(_Struct, frozen=True):
-    """The volume, where one is bound, and the class of one to make."""
-
-    volume_name: str = ""
-    storage_class_name: str | None = None
-
-
-class PersistentVolumeClaim(Object, frozen=True):
-    """A PersistentVolumeClaim."""
-
-    spec: VolumeClaimSpec = VolumeClaimSpec()
-
-
-class VolumeSpec(_Struct, frozen=True):
-    """The Nodes where a volume can be used."""
-
-    node_affinity: Plain | None = None
-
-
-class PersistentVolume(Object, frozen=True):
-    """A PersistentVolume."""
-
-    spec: VolumeSpec = VolumeSpec()
-
-
-class StorageClass(Object, frozen=True):
-    """A StorageClass."""
-
-    volume_binding_mode: str = "Immediate"
-
-
-class QuotaSpec(_Struct, frozen=True):
-    """The most that a namespace may ask for: ``{"requests.example.com/npu": "4"}``."""
-
-    hard: dict[str, str] = {}
-
-
-class QuotaStatus(_Struct, frozen=True):
-    """The requests of its objects; keys as of `hard`."""
-
-    used: dict[str, str] = {}
-
-
-class ResourceQuota(Object, frozen=True):
-    """A ResourceQuota."""
-
-    spec: QuotaSpec = QuotaSpec()
-    status: QuotaStatus = QuotaStatus()

@@ -23,10 +23,6 @@ _PLACES = {
     "ResourceClaimTemplate": (_DRA, "resourceclaimtemplates"),
     "DeviceClass": (_DRA, "deviceclasses"),
     "DeviceTaintRule": (_DRA, "devicetaintrules"),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "PersistentVolume": ("/api/v1", "persistentvolumes"),
-    "StorageClass": ("/apis/storage.k8s.io/v1", "storageclasses"),
-    "ResourceQuota": ("/api/v1", "resourcequotas"),
     "TokenReview": ("/apis/authentication.k8s.io/v1", "tokenreviews"),
     "SubjectAccessReview": ("/apis/authorization.k8s.io/v1", "subjectaccessreviews"),
     "SelfSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
@@ -35,6 +31,11 @@ _PLACES = {
 OF_NODES = ("nodes", "resourceclaims", "resourceslices")
 """What the Node authorizer knows to be a node's or another's; RBAC's words."""
 READS = ("get", "list", "watch")
+
+
+def plural(kind: str) -> str:
+    """The kind for people: ``Nodes``, ``DeviceClasses``."""
+    return f"{kind}{'es' if kind.endswith('s') else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Request(Generic[T]):
     def __str__(self) -> str:
         """Returns words for people: ``get Node n1``, ``list ResourceSlices``."""
         if self.verb in ("list", "watch"):
-            return f"{self.verb} {self.kind}{'es' if self.kind.endswith('s') else 's'}"
+            return f"{self.verb} {plural(self.kind)}"
         name = "/".join(filter(None, (self.namespace, self.name)))
         of = f"the {self.subresource} of " if self.subresource else ""
         return f"{self.verb} {of}{self.kind} {name}".rstrip()

@@ -1,8 +1,8 @@
-"""CEL selectors of DeviceClasses and claims, as Kubernetes evaluates them for a device.
+"""CEL selectors of DeviceClasses and claims: which devices meet them.
 
 The language is Google's own cel-cpp, by cel-expr-python. What Kubernetes adds is here: quantities,
-versions, and an empty map for a domain that a device lacks. What this cannot evaluate is said to be
-unknown, and is never guessed.
+versions, and an empty map for a domain that a device lacks. What this cannot evaluate is never
+guessed. Selectors are other people's: a process with limits of its own evaluates them.
 
 Source: k8s.io/dynamic-resource-allocation/cel/compile.go and k8s.io/apiserver/pkg/cel/library of
 Kubernetes 1.37.
@@ -10,10 +10,18 @@ Kubernetes 1.37.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import resource
+import select
+import signal
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,12 +45,96 @@ _QUANTITY, _VERSION = "kubernetes.Quantity", "kubernetes.Semver"
 """Keys of the maps that stand for values of these types."""
 
 
+_SECONDS = 1.0
+"""For one expression and all devices."""
+_MEMORY = 512 * 2**20
+"""Bytes, in addition to what the process has."""
+
+
 class CannotJudgeError(Exception):
-    """The scheduler's decision cannot be computed here; the message says why."""
+    """This cannot be evaluated here; the message says why."""
 
 
 class CelError(Exception):
     """The expression fails on this device. The scheduler then gives the Pod up, on all Nodes."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The answers of an expression."""
+
+    met: tuple[bool | None, ...]
+    """Of each device; None: the expression fails on it."""
+    error: str = ""
+    """Of the first device on which it fails."""
+    unknown: str = ""
+    """Why none could be judged."""
+
+
+def judge(expression: str, devices: Sequence[tuple[str, Device]]) -> Judged:
+    """Evaluates an expression for devices and their drivers, within a second.
+
+    Raises:
+        CannotJudgeError: it has what is not known here, or takes too long, or CEL is not installed.
+    """
+    _environment()
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there may be threads
+        child = os.fork()
+    if not child:
+        try:
+            os.close(read)
+            _limit()
+            with os.fdopen(write, "wb") as answer:
+                answer.write(msgspec.json.encode(_judge(expression, devices)))
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        return _answer(read)
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _answer(read: int) -> Judged:
+    until, text = time.monotonic() + _SECONDS, b""
+    while select.select([read], [], [], max(0.0, until - time.monotonic()))[0]:
+        if part := os.read(read, 2**16):
+            text += part
+            continue
+        if not text:
+            raise CannotJudgeError("its evaluation ended early: it may take 512 MiB")
+        judged = msgspec.json.decode(text, type=Judged)
+        if judged.unknown:
+            raise CannotJudgeError(judged.unknown)
+        return judged
+    raise CannotJudgeError(f"it takes more than {_SECONDS:g} s")
+
+
+def _limit() -> None:
+    """Limits the memory of this process, where the system can."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what C++ says when it has no memory
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + _MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _judge(expression: str, devices: Sequence[tuple[str, Device]]) -> Judged:
+    met: list[bool | None] = []
+    first = ""
+    try:
+        for driver, device in devices:
+            try:
+                met.append(matches(expression, device, driver))
+            except CelError as error:
+                met.append(None)
+                first = first or str(error)
+    except CannotJudgeError as error:
+        return Judged((), unknown=str(error))
+    return Judged(tuple(met), first)
 
 
 def matches(expression: str, device: Device, driver: str) -> bool:
@@ -50,7 +142,7 @@ def matches(expression: str, device: Device, driver: str) -> bool:
 
     Raises:
         CelError: it fails on this device, as with an attribute that the device lacks.
-        CannotJudgeError: it has what is not known here, or CEL is not installed.
+        CannotJudgeError: it has what is not known here.
     """
     names = _read(expression, driver)
     attributes, capacity = device.attributes, device.capacity
@@ -88,39 +180,22 @@ def _matches(expression: str, device: bytes) -> bool:
         "attributes": _by_domain(_values(attributes, expression), driver, domains),
         "capacity": _by_domain(_capacities(capacities), driver, domains),
     }
-    found = _compiled(expression).eval(data={"device": variable})
+    try:
+        found = _compiled(expression).eval(data={"device": variable})
+    except RuntimeError as error:  # 10,000 steps, which may be too few
+        raise CannotJudgeError(_STATUS.sub("", one_line(error))) from None
     if isinstance(value := found.value(), bool):
         return value
-    failed = found.type().name() == "ERROR"
-    raise CelError(_STATUS.sub("", one_line(value)) if failed else "its value is not a bool")
-
-
-def terms(expression: str) -> list[str]:
-    """The parts that all have to be true: what stands between ``&&`` outside of parentheses."""
-    parts, depth, quote, last = [], 0, "", 0
-    for at, char in enumerate(expression):
-        if quote:
-            quote = "" if char == quote and expression[at - 1] != "\\" else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif not depth and char in "|?":
-            return [expression.strip()]
-        elif not depth and expression.startswith("&&", at):
-            parts.append(expression[last:at].strip())
-            last = at + 2
-    return [*parts, expression[last:].strip()]
+    if found.type().name() != "ERROR":
+        raise CelError("its value is not a bool")
+    raise CelError(_STATUS.sub("", one_line(value)))
 
 
 def _domains(expression: str) -> set[str]:
     """The domains that the expression looks up."""
     found = _LOOKUP.findall(expression)
     if _MAP.search(_LOOKUP.sub("", expression)):
-        what = "uses a map of domains as a whole"
-        raise CannotJudgeError(f"the selector {one_line(expression)} {what}")
+        raise CannotJudgeError("it uses a map of domains as a whole")
     return {text[1:-1] for text in found}
 
 
@@ -140,7 +215,7 @@ def _values(attributes: dict[str, Any], expression: str) -> Iterator[tuple[str, 
         if kind in ("int", "bool", "string", "version"):
             yield name, _version(value) if kind == "version" else value
         elif name.rpartition("/")[2] in expression:
-            raise CannotJudgeError(f"attribute {name}, which a selector reads, has type {kind}")
+            raise CannotJudgeError(f"it reads attribute {name}, which has type {kind}")
 
 
 def _capacities(capacities: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -155,7 +230,7 @@ def _compiled(expression: str) -> Any:
         return environment.compile(expression)
     except RuntimeError as error:
         why = one_line(error).removeprefix("INVALID_ARGUMENT: ERROR: ")
-        raise CannotJudgeError(f"the selector {one_line(expression)} is not known: {why}") from None
+        raise CannotJudgeError(why) from None
 
 
 @lru_cache(maxsize=1)
@@ -164,8 +239,8 @@ def _environment() -> Any:
         from cel_expr_python import cel
         from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings
     except ImportError:
-        install = "pip install 'npu-agent[kubectl]'"
-        raise CannotJudgeError(f"CEL is not installed, which selectors need: {install}") from None
+        install = "`pip install cel-expr-python`"
+        raise CannotJudgeError(f"CEL is not installed: {install}") from None
     any_, of = cel.Type.DYN, cel.Type
     functions: tuple[tuple[str, Any, tuple[Any, ...], bool, Callable[..., Any]], ...] = (
         ("quantity", any_, (of.STRING,), False, _quantity),

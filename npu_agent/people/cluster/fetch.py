@@ -22,7 +22,7 @@ KINDS: dict[str, type[Object]] = {
     each.name: get_args(each.type)[0] for each in fields(Cluster) if each.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
-_NAMESPACED = ("pods", "claims", "templates", "quotas", "volume_claims")
+_NAMESPACED = ("pods", "claims", "templates")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 """Selects the Pods that hold something, or will: those that have ended may be many."""
 _LIMIT = 500

@@ -8,14 +8,10 @@ from npu_agent.kube.objects import (
     DeviceClass,
     DeviceTaintRule,
     Node,
-    PersistentVolume,
-    PersistentVolumeClaim,
     Pod,
     ResourceClaim,
     ResourceClaimTemplate,
-    ResourceQuota,
     ResourceSlice,
-    StorageClass,
 )
 
 
@@ -28,10 +24,6 @@ class Cluster(msgspec.Struct, frozen=True):
     templates: tuple[ResourceClaimTemplate, ...] = ()
     slices: tuple[ResourceSlice, ...] = ()
     classes: tuple[DeviceClass, ...] = ()
-    quotas: tuple[ResourceQuota, ...] = ()
     taint_rules: tuple[DeviceTaintRule, ...] = ()
-    volume_claims: tuple[PersistentVolumeClaim, ...] = ()
-    volumes: tuple[PersistentVolume, ...] = ()
-    storage_classes: tuple[StorageClass, ...] = ()
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -16,9 +16,6 @@ _FORM = re.compile(
     re.ASCII,
 )
 _LONGEST = 64
-
-Amounts = dict[str, Fraction]
-"""By the name of a resource or counter."""
 
 
 @lru_cache(maxsize=2**12)
@@ -33,32 +30,3 @@ def quantity(text: str) -> Fraction:
         raise ValueError(f"{text!r} is not a quantity")
     number, exponent, suffix = found.groups()
     return Fraction(number) * Fraction(10) ** int(exponent or 0) * _FACTORS[suffix or ""]
-
-
-def amounts(texts: Mapping[str, str]) -> Amounts:
-    return {name: quantity(text) for name, text in texts.items()}
-
-
-def total(each: Iterable[Amounts]) -> Amounts:
-    found: Amounts = {}
-    for one in each:
-        for name, amount in one.items():
-            found[name] = found.get(name, Fraction()) + amount
-    return found
-
-
-def largest(each: Iterable[Amounts]) -> Amounts:
-    """The largest of each name."""
-    found: Amounts = {}
-    for one in each:
-        for name, amount in one.items():
-            found[name] = max(found.get(name, amount), amount)
-    return found
-
-
-def number(amount: Fraction) -> str:
-    """Formats for people: ``8``, ``0.5``, ``2G``."""
-    for suffix, factor in reversed(_BINARY.items()):
-        if amount and not amount % factor:
-            return f"{amount // factor}{suffix}"
-    return str(amount) if amount.denominator == 1 else f"{float(amount):g}"

@@ -6,12 +6,13 @@ cores.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.kube.objects import Device, Node, Pod, condition
+from npu_agent.kube.objects import Container, Device, Node, Pod, condition
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import Pages
 from npu_agent.people.cluster.objects import Cluster
@@ -67,11 +68,26 @@ class Holding:
     """The claim, or the resource."""
 
 
+class Offered(NamedTuple):
+    """A device of a slice; a Node's pool has its name."""
+
+    driver: str
+    pool: str
+    device: Device
+
+
+class CardKey(NamedTuple):
+    """A card of a Node: families number theirs alike."""
+
+    family: str
+    name: str
+
+
 @dataclass(slots=True)
 class Part:
     """A device of a slice: what of a card it is."""
 
-    card: str
+    card: CardKey
     cores: frozenset[int]
     device: Device
 
@@ -97,26 +113,27 @@ def agents(cluster: Cluster) -> dict[str, Pod]:
     return {pod.spec.node_name: pod for pod in cluster.pods if pod.is_agent and pod.spec.node_name}
 
 
-def devices(cluster: Cluster, words: Words) -> dict[tuple[str, str], Device]:
-    """The devices of the newest slices, by pool and name."""
-    ours = [one for one in cluster.slices if one.spec.driver in words.drivers]
-    newest: dict[str, int] = defaultdict(int)
-    for one in ours:
-        newest[one.spec.pool.name] = max(newest[one.spec.pool.name], one.spec.pool.generation)
-    return {
-        (one.spec.pool.name, device.name): device
-        for one in ours
-        if one.spec.pool.generation == newest[one.spec.pool.name]
-        for device in one.spec.devices
-    }
+def devices(cluster: Cluster) -> list[Offered]:
+    """The devices of the newest slices of each pool, of any driver."""
+    newest: dict[tuple[str, str], int] = defaultdict(int)
+    for spec in (one.spec for one in cluster.slices):
+        pool = spec.driver, spec.pool.name
+        newest[pool] = max(newest[pool], spec.pool.generation)
+    return [
+        Offered(spec.driver, spec.pool.name, device)
+        for spec in (one.spec for one in cluster.slices)
+        if spec.pool.generation == newest[spec.driver, spec.pool.name]
+        for device in spec.devices
+    ]
 
 
 def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
     """The Nodes that have cards, or the agent; who holds what must have been read."""
     running = agents(cluster)
     pools: dict[str, list[Part]] = defaultdict(list)
-    for (pool, _), device in devices(cluster, words).items():
-        pools[pool].append(_part(device))
+    for driver, pool, device in devices(cluster):
+        if driver in words.drivers:
+            pools[pool].append(part_of(device))
     held = _held(cluster, words)
     asked = _asked(cluster, words)
     known = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
@@ -147,7 +164,7 @@ def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
 
 def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
-    offered = devices(cluster, words)
+    offered = {(one.driver, one.pool, one.device.name): one.device for one in devices(cluster)}
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
     for pod in cluster.pods:
@@ -161,13 +178,14 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
             if result.driver in words.drivers and not result.admin_access
         ]
         for name, result in given:
-            device = offered.get((result.pool, result.device))
-            part = _part(device) if device else None
-            card = part.card if part else result.device
-            cores = part.cores if part else None
-            rows.append(
-                _holding(pod, f"claim/{name}", card, _text(cores), _load(page, card, cores))
-            )
+            device = offered.get((result.driver, result.pool, result.device))
+            of = f"claim/{name}"
+            if device is None:
+                rows.append(_holding(pod, of, result.device, None, None))
+                continue
+            part = part_of(device)
+            load = _load(page, part.card, part.cores)
+            rows.append(_holding(pod, of, part.card.name, _text(part.cores), load))
         rows += _by_plugin(pod, words, page)
     return rows
 
@@ -178,9 +196,11 @@ def by_idleness(rows: list[Holding]) -> list[Holding]:
     return sorted(held, key=lambda row: (row.load is None, row.load or 0.0, row.since or ""))
 
 
-def _part(device: Device) -> Part:
+def part_of(device: Device) -> Part:
+    """The card and the cores of a device."""
     number = device.attribute("index")
-    card = f"npu{number}" if isinstance(number, int) else device.name
+    name = f"npu{number}" if isinstance(number, int) else device.name
+    card = CardKey(str(device.attribute("arch") or ""), name)
     consumed = [name for one in device.consumes_counters for name in one.counters]
     cores = {int(name[5:]) for name in consumed if name[:5] == "core-" and name[5:].isdigit()}
     return Part(card, frozenset(cores or range(device.attribute("cores") or 1)), device)
@@ -201,28 +221,48 @@ def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for pod in cluster.pods:
         if pod.spec.node_name:
-            for resource, count in _requests(pod, words):
+            for resource, count in _plugin_requests(pod, words).items():
                 found[pod.spec.node_name][resource] += count
     return found
 
 
-def _requests(pod: Pod, words: Words) -> Iterator[tuple[str, int]]:
-    """Returns a Pod's device plugin resources, without those that became a claim."""
+def requests(pod: Pod) -> Mapping[str, int]:
+    """The devices that the scheduler counts for a Pod, by resource.
+
+    Those of its containers and sidecars, or of an init container and the sidecars before it.
+    """
+    sidecars: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for container in pod.spec.init_containers:
+        if container.restart_policy == "Always":
+            sidecars += _counted(container)
+            most |= sidecars
+        else:
+            most |= sidecars + _counted(container)
+    return most | sum(map(_counted, pod.spec.containers), sidecars)
+
+
+def _counted(container: Container) -> Counter[str]:
+    wanted = {**container.resources.limits, **container.resources.requests}
+    return Counter({name: int(count) for name, count in wanted.items() if count.isdigit()})
+
+
+def _plugin_requests(pod: Pod, words: Words) -> dict[str, int]:
+    """The devices that a Pod has of each device plugin resource, without those of a claim."""
     extended = pod.status.extended_resource_claim_status
     claimed = {one.get("resourceName") for one in extended.request_mappings} if extended else set()
-    asked: dict[str, int] = defaultdict(int)
-    for container in pod.spec.containers:
-        for name, count in container.resources.limits.items():
-            if words.is_resource(name) and name not in claimed and count.isdigit():
-                asked[name] += int(count)
-    return ((name, count) for name, count in asked.items() if count)
+    return {
+        name: count
+        for name, count in requests(pod).items()
+        if words.is_resource(name) and name not in claimed
+    }
 
 
 def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
     if not pool:
         return
-    cards: dict[str, set[int]] = defaultdict(set)
-    used: dict[str, set[int]] = defaultdict(set)
+    cards: dict[CardKey, set[int]] = defaultdict(set)
+    used: dict[CardKey, set[int]] = defaultdict(set)
     barred = {part.card for part in pool if part.barred}
     unhealthy = {part.card for part in pool if _unhealthy(part.device)}
     for part in pool:
@@ -298,7 +338,7 @@ def _version(pod: Pod) -> str:
 
 
 def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]:
-    wanted = dict(_requests(pod, words))
+    wanted = _plugin_requests(pod, words)
     if not pod.spec.node_name:
         if wanted or (pod.spec.resource_claims and not pod.claims):
             yield _holding(pod, ",".join(wanted) or "claim", None, None, None)
@@ -309,7 +349,7 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         for card in page.cards:
             for one in card.holders:
                 if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
-                    load = _load(page, card.name, _cores(one.cores))
+                    load = _load(page, CardKey(card.family, card.name), _cores(one.cores))
                     text = one.cores or f"0-{card.core_count - 1}"
                     yield _holding(pod, one.resource, card.name, text, load)
         return
@@ -342,8 +382,8 @@ def _holding(pod: Pod, of: str, card: str | None, cores: str | None, load: float
     )
 
 
-def _text(cores: frozenset[int] | None) -> str | None:
-    return str(CoreRange(min(cores), max(cores))) if cores else None
+def _text(cores: frozenset[int]) -> str:
+    return str(CoreRange(min(cores), max(cores)))
 
 
 def _cores(text: str | None) -> frozenset[int] | None:
@@ -353,12 +393,13 @@ def _cores(text: str | None) -> frozenset[int] | None:
     return frozenset(range(int(first), int(last or first) + 1))
 
 
-def _load(page: Report | None, name: str, cores: frozenset[int] | None) -> float | None:
+def _load(page: Report | None, key: CardKey, cores: frozenset[int] | None) -> float | None:
     """The mean load of these cores of a card, or of all of them (None)."""
     loads = [
         core.utilization
         for card in (page.cards if page else ())
-        for core in (card.reading.cores if card.name == name and card.reading else ())
+        for core in (card.reading.cores if card.reading else ())
+        if key.name == card.name and key.family in ("", card.family)
         if core.utilization is not None and (cores is None or core.core in cores)
     ]
     return round(sum(loads) / len(loads), 1) if loads else None

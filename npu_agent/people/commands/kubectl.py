@@ -24,6 +24,7 @@ from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials, CredentialsError
 from npu_agent.kube.objects import AGENT
 from npu_agent.kube.pods import Agent
+from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import Holder, Report
 from npu_agent.people.cluster import view as rows
 from npu_agent.people.cluster.fetch import Pages, Scope, fetch, pages
@@ -35,7 +36,7 @@ from npu_agent.text import one_line
 from npu_agent.typedjson import InvalidJsonError, convert
 from npu_agent.vendors import DRIVERS, REGISTRY
 
-_RIGHTS = "ask for the rights of k8s/examples/npu-viewer.yaml"
+_RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
 _ALL = ("nodes", "pods", "claims", "slices")
 _DOMAIN = DRIVERS[0].partition(".")[2]
 _NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")
@@ -45,7 +46,7 @@ _COMMANDS = {
     "nodes": "The Nodes with NPUs: what is healthy, allocated and free (the default)",
     "pods": "The Pods that hold NPUs, and those that wait: cards, cores, load",
     "node": "What the agent of a Node reports about its cards",
-    "why": "Why a Pod waits, or where it fits now; for a running Pod, its devices",
+    "why": "What the scheduler says of a Pending Pod, and facts; for a running Pod, its devices",
     "top": "The holders by load, the idle ones first",
     "cordon": "Take one card out of service",
     "uncordon": "Bring it back",
@@ -208,12 +209,12 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
     space = "" if args.all_namespaces else args.namespace or args.login.namespace
     if args.command == "why":
-        found_, cluster = await kubectl_why.verdict(api, space or "default", args.pod)
+        answer, cluster = await kubectl_why.answer(api, space or "default", args.pod, words)
         if view.is_data(args):
-            text = view.data(kubectl_why.data(found_), args)
+            text = view.data(asdict(answer), args)
         else:
-            text = kubectl_why.lines(found_, each=args.output == "wide")
-        return text, [*kubectl_why.notes(cluster)]
+            text = kubectl_why.lines(answer, each=args.output == "wide")
+        return text, _refusals(cluster)
     scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
     if space or args.selector:
         agents = Scope(("pods",), selectors={"pods": AGENT})
@@ -225,7 +226,10 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     running = rows.agents(of_agents)
     known = await pages(api, [pod for node, pod in running.items() if node in nodes])
     held = rows.holdings(cluster, words, known)
-    notes = [*_refusals(cluster), *([f"{known.refused}: {_RIGHTS}"] if known.refused else ())]
+    notes = [
+        *_refusals(cluster),
+        *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if known.refused else ()),
+    ]
     if known.failed:
         node, why = min(known.failed.items())
         notes.append(f"{len(known.failed)} pages of agents were not read; of Node {node}: {why}")
@@ -251,7 +255,9 @@ def _words() -> rows.Words:
 
 
 def _refusals(cluster: Cluster) -> list[str]:
-    return [f"{why}: {_RIGHTS}" for why in cluster.refused.values()]
+    if not cluster.refused:
+        return []
+    return [f"you may not list {', '.join(sorted(map(plural, cluster.refused)))}: {_RIGHTS}"]
 
 
 def _shown(

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 from npu_agent.people.cluster.fetch import KINDS
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.view import Words
 from npu_agent.typedjson import convert
 
 DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
 SPACE = "ml"
+WORDS = Words(drivers=(DRIVER,), domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -37,8 +39,6 @@ def cluster(*objects: Json) -> Cluster:
 def thing(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
     group = {"Device": "resource.k8s.io/v1", "Resource": "resource.k8s.io/v1"}
     version = next((v for k, v in group.items() if kind.startswith(k)), "v1")
-    if kind == "ResourceQuota":
-        version = "v1"
     meta: Json = {"name": name, "uid": f"uid-{name}", **fields.pop("metadata", {})}
     if namespace:
         meta["namespace"] = namespace
@@ -93,54 +93,44 @@ def request(name: str = "npu", *selectors: str, **fields: Any) -> Json:
     return {"name": name, "exactly": exactly}
 
 
-def claim(name: str, *requests: Json, constraints: Any = (), **status: Any) -> Json:
+def claim(name: str, *requests: Json, **status: Any) -> Json:
     devices: Json = {"requests": list(requests or [request()])}
-    if constraints:
-        devices["constraints"] = constraints
     return thing("ResourceClaim", name, SPACE, spec={"devices": devices}, status=status)
 
 
-def held(name: str, node_: str, *devices: str, by: str = "", pool: str = "") -> Json:
+def held(name: str, node_: str, *devices: str, by: str = "") -> Json:
     """A claim that was given these devices."""
     results = [
-        {"request": "npu", "driver": DRIVER, "pool": pool or node_, "device": one}
-        for one in devices
+        {"request": "npu", "driver": DRIVER, "pool": node_, "device": one} for one in devices
     ]
-    expression = {"key": "metadata.name", "operator": "In", "values": [node_]}
-    selector = {"nodeSelectorTerms": [{"matchFields": [expression]}]}
-    allocation = {"devices": {"results": results}, "nodeSelector": selector}
     users = [{"resource": "pods", "name": by, "uid": f"uid-{by}"}] if by else []
+    allocation = {"devices": {"results": results}}
     return claim(name, request(count=len(devices)), allocation=allocation, reservedFor=users)
 
 
-def device(name: str, cores: int = 8, **fields: Any) -> Json:
+def device(
+    name: str, cores: int = 8, index: int | None = None, arch: str = "rngd", **fields: Any
+) -> Json:
     attributes = {"cores": {"int": cores}, "type": {"string": "card" if cores == 8 else "cores"}}
-    attributes |= fields.pop("attributes", {})
+    if index is not None:
+        attributes |= {"index": {"int": index}, "arch": {"string": arch}}
     return {"name": name, "attributes": attributes, **fields}
 
 
-def slice_(node_: str, *devices: Json, counters: Any = (), index: int = 0, of: int = 1) -> Json:
-    spec: Json = {
-        "driver": DRIVER,
-        "nodeName": node_,
-        "pool": {"name": node_, "generation": 1, "resourceSliceCount": of},
-    }
-    spec |= {"sharedCounters": list(counters)} if counters else {"devices": list(devices)}
-    return thing("ResourceSlice", f"{index}-{DRIVER}-{node_}", spec=spec)
+def slice_(node_: str, *devices: Json, driver: str = DRIVER) -> Json:
+    pool = {"name": node_, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node_, "pool": pool, "devices": list(devices)}
+    return thing("ResourceSlice", f"{driver}-{node_}", spec=spec)
 
 
-def cut(node_: str, *cards: str, **options: Any) -> list[Json]:
-    """Cards of eight cores in all widths: the slice of counters and that of devices."""
-    sets = [
-        {"name": card, "counters": {f"core-{n}": {"value": "1"} for n in range(8)}}
-        for card in cards
-    ]
+def cut(node_: str, *cards: str) -> list[Json]:
+    """Cards of eight cores in all widths."""
     devices = []
-    for card in cards:
+    for index, card in enumerate(cards):
         for width in (8, 4, 2, 1):
             for first in range(0, 8, width):
                 taken = {f"core-{n}": {"value": "1"} for n in range(first, first + width)}
                 name = card if width == 8 else f"{card}-cores-{first}-{first + width - 1}"
                 consumes = [{"counterSet": card, "counters": taken}]
-                devices.append(device(name, width, consumesCounters=consumes, **options))
-    return [slice_(node_, counters=sets, of=2), slice_(node_, *devices, index=1, of=2)]
+                devices.append(device(name, width, index, consumesCounters=consumes))
+    return [slice_(node_, *devices)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -54,3 +55,38 @@ def test_devices_that_differ_in_what_is_not_read_are_asked_once() -> None:
 def test_an_attribute_that_a_device_lacks_fails() -> None:
     with pytest.raises(cel.CelError, match="speed"):
         cel.matches(f"{OWN}.speed > 1", Device("npu0", attributes={"cores": {"int": 8}}), "a.b")
+
+
+DEVICE = Device("npu0", attributes={"cores": {"int": 8}})
+HALF = Device("npu1", attributes={"cores": {"int": 4}})
+NONE = Device("npu2")
+MANY_STEPS = "".join(f"{[*range(10)]}.all(x{n}, " for n in range(5)) + f"{OWN}.cores > x0)))))"
+DOUBLED = "".join(f"cel.bind(x{n + 1}, x{n} + x{n}, " for n in range(24))
+MUCH_MEMORY = f'cel.bind(x0, "{"x" * 10_000}", {DOUBLED}size(x24) > 0{")" * 25}'
+
+
+def test_devices_are_judged_in_their_order_and_the_first_failure_is_kept() -> None:
+    judged = cel.judge(f"{OWN}.cores == 8", [("a.b", one) for one in (HALF, DEVICE, NONE)])
+    assert judged.met == (False, True, None)
+    assert "cores" in judged.error
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("nonsense(", "nonsense"),
+        ("device.attributes.size() > 0", "it uses a map of domains as a whole"),
+        (MANY_STEPS, "Iteration budget exceeded"),
+        (MUCH_MEMORY, r"ended early|more than 1 s"),
+    ],
+)
+def test_what_cannot_be_judged_is_said(expression: str, why: str) -> None:
+    with pytest.raises(cel.CannotJudgeError, match=why):
+        cel.judge(expression, [("a.b", DEVICE)])
+
+
+def test_one_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cel, "_SECONDS", 0.05)
+    monkeypatch.setattr(cel, "matches", lambda *_: time.sleep(60))
+    with pytest.raises(cel.CannotJudgeError, match=r"more than 0\.05 s"):
+        cel.judge("true", [("a.b", DEVICE)])

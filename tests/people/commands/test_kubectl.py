@@ -20,8 +20,8 @@ from npu_agent.cli import main as cli
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube import node as kube_node
-from npu_agent.people.cluster import fetch, why
-from npu_agent.people.cluster.scheduling import Kind, Reason
+from npu_agent.people.cluster import fetch
+from npu_agent.people.cluster.why import Answer, Fact
 from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
 from npu_agent.people.simulator.apiserver import served, status
 from tests.kube.helpers import kubeconfig
@@ -36,10 +36,12 @@ _KINDS = {
     f"{_DRA}/resourceclaimtemplates": "ResourceClaimTemplate",
     f"{_DRA}/deviceclasses": "DeviceClass",
     f"{_DRA}/devicetaintrules": "DeviceTaintRule",
-    "/api/v1/resourcequotas": "ResourceQuota",
-    "/api/v1/persistentvolumeclaims": "PersistentVolumeClaim",
-    "/api/v1/persistentvolumes": "PersistentVolume",
-    "/apis/storage.k8s.io/v1/storageclasses": "StorageClass",
+}
+READY = {"type": "Ready", "status": "True"}
+UNSCHEDULED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "message": "0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
 }
 AGENT = {"app.kubernetes.io/name": "npu-agent"}
 
@@ -123,7 +125,7 @@ def pod(name: str, node_name: str = "", namespace: str = "team", **spec: Any) ->
         "status": {
             "phase": "Running" if node_name else "Pending",
             "startTime": "2026-01-01T00:00:00Z" if node_name else None,
-            "conditions": [{"type": "Ready", "status": "True"}],
+            "conditions": [READY if node_name else UNSCHEDULED],
         },
     }
 
@@ -289,6 +291,7 @@ async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: 
     assert [line.split()[1] for line in lines if not line.startswith("!")] == ["p1", "p0", "waits"]
     notes = [line for line in lines if line.startswith("!")]
     assert len(notes) == 2
+    assert notes[0].startswith("! you may not list ResourceClaims: ")
     assert all("npu-viewer.yaml" in line for line in notes)
     cluster.forbidden.add("/api/v1/pods")
     assert (await shown("top", "-A")).startswith("no Pod holds an NPU, or waits for one in what")
@@ -363,48 +366,35 @@ async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("cluster")
-async def test_why_a_pod_waits() -> None:
-    sentence, *lines = (await shown("why", "waits", "-n", "team", "-o", "wide")).splitlines()
-    assert sentence.startswith("Pod team/waits waits: ")
-    assert [line.split(":")[0] for line in lines if line.startswith("  ")] == [
-        *("  n1", "  n2", "  plain")
+async def test_why_a_pod_is_pending() -> None:
+    sentence, *lines = (await shown("why", "waits", "-n", "team")).splitlines()
+    assert sentence == "Pod team/waits is Pending."
+    assert lines == [
+        "The scheduler: 0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
+        "  requests: 9 beta.furiosa.ai/npu",
+        "  beta.furiosa.ai/npu: Nodes offer it: n2 (3 of 4 allocatable, Pods have 2)",
+        (
+            "  n1: 1 of 2 cards healthy; 4 of 16 cores free, the widest free device has 4; taint "
+            "npu.furiosa.ai/unhealthy:NoSchedule on npu1; in use by team/dra"
+        ),
+        (
+            "  n2: 1 of 2 cards healthy; 4 of 16 cores free, the widest free device has 4; "
+            "in use by team/p1, team/p0"
+        ),
     ]
     data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
     assert data["sentence"] == sentence
-    assert data["nodes"][0]["reasons"]
-    assert "2 Nodes (n1, plain): offers no" in await shown("why", "waits", "-n", "team")
+    assert data["scheduler"].startswith("0/3 nodes")
+    assert data["facts"][0] == {"subject": "requests", "text": "9 beta.furiosa.ai/npu"}
 
 
-def said_by(*texts: str) -> why.Verdict:
-    """An answer with a Node for each text; digits are what differs between alike reasons."""
-    kinds = {text: Kind.TAINT if "cordoned" in text else Kind.IN_USE for text in texts}
-    return why.Verdict(
-        "It waits.",
-        tuple(
-            why.NodeVerdict(f"n{at}", (Reason(kinds[text], text),))
-            for at, text in enumerate(texts, 1)
-        ),
-    )
-
-
-def test_nodes_that_say_the_same_share_a_line() -> None:
-    found = said_by("in use", "is cordoned", "in use", "in use", "in use")
-    assert kubectl_why.lines(found).splitlines() == [
-        "It waits.",
-        "  4 Nodes (n1, n3, n4 and 1 more): in use",
-        "  n2: is cordoned",
-    ]
-    assert kubectl_why.lines(found, each=True).count("in use") == 4
-    assert len(kubectl_why.data(found)["nodes"]) == 5
-
-
-def test_many_nodes_that_say_alike_things_share_a_line_too() -> None:
-    texts = [f"in use by p{at}" for at in range(20)]
-    assert len(kubectl_why.lines(said_by(*texts)).splitlines()) == 21
-    assert kubectl_why.lines(said_by("is cordoned", *texts)).splitlines()[1:] == [
-        "  n1: is cordoned",
-        "  20 Nodes (n2, n3, n4 and 17 more), the first: in use by p0",
-    ]
+def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
+    texts = ["full", "empty", "full", "full", "full", *(f"{n} free" for n in range(30))]
+    found = Answer("It is.", None, tuple(Fact(f"n{at}", text) for at, text in enumerate(texts, 1)))
+    lines = kubectl_why.lines(found).splitlines()
+    assert lines[1:3] == ["  n1, n3, n4 and 1 more: full", "  n2: empty"]
+    assert lines[21:] == ["  and 12 lines more: `-o wide` has them"]
+    assert kubectl_why.lines(found, each=True).count("full") == 4
 
 
 async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:
@@ -415,11 +405,23 @@ async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -
     assert "team/ended has ended" in await shown("why", "ended", "-n", "team")
 
 
-async def test_why_without_the_pod_or_the_right_to_read(cluster: Cluster) -> None:
+async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
     with pytest.raises(CommandError, match="there is no Pod none in namespace team"):
         await shown("why", "none", "-n", "team")
-    cluster.forbidden = {f"{_DRA}/resourceslices"}
-    assert "the answer may be wrong" in await shown("why", "waits", "-n", "team")
+    cluster.forbidden = {*_KINDS, f"{_DRA}/namespaces/team/resourceclaimtemplates"}
+    assert (await shown("why", "waits", "-n", "team")).splitlines() == [
+        "Pod team/waits is Pending.",
+        "The scheduler: 0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
+        "  requests: 9 beta.furiosa.ai/npu",
+        (
+            "! you may not list DeviceClasses, DeviceTaintRules, Nodes, Pods, "
+            "ResourceClaimTemplates, ResourceClaims, ResourceSlices: the ClusterRole npu-viewer "
+            "(k8s/examples/npu-viewer.yaml) allows it"
+        ),
+    ]
+    cluster.forbidden.add("/api/v1/namespaces/team/pods")
+    with pytest.raises(CommandError, match="cannot list Pods"):
+        await shown("why", "waits", "-n", "team")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -427,7 +429,7 @@ async def test_yaml_is_a_document_or_several() -> None:
     [n1, n2] = yaml.safe_load(await shown("-o", "yaml"))
     assert (n1["node"], n1["free"], n2["node"]) == ("n1", 4, "n2")
     assert (await shown("-o", "yaml", "-w")).startswith("---\n- node: n1")
-    assert yaml.safe_load(await shown("why", "waits", "-n", "team", "-o", "yaml"))["nodes"]
+    assert yaml.safe_load(await shown("why", "waits", "-n", "team", "-o", "yaml"))["facts"]
 
 
 async def test_watching_prints_what_differs(
@@ -536,12 +538,6 @@ async def test_an_api_server_that_has_too_much_to_do_for_long(
     monkeypatch.setattr(fetch, "_PATIENCE", 0.2)
     with pytest.raises(ApiError, match=r"overloaded for 0\.2 s: try again later"):
         await shown()
-
-
-async def test_why_for_a_pod_that_asks_for_no_npu(cluster: Cluster) -> None:
-    cluster.objects["/api/v1/pods"] += [pod("plain"), pod("placed", "n1")]
-    for name in ("plain", "placed"):
-        assert "It asks for no NPU and no other device." in await shown("why", name, "-n", "team")
 
 
 @pytest.mark.usefixtures("cluster")
