@@ -212,7 +212,7 @@ class OrphanedPod:
     by: str
     by_claim: bool
     since: float
-    """An earlier answer does not end it."""
+    """Only a later answer ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +285,17 @@ class Ledger:
         for one in assignments:
             listed.setdefault(one.name, []).append(one)
         present = tuple(cards)
+        back = {uid for name in listed for uid in pods.get(name, ())}
+        noted = self.with_notes(
+            {name: uids for name, uids in pods.items() if name not in listed},
+            frozenset(running) - back,
+            asked_at,
+            cards=present,
+            resources=resources,
+        )
         allocations: dict[DeviceName, Allocation] = {}
         for name, containers in listed.items():
-            before = self.allocations.get(name)
+            before = noted.allocations.get(name)
             if before is not None and asked_at < before.since:
                 continue  # granted meanwhile: this names the holder before
             known = set(before.footprints if before else ())
@@ -302,15 +310,13 @@ class Ledger:
                     since=asked_at,
                     pod_uids=(before.pod_uids if before else _NONE) | pods.get(name, _NONE),
                 )
-        back = {uid for name in listed for uid in pods.get(name, ())}
         orphans = {
             uid: one
             for uid, one in self.orphans.items()
-            if asked_at < one.since or (uid in running and (one.by_claim or uid not in back))
+            if asked_at <= one.since or (uid in running and (one.by_claim or uid not in back))
         }
         ledger = replace(self, orphans=orphans)
-        known_before = {**self._noted(pods, present, resources), **self.with_pods(pods).allocations}
-        for name, before in known_before.items():
+        for name, before in noted.with_pods(pods).allocations.items():
             if name in allocations:
                 continue
             orphaned = before.pod_uids.intersection(running) - back
@@ -322,30 +328,56 @@ class Ledger:
             left = before.after_absence(asked_at, HOLDER_ENDS if orphaned else SETTLED)
             if left:
                 allocations[name] = left
+            elif orphaned and not before.footprints:
+                allocations[name] = before  # an orphan has no ID by which its card could be known
             else:
                 ledger = ledger.with_orphans(orphaned, before, asked_at)
         unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
         ledger = replace(ledger, allocations=allocations, unreadable=unreadable)
         return self if ledger == self else ledger
 
-    def _noted(
+    def with_notes(
         self,
         pods: Mapping[DeviceName, frozenset[str]],
-        cards: Sequence[Card],
+        running: Collection[str],
+        now: float,
+        *,
+        cards: Collection[Card],
         resources: Collection[str],
-    ) -> dict[DeviceName, Allocation]:
-        """Returns the kubelet's notes as allocations, where there is no record.
+    ) -> Ledger:
+        """Adds an allocation for each note of the kubelet's that nothing else explains.
 
-        Its lists lack a Pod that was deleted by force.
+        No list has a Pod that was deleted by force, and the record may be lost or older. An
+        allocation whose card was absent gets its footprints when the card is present.
+
+        Args:
+            pods: as `with_answer`, without the devices that pod-resources lists.
+            running: those of these Pods that run and are not listed.
+            now: an earlier answer does not end these allocations.
+            cards: those present now.
+            resources: the names under which cards are handed out.
         """
-        if not self.unreadable:
-            return {}
-        meant = {name: footprints_of(name.device, cards) for name in pods}
-        return {
-            name: replace(self.unreadable, footprints=_sorted(known), pod_uids=pods[name])
-            for name, known in meant.items()
-            if known or name.resource in resources
-        }
+        allocations = dict(self.allocations)
+        for name, held in self.allocations.items():
+            if not held.footprints and (meant := footprints_of(name.device, cards)):
+                allocations[name] = replace(held, footprints=_sorted(meant))
+        for name, uids in pods.items():
+            living = uids.intersection(running)
+            if name in allocations or not living:
+                continue
+            meant = footprints_of(name.device, cards)
+            orphans = [self.orphans[uid] for uid in living if uid in self.orphans]
+            explained = len(orphans) == len(living) and all(
+                meant.issubset(one.footprints) for one in orphans
+            )
+            if (meant or name.resource in resources) and not explained:
+                allocations[name] = Allocation(
+                    footprints=_sorted(meant),
+                    by=f"the Pod with the UID {min(living)}",
+                    since=now,
+                    pod_uids=living,
+                )
+        return self if allocations == self.allocations else replace(self, allocations=allocations)
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
         """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
@@ -370,9 +402,10 @@ class Ledger:
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
         """Returns UIDs of possibly orphaned Pods, after an answer with `listed`."""
-        allocations = self.with_pods(pods).allocations
-        absent = (one for name, one in allocations.items() if name not in listed)
-        return frozenset(self.orphans).union(*(one.pod_uids for one in absent))
+        absent = (one.pod_uids for name, one in self.allocations.items() if name not in listed)
+        noted = _NONE.union(*(uids for name, uids in pods.items() if name not in listed))
+        back = (pods.get(name, _NONE) for name in listed)
+        return frozenset(self.orphans).union(*absent, noted.difference(*back))
 
     def with_orphans(
         self, uids: Iterable[str], held: Allocation, now: float, *, by_claim: bool = False

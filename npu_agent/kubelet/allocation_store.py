@@ -105,8 +105,8 @@ class AllocationStore:
         self._recorded = Ledger()
         """As the disk has it, if this agent wrote it."""
         self._read = False
-        self._answered_at = 0.0
-        """When the ledger's answer was requested."""
+        self._applied: tuple[float, list[Card]] = 0.0, []
+        """When the ledger's answer was requested, and the cards that it was compared with."""
         self._away = False
         self._owner = False
         self._closed = False
@@ -185,10 +185,12 @@ class AllocationStore:
         Returns what must not be handed out, true until the next await.
         """
         cards = self._cards()
-        answer = self.answers.value
+        answer, applicable = self.answers.value, (self.answers.value.asked_at, cards)
         self._away = self._away or answer.error is not None
-        if answer.error is None and answer.asked_at > self._answered_at:
-            self._answered_at = answer.asked_at
+        # No device ID means anything before the cards are known.
+        ready = self._snapshots.value.complete and answer.asked_at and answer.error is None
+        if ready and applicable != self._applied:
+            self._applied = applicable
             if self._away:  # it may have been restarted
                 self._away = False
                 self.states.publish(
@@ -235,19 +237,24 @@ class AllocationStore:
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
         """Grants after the orphaned Pods that had the devices have ended: 10 s at most."""
-        noted = await self._pod_resources.pods.device_holders()
-        self.states.publish(self._ledger.with_pods(noted))
+        pods = await self._pod_resources.pods.device_holders()
+        self.states.publish(self._ledger.with_pods(pods))
+        names = [DeviceName(resource, device.id) for device in devices]
+        candidates = self._pod_resources.orphan_candidates(replace(self.answers.value, pods=pods))
+        had = (hold.pod_uids for hold in self._holds(names))
+        living = await self.running(candidates.union(*had))
+        self.states.publish(
+            self._ledger.with_notes(
+                pods,
+                living,
+                self._clock(),
+                cards=self._cards(),
+                resources=self._served.resources,
+            )
+        )
         if self._ledger.has_pods_beyond(self._recorded):
             await self.save()  # the kubelet forgets now who has ended, and this agent may be killed
-        holds = []
-        for device in devices:
-            name = DeviceName(resource, device.id)
-            # The record, and with it who had this device before, may have been lost.
-            lost = Allocation(
-                footprints=(footprint(device),), since=0.0, pod_uids=noted.get(name, _NONE)
-            )
-            holds.append(self._ledger.allocations.get(name, lost))
-        await self._mark_orphaned(holds)
+        self._mark_orphaned(living, self._holds(names))
         now = asyncio.get_running_loop().time
         until = now() + self._timing.holder_ends
         while self._orphans_have(devices) and now() < until:
@@ -256,18 +263,22 @@ class AllocationStore:
             self.update()
         self.grant(resource, devices)
 
+    def _holds(self, names: Iterable[DeviceName]) -> list[Allocation]:
+        allocations = self._ledger.allocations
+        return [allocations[name] for name in names if name in allocations]
+
     def _orphans_have(self, devices: Iterable[Device]) -> bool:
         orphans = Ledger(orphans=self._ledger.orphans).conflicts(self._cards())
         return any(orphans.against(None, device) for device in devices)
 
-    async def _mark_orphaned(
-        self, holds: Collection[Allocation], *, by_claim: bool = False
+    def _mark_orphaned(
+        self, living: frozenset[str], holds: Iterable[Allocation], *, by_claim: bool = False
     ) -> None:
-        """Records those of the Pods that run although the kubelet treats their devices as free."""
-        if living := await self.running(_NONE.union(*(hold.pod_uids for hold in holds))):
-            now, ledger = self._clock(), self._ledger
-            for hold in holds:
-                ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
+        """Records those of the living Pods whose devices the kubelet treats as free."""
+        now, ledger = self._clock(), self._ledger
+        for hold in holds:
+            ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
+        if ledger is not self._ledger:
             self._live_on(ledger)
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
@@ -349,7 +360,7 @@ class AllocationStore:
     async def outlive(self, uid: str) -> None:
         claim = self._ledger.prepared.get(uid)
         if claim and (hold := claim.allocation()):
-            await self._mark_orphaned([hold], by_claim=True)
+            self._mark_orphaned(await self.running(hold.pod_uids), [hold], by_claim=True)
 
     def unprepare(self, uid: str) -> None:
         self.states.publish(self._ledger.without_claim(uid))

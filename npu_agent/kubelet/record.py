@@ -40,16 +40,21 @@ _TRY_AGAIN = 5.0
 
 
 class _Record(msgspec.Struct):
-    """The parts of a ledger that the next agent needs, in the ledger's own types."""
+    """The parts of a ledger that the next agent needs, in the ledger's own types.
+
+    An agent of another release has to read it after an upgrade and after a rollback: fields may
+    come, with a default, and go. A new version is for what an earlier agent would misread, and its
+    agent reads the last version's too (tests/kubelet/golden/record-2.json).
+    """
 
     version: Literal[2]
     allocations: list[tuple[DeviceName, tuple[Footprint, ...], frozenset[str]]]
     """Each with its footprints and the UIDs of its Pods."""
-    unreadable: bool
-    prepared: dict[str, PreparedClaim]
-    orphans: dict[str, OrphanedPod]
-    cards: dict[str, frozenset[str]]
-    published: dict[str, PublishedCard]
+    unreadable: bool = False
+    prepared: dict[str, PreparedClaim] = {}
+    orphans: dict[str, OrphanedPod] = {}
+    cards: dict[str, frozenset[str]] = {}
+    published: dict[str, PublishedCard] = {}
 
 
 def encode(ledger: Ledger) -> bytes:

@@ -495,15 +495,47 @@ def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
     assert against(noted(ledger, at=51.0, running=()), A) == {"U0": None}
 
 
-def test_after_an_unreadable_record_the_pods_that_the_kubelet_has_noted_count() -> None:
-    """One that was deleted by force is in no list, and two answers clear the doubt of all else."""
-    ledger, pods = Ledger().with_unreadable_record(0.0), {DeviceName(NPU, "U0"): frozenset({UID})}
+@pytest.mark.parametrize("ledger", [Ledger(), Ledger().with_unreadable_record(0.0)])
+def test_without_its_record_the_pods_that_the_kubelet_has_noted_count(ledger: Ledger) -> None:
+    """One that was deleted by force is in no list; its card is known in all shapes."""
+    pods = {DeviceName(NPU, "U0"): frozenset({UID})}
     for at in (1.0, 3.0, 1.0 + HOLDER_ENDS):
         ledger = noted(ledger, at=at, running=ledger.orphan_candidates([], pods))
-        assert set(against(ledger, A, cores=1).values()) != {None}
+        assert None not in against(ledger, A, cores=1).values()
+        assert set(ledger.orphans) == (set() if at < 1.0 + HOLDER_ENDS else {UID})
     assert not ledger.unreadable
-    assert set(ledger.orphans) == {UID}
-    assert noted(ledger, at=20.0, running=()) == Ledger()
+    assert against(ledger, B) == {"U1": None}
+    assert noted(ledger, at=20.0) == ledger
+    assert noted(ledger, at=21.0, running=()) == Ledger()
+
+
+def test_a_note_counts_if_its_pod_runs_and_is_not_listed_for_a_device_of_these_cards() -> None:
+    pods = {
+        DeviceName(NPU, "U0"): frozenset({UID}),
+        DeviceName(NPU, "U1"): frozenset({UID, "gone"}),
+        DeviceName("other/gpu", "G0"): frozenset({"other"}),
+    }
+    assert Ledger().orphan_candidates([DeviceName(NPU, "U0")], pods) == {"gone", "other"}
+    ledger = Ledger().with_answer(
+        [pod("U0")], 1.0, cards=[A, B], resources=[NPU], pods=pods, running={UID, "other"}
+    )
+    assert ledger.allocations.keys() == {(NPU, "U0")}
+
+
+def test_a_pod_with_a_device_of_no_card_blocks_all_until_the_card_is_known() -> None:
+    ledger, by = Ledger(), f"the Pod with the UID {UID}"
+    pods = {DeviceName(NPU, "U0"): frozenset({UID})}
+    for at in (1.0, 3.0, 2.0 + HOLDER_ENDS):
+        ledger = ledger.with_answer((), at, cards=[B], resources=[NPU], pods=pods, running={UID})
+        assert against(ledger, B) == {
+            "U1": f"{by} holds U0 of beta.furiosa.ai/npu, and no card here has that ID"
+        }
+    ledger = ledger.with_answer((), 20.0, cards=[A, B], resources=[NPU], running={UID})
+    assert against(ledger, A, B) == {
+        "U0": f"{by} (not listed by the kubelet, but its containers still run) still holds its "
+        "cores",
+        "U1": None,
+    }
 
 
 def test_by_which_api_a_pod_was_given_them() -> None:

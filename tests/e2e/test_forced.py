@@ -89,6 +89,23 @@ def test_a_pod_that_is_not_listed_lives_on(node: Node) -> None:
     node.wait_allocatable(2)
 
 
+@pytest.mark.one_kubelet
+@pytest.mark.usefixtures("forgotten")
+def test_such_a_pod_keeps_its_cores_without_the_agents_record(node: Node) -> None:
+    """Its cards are known by the kubelet's notes, in all shapes."""
+    with node.without_agent():
+        (node.cluster.kubelet_dir / "device-plugins" / ".npu-agent.ledger.json").unlink()
+        node.configure({"defaultPe": "Single"})
+    node.wait_equal("four cores", node.capacity, 4)
+    node.wait_for("the Pod to be known", lambda: STILL in node.log())
+    assert node.sleeps(OLD)
+    assert node.allocatable() == 0
+    node.end_sleep(OLD)
+    node.wait_allocatable(4)
+    node.configure({})
+    node.wait_equal("two cards", node.capacity, 2)
+
+
 def test_cgroups_of_each_version_that_the_machine_has(node: Node, tmp_path: Path) -> None:
     """The agent of these tests sees those of version 2: others are read here."""
     node.apply(both("one", OLD))

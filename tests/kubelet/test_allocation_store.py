@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import Health, HealthState
+from npu_agent.core.hardware import Health, HealthState, Snapshot
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, Ledger, footprint
 from npu_agent.kubelet.allocation_store import Timing
 from npu_agent.kubelet.record import RECORD, read_record, recover
@@ -236,3 +236,33 @@ async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) ->
     granting = asyncio.create_task(room.store.grant_when_free(NPU, [devices(*room.cards)[0]]))
     await until(lambda: room.store.states.value.orphans)
     granting.cancel()
+
+
+async def test_no_note_means_a_card_before_the_cards_are_known(tmp_path: Path) -> None:
+    """The record cannot be read, and the kubelet answers first: a Pod keeps no other card."""
+    (tmp_path / RECORD).write_bytes(b"{")
+    room = Room(tmp_path)
+    cards = room.cards
+    room.snapshots.publish(Snapshot())
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.alive = {"old"}
+    for _ in range(2):
+        room.says()
+    room.have(*cards)
+    room.store.update()
+    assert room.store.held_by(cards).keys() == {"WARBOY-0", "WARBOY-1"}
+    room.says()
+    assert room.store.held_by(cards).keys() == {"WARBOY-0"}
+
+
+async def test_a_card_that_comes_is_compared_with_the_last_answer(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    cards = room.cards
+    room.snapshots.publish(Snapshot(cards[:1], complete=True))
+    room.store.update()
+    room.kubelet.node.notes = {DeviceName("old/name", "WARBOY-1"): frozenset({"old"})}
+    room.kubelet.node.alive = {"old"}
+    room.says()
+    room.have(*cards)
+    room.store.update()
+    assert room.store.held_by(cards).keys() == {"WARBOY-1"}

@@ -61,6 +61,15 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert encode(read(WRITTEN)) == encode(LEDGER)
 
 
+def test_a_record_of_another_release_is_read() -> None:
+    """The file is never renewed: what agents wrote with this version stays readable."""
+    written = json.loads((Path(__file__).parent / "golden/record-2.json").read_bytes())
+    for record in (written, WRITTEN | {"comes": {"with": "a later release"}}):
+        assert read(record) == Ledger().with_predecessor(LEDGER, 5.0)
+    with_fewer = {name: written[name] for name in ("version", "allocations")}
+    assert read(with_fewer).allocations == read(written).allocations
+
+
 def test_no_record_means_that_nothing_was_handed_out() -> None:
     assert recover(Ledger(), None, 0.0) == Ledger()
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.grant import RefusalError, requested
-from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
+from npu_agent.core.hardware import Card, CardState, Health, HealthState, Snapshot
 from npu_agent.core.identity import identify
 from npu_agent.core.ledger import (
     Assignment,
@@ -95,8 +95,8 @@ class Container:
     """Each node, and the slot of the card that it is shared within; -1: it is not to be shared."""
     slot: int
     """Where its card is."""
-    index: int
-    """Its card's number when it was granted."""
+    card: Card
+    """Its card when it was granted."""
 
 
 class Kubelet(PodResources):
@@ -322,26 +322,37 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.agent.publisher.end())
         self.own(self.start(self.agent.name, None))
 
-    @precondition(
-        lambda self: (
-            not self.slices
-            and not self.forgotten
-            and all(
-                name == self.agent.name and self.cards[one.slot].index == one.index
-                for (name, _), one in self.containers.items()
-            )
-        )
-    )
-    @rule(what=st.sampled_from(("", "{", '{"version": 3}')))
-    def record_damaged(self, what: str) -> None:
-        """Only while no agent runs: it would write it again.
+    def notes_tell_all(self) -> bool:
+        """Whether the kubelet's lists and notes say what each container has, without a record.
 
-        Not after a change of the resource's name: then nothing would be left by which a card could
-        be known whose UUID has changed, too. Nor after a held card was renumbered: then nothing
-        would be left that says which nodes its container was given.
+        They do not after a change of the resource's name: then nothing is left by which a card is
+        known whose UUID has changed, too. Nor after a held card was renumbered: then nothing says
+        which nodes its container was given.
         """
-        (self.directory / RECORD).write_text(what)
-        self.own(self.start(self.agent.name, None))
+        living = {*self.containers.values(), *self.forgotten.values()}
+        return not self.slices and all(
+            one.assignment.resource == self.agent.name
+            and one.card == self.cards[one.slot].state().card
+            and one.assignment.pod in self.node.notes.get(one.assignment.name, ())
+            for one in living
+        )
+
+    @precondition(lambda self: self.up and self.notes_tell_all())
+    @rule(
+        data=st.data(),
+        what=st.sampled_from((None, None, "", "{", '{"version": 3}')),
+        cores=st.sampled_from(WIDTHS),
+    )
+    def record_lost(self, data: st.DataObject, what: str | None, cores: int | None) -> None:
+        """Only while no agent runs: it would write it again."""
+        if data.draw(st.booleans(), "by force") and self.containers:
+            self.pod_is_deleted_by_force(data)
+        if what is None:
+            (self.directory / RECORD).unlink(missing_ok=True)
+        else:
+            (self.directory / RECORD).write_text(what)
+        self.own(self.start(self.agent.name, cores))
+        self.allocate_more(data)
 
     # The two APIs
 
@@ -563,7 +574,7 @@ class Machine(RuleBasedStateMachine):
             frozenset((physical.slot, core) for core in device.cores),
             frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
             physical.slot,
-            physical.index,
+            physical.state().card,
         )
 
     @rule(data=st.data())
