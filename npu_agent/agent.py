@@ -17,9 +17,8 @@ from typing import Any
 
 from npu_agent import __version__, logs
 from npu_agent.config import Config, Effective, Poller, disabled_for, poller
-from npu_agent.config.resources import asks_for, offered_by, resources_of, wishes_of
+from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core import changes, health
-from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.condition import maintenance
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
@@ -30,11 +29,9 @@ from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api, ApiError, node, serviceaccount
+from npu_agent.kube import Api, serviceaccount
 from npu_agent.kube.own_node import NodeWatch, OwnNode
-from npu_agent.kubelet import api_modes
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
@@ -94,7 +91,6 @@ class Timing:
     """Seconds until a node without DRA support is asked again."""
     config: poller.Timing = field(default_factory=poller.Timing)
     sessions: session.Timing = field(default_factory=session.Timing)
-    modes: api_modes.Timing = field(default_factory=api_modes.Timing)
     drivers: driver.Timing = field(default_factory=driver.Timing)
 
 
@@ -165,9 +161,14 @@ class Agent:
         self._hostname = node_name or platform.node()
         self._api = api or Api()
         self.dra_support = SupportWatch(
-            self._api, node_name, configs.map(partial(_asks, node_name)), timing.ask_again
+            self._api,
+            node_name,
+            support.Wanted(
+                auto=asks_for(config, "auto", node_name), dra=asks_for(config, "dra", node_name)
+            ),
+            timing.ask_again,
         )
-        self._wanted = configs.map(partial(_wanted, node_name))
+        self._wanted = configs.map_with(self.dra_support.state, partial(_wanted, node_name))
         self.store = AllocationStore(
             snapshots=self.inventory.hardware,
             pod_resources=self.pod_resources,
@@ -176,14 +177,6 @@ class Agent:
             ),
             directory=directory,
             ledger=ledger,
-        )
-        self.modes = ApiModes(
-            snapshots=self.inventory.hardware,
-            wanted=configs.map_with(self.dra_support.state, partial(_wishes, node_name)),
-            store=self.store,
-            offered=partial(_offered, socket_beside(directory)),
-            allocatable=partial(_allocatable, self._api, node_name),
-            timing=timing.modes,
         )
         self.node_watch = NodeWatch(self._api, node_name, configs.map(_follows_node))
         self.cordons = CordonStore(
@@ -195,7 +188,6 @@ class Agent:
             snapshots=self.inventory.hardware,
             wanted=self._wanted,
             store=self.store,
-            modes=self.modes,
             cordons=self.cordons.cards,
             specs=PluginSpecs(host_root / cdi.DIRECTORY, CDI_KINDS, by_cdi=by_cdi),
         )
@@ -224,7 +216,6 @@ class Agent:
                     snapshots=self.inventory.hardware,
                     store=self.store,
                     ownership=ownership,
-                    modes=self.modes,
                     cordons=self.cordons,
                     degraded=self._degraded,
                 ),
@@ -398,7 +389,6 @@ class Agent:
         yield "log settings", self._follow_log
         yield "pod resources", self.pod_resources.run
         yield "ledger", self.store.run
-        yield "places", self.modes.run
         yield "devices", self.publisher.run
         yield "DRA support", self.dra_support.run
         yield "Node", self.node_watch.run
@@ -457,10 +447,8 @@ class Agent:
                 for each in self.drivers
                 if each.needed
             ),
-            wanted=wanted.resources,
-            places=self.modes.now(),
+            wanted=tuple(one.of_families(wanted.families) for one in wanted.resources),
             unsettled=self.dra_support.state.value.waits,
-            moving=self.modes.moving(),
             cordons=self.cordons.cards.value,
             held_by=self.store.held_by(
                 card
@@ -502,12 +490,12 @@ class Agent:
 
     def _served(self) -> set[str]:
         """Returns the resources that the device plugin serves, or is to serve."""
-        wishes = self.modes.wishes.value.families
+        wanted = self._wanted.value
         return {
             resource.name
-            for resource in self._wanted.value.resources
+            for resource in wanted.resources
             if self.publisher.devices[resource.name].value
-            or any(wishes.get(family) is WantedApi.PLUGIN for family, _ in resource.widths)
+            or resource.of_families(wanted.families).widths
         }
 
 
@@ -549,23 +537,12 @@ def _annotation(found: OwnNode | None, wanted: bool) -> str | None:
     return None if found is None else found.annotations.get(ANNOTATION, "")
 
 
-def _asks(node_name: str | None, config: Config) -> support.Wanted:
-    return support.Wanted(
-        auto=asks_for(config, "auto", node_name), dra=asks_for(config, "dra", node_name)
-    )
-
-
-def _wanted(node_name: str | None, config: Config) -> Wanted:
-    found = resources_of(config, REGISTRY.core_counts)
-    return Wanted(found, disabled_for(config, node_name))
-
-
-def _wishes(node_name: str | None, config: Config, dra: support.Known) -> WantedApis:
-    return WantedApis(
-        families=wishes_of(
-            config, REGISTRY.families, node_name, auto=dra.available, possible=dra.impossible == ""
-        ),
-        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
+def _wanted(node_name: str | None, config: Config, dra: support.Known) -> Wanted:
+    counts = REGISTRY.core_counts
+    return Wanted(
+        resources_of(config, counts),
+        disabled_for(config, node_name),
+        offered_by(config, counts, "device-plugin", node_name, auto=dra.available),
     )
 
 
@@ -573,7 +550,9 @@ def _wanted_by_claims(
     node_name: str | None, words: VendorSpec, config: Config, dra: support.Known
 ) -> WantedByClaims:
     return WantedByClaims(
-        families=offered_by(config, words.families, WantedApi.DRA, node_name, auto=dra.available),
+        families=offered_by(config, words.families, "dra", node_name, auto=dra.available),
+        decided=not dra.waits,
+        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
         by_index=config.dra.device_names == "index",
         partitions=config.dra.partitions,
         evict=config.health.evict,
@@ -599,19 +578,6 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
         return await offered(pod_resources)
     except UnavailableError:
         return None
-
-
-async def _allocatable(api: Api, node_name: str | None) -> Mapping[str, int] | None:
-    """Returns the scheduler's count of each resource on this node; None: unknown."""
-    if node_name is None:
-        return None
-    try:
-        counts = (await node.read_whole(api, node_name)).status.allocatable
-    except ApiError as error:
-        log.debug("the Node cannot be read", reason=error)
-        return None
-    # Cards are counted; what is written as "16Gi" is something else.
-    return {resource: int(count) for resource, count in counts.items() if count.isdecimal()}
 
 
 async def run(

@@ -121,7 +121,7 @@ class Parts:
         snapshots, began = agent.snapshots, time.monotonic()
         config = Feed(ConfigState(loaded_at=began))
         dra = support.Wanted(auto=False, dra=True)
-        support_watch = SupportWatch(api, name, Feed(dra), 60.0)
+        support_watch = SupportWatch(api, name, dra, 60.0)
         self.node = NodeWatch(api, name, Feed(True))
         self.labeller = Labeller(
             snapshots=snapshots,

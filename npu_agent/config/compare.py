@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from npu_agent.config.schema import KEYS, Config, Group, Key
+from npu_agent.config.schema import KEYS, Config
 from npu_agent.config.text import as_yaml
 
 _SHOWN = 16
@@ -36,19 +36,9 @@ def changes(old: Config, new: Config) -> tuple[tuple[Change, ...], Config]:
     for key in KEYS:
         before, after = key.value(old), key.value(new)
         if before != after:
-            live = key.live or _differ_in_live_keys(key, before, after)
-            found.append(Change(key.name, before, after, needs_restart=not live))
-            mixed = _set(mixed, key.attributes, after) if live else mixed
+            found.append(Change(key.name, before, after, needs_restart=not key.live))
+            mixed = _set(mixed, key.attributes, after) if key.live else mixed
     return tuple(found), mixed
-
-
-def _differ_in_live_keys(key: Key, *lists: Any) -> bool:
-    """Whether the items of two lists that need a restart differ in keys that do not."""
-    if not isinstance(key.of, Group):
-        return False
-    fixed = [each.attributes[-1] for each in key.of.keys.values() if not each.live]
-    before, after = ([[getattr(item, name) for name in fixed] for item in one] for one in lists)
-    return before == after
 
 
 def _set(values: Any, attributes: tuple[str, ...], value: object) -> Any:

@@ -3,75 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Literal
 
 from npu_agent.config.schema import Config
-from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.offer import Resource, resources
 
 _CORES = {"Fusion": None, "Single": 1}
 """Cores of a device for each defaultPe; None is the whole card."""
 
 
-def resources_of(
-    config: Config, core_counts: Mapping[str, int], families: Collection[str] | None = None
-) -> tuple[Resource, ...]:
-    """The resources that the config asks for.
+def resources_of(config: Config, core_counts: Mapping[str, int]) -> tuple[Resource, ...]:
+    """Returns the resources that the config asks for.
 
-    Args:
-        config: what is in force.
-        core_counts: the cores of a card, for every family there is.
-        families: those that the device plugin offers, all by default; a resource without any of
-            them has no devices.
+    `core_counts` has the cores of a card, for every family there is.
     """
     overrides = tuple((spec.name, spec.family, spec.cores_per_device) for spec in config.resources)
-    found = resources(
+    return resources(
         config.resource_name, _CORES[config.default_pe], overrides, core_counts=core_counts
     )
-    if families is None:
-        return found
-    return tuple(
-        replace(one, widths=tuple(width for width in one.widths if width[0] in families))
-        for one in found
-    )
-
-
-def wishes_of(
-    config: Config,
-    families: Collection[str],
-    node_name: str | None,
-    *,
-    auto: bool | None,
-    possible: bool,
-) -> dict[str, WantedApi]:
-    """Returns the API that the config wants for each family on this node.
-
-    The config says it of the family, else of the node, else of all nodes. `auto` is whether that
-    word stands for DRA here. None: not known yet, and cards stay where they are; so they do where
-    it says `dra` and this node cannot do it (`possible`).
-    """
-    found = {
-        "device-plugin": WantedApi.PLUGIN,
-        "dra": WantedApi.DRA if possible else WantedApi.STAY,
-    }
-    found["auto"] = {True: found["dra"], False: WantedApi.PLUGIN, None: WantedApi.STAY}[auto]
-    own = {spec.family: spec.api for spec in config.resources}
-    default = _api_of_node(config, node_name)
-    return {family: found[own.get(family) or default] for family in families}
 
 
 def offered_by(
     config: Config,
     families: Collection[str],
-    wish: WantedApi,
+    api: Literal["device-plugin", "dra"],
     node_name: str | None,
     *,
     auto: bool | None,
 ) -> frozenset[str]:
-    """The families whose cards the config wants to be offered so: see `wishes_of`."""
-    wishes = wishes_of(config, families, node_name, auto=auto, possible=True)
-    return frozenset(family for family, each in wishes.items() if each is wish)
+    """Returns the families whose cards the config wants to be offered by this API on this node.
+
+    The config says it of the family, else of the node, else of all nodes. `auto` is whether that
+    word stands for DRA here; None: not known yet, and neither API has those families.
+    """
+    stands_for = {True: "dra", False: "device-plugin", None: None}[auto]
+    by_family = {spec.family: spec.api for spec in config.resources}
+    default = _api_of_node(config, node_name)
+    words = {family: by_family.get(family) or default for family in families}
+    return frozenset(
+        family for family, word in words.items() if (stands_for if word == "auto" else word) == api
+    )
 
 
 def asks_for(config: Config, api: Literal["auto", "dra"], node_name: str | None = None) -> bool:

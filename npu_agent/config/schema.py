@@ -108,7 +108,9 @@ class ResourceSpec:
     cores_per_device: int | None = _restart(
         None, "Cores in one device; without it, as defaultPe says.", number(int, 1, 64)
     )
-    api: _Api | None = _live(None, "The API that offers this family; without it, allocation.api.")
+    api: _Api | None = _restart(
+        None, "The API that offers this family; without it, allocation.api."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +118,12 @@ class NodeApi:
     ABOUT: ClassVar = "By which API one Node offers its cards."
     AS_OPTION: ClassVar = ("NODE=API", re.compile("(?P<nodeName>[^=]+)=(?P<api>[^=]+)"))
 
-    node_name: str = _live(
+    node_name: str = _restart(
         MISSING,
         "The Node.",
         text("a Node's name as kubectl get nodes shows it", f"^{_SUBDOMAIN}$", longest=253),
     )
-    api: _Api = _live(MISSING, "The API that offers its cards, in place of allocation.api.")
+    api: _Api = _restart(MISSING, "The API that offers its cards, in place of allocation.api.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +134,12 @@ class AllocationConfig:
         "deviceNodes",
         "How containers get devices: deviceNodes, from the kubelet; cdi, from the runtime.",
     )
-    api: _Api = _live(
+    api: _Api = _restart(
         "device-plugin",
         "How Pods request cards: device-plugin, by resources; dra, by ResourceClaims (Dynamic "
         "Resource Allocation); auto, dra if the API server and this node's kubelet support it.",
     )
-    nodes: tuple[NodeApi, ...] = _live((), "Nodes with another API, to move them one by one.")
+    nodes: tuple[NodeApi, ...] = _restart((), "Nodes with another API, to move them one by one.")
 
 
 @dataclass(frozen=True, kw_only=True)

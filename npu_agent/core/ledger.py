@@ -571,28 +571,22 @@ class Ledger:
         self,
         cards: Iterable[Card],
         *,
-        by_plugin: bool = True,
-        by_claim: bool = True,
         without: Collection[str] = (),
     ) -> Conflicts:
         """Returns the conflicts: what must not be allocated while these cards are present.
 
         Args:
             cards: all of them.
-            by_plugin: with what containers hold by the device plugin.
-            by_claim: with what claims hold.
             without: names of devices for which claims do not count.
         """
         found = Conflicts(cards)
-        if by_plugin:
-            found.unreadable = self.unreadable
-            for name, held in self.allocations.items():
-                found.add(name, held)
+        found.unreadable = self.unreadable
+        for name, held in self.allocations.items():
+            found.add(name, held)
         for uid, one in self.orphans.items():
-            if by_claim if one.by_claim else by_plugin:
-                held = Allocation(footprints=one.footprints, by=one.by, since=one.since)
-                found.add(PodHolder(uid), held)
-        for claim in self.prepared.values() if by_claim else ():
+            held = Allocation(footprints=one.footprints, by=one.by, since=one.since)
+            found.add(PodHolder(uid), held)
+        for claim in self.prepared.values():
             if kept := claim.allocation(without):
                 found.add(ClaimHolder(claim.uid), kept)
         return found

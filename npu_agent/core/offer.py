@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
@@ -21,6 +21,11 @@ class Resource:
     """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
     """By family, how many cores a device has."""
+
+    def of_families(self, families: Collection[str]) -> Resource:
+        """Returns it with the devices of these families only."""
+        widths = tuple(width for width in self.widths if width[0] in families)
+        return replace(self, widths=widths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

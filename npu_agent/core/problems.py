@@ -8,7 +8,7 @@ doctor show them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from npu_agent.core.advice import (
     by_cause,
     plain_reason,
 )
-from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.cordon import unknown as unknown_cordons
 from npu_agent.core.hardware import CardState, Cause, HealthState
 from npu_agent.core.offer import advertise, names
@@ -489,10 +488,9 @@ def _unserved(session: SessionStatus, state: AgentState) -> str | None:
 def _has_cards(name: str, state: AgentState) -> bool:
     """Computed from the hardware: a session gets its cards a moment after they were found."""
     return any(
-        state.places.get(device.card_id, ApiMode.PLUGIN).listed
+        advertise(state.snapshot, resource, state.disabled)
         for resource in state.wanted
         if resource.name == name
-        for device in advertise(state.snapshot, resource, state.disabled)
     )
 
 
@@ -631,8 +629,6 @@ def _notes(state: AgentState) -> Iterator[Note]:
         if driver.session.phase is SessionPhase.STANDBY:
             text = f"DRA driver {driver.session.resource} is on standby"
             yield Note("dra", _reasoned(text, driver.session))
-    if state.moving:
-        yield Note("dra", _moving(state.moving, state))
     if state.config.waiting:
         text = f"waits for a restart of the agent: {', '.join(state.config.waiting)}"
         yield Note("config", text, runbook="npuconfigwaitsforrestart")
@@ -661,17 +657,3 @@ def _stray_load(card: CardState, state: AgentState) -> float:
     ):
         return 0.0
     return max((core.utilization or 0.0 for core in card.reading.cores), default=0.0)
-
-
-def _moving(moving: Mapping[str, WantedApi], state: AgentState) -> str:
-    """``npu0, npu3 move to DRA when their Pods have ended``."""
-    to = [
-        f"{', '.join(cards)} to {title}"
-        for wish, title in ((WantedApi.DRA, "DRA"), (WantedApi.PLUGIN, "the device plugin"))
-        if (
-            cards := [
-                card.card.name for card in state.snapshot.cards if moving.get(card.id) is wish
-            ]
-        )
-    ]
-    return f"moving when their Pods end: {'; '.join(to)}"

@@ -15,7 +15,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from npu_agent.core.api_mode import ApiMode, WantedApi
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, PreparedClaim, Usage, card_of, footprints_of
@@ -220,13 +219,9 @@ class AgentState:
     dra: tuple[DraState, ...] = ()
     """The DRA drivers that have something to serve."""
     wanted: tuple[Resource, ...] = ()
-    """The resources that the config in force asks for."""
-    places: Mapping[str, ApiMode] = field(default_factory=dict)
-    """Where each card is offered, by its ID; one that is not named: by the device plugin."""
+    """The resources that the config asks for, with the families that the device plugin offers."""
     unsettled: str = ""
     """Why the API of `allocation.api: auto` is not known yet; empty: it is."""
-    moving: Mapping[str, WantedApi] = field(default_factory=dict)
-    """The cards that move to the other API, and to which, by ID."""
     cordons: Mapping[str, str] = field(default_factory=dict)
     """The cordoned cards and the reasons, by ID."""
     held_by: Mapping[str, str] = field(default_factory=dict)

@@ -321,12 +321,6 @@ class AllocationStore:
                         Refusal.UNFIT,
                         f"device {device.id!r} ({device.name}) is unhealthy: {state.health.reason}",
                     )
-            if self._ledger.is_published(device.card_id, device.card):
-                raise RefusalError(
-                    Refusal.UNFIT,
-                    f"device {device.id!r} ({device.name}) has moved to DRA (allocation.api): "
-                    "its card is offered to claims since the kubelet chose it",
-                )
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         self._pod_resources.ask_soon()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from npu_agent.config import Config, DisabledDevice, HealthConfig, ResourceSpec
+from npu_agent.config import Config, DisabledDevice, HealthConfig
 from npu_agent.config.compare import Change, changes
 
 
@@ -21,25 +21,6 @@ def test_values_and_restart() -> None:
         "health.maxTemperature: 90 -> null",
     ]
     assert in_force == replace(new, socket_name="furiosa-npu")
-
-
-def test_of_resources_the_api_applies_while_running_and_nothing_else_does() -> None:
-    def config(*specs: ResourceSpec) -> Config:
-        return Config(resources=specs)
-
-    one = ResourceSpec(name="a.b/c", family="rngd")
-    before = config(one)
-    by_dra = config(replace(one, api="dra"))
-    (change,), in_force = changes(before, by_dra)
-    assert (change.needs_restart, in_force) == (False, by_dra)
-    for other in (
-        config(replace(one, api="dra", cores_per_device=4)),
-        config(replace(one, api="dra", name="a.b/d")),
-        config(replace(one, api="dra"), ResourceSpec(name="a.b/e", family="warboy")),
-        config(),
-    ):
-        (change,), in_force = changes(before, other)
-        assert (change.needs_restart, in_force) == (True, before)
 
 
 def test_a_change_of_thousands_of_items_is_a_line_that_people_can_read() -> None:

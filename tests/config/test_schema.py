@@ -21,8 +21,8 @@ socketName                --socket-name                restart  furiosa-npu
 resourceName              --resource-name              restart  beta.furiosa.ai/npu
 resources                 --resources                  restart  ()
 allocation.method         --allocation-method          restart  deviceNodes
-allocation.api            --allocation-api             live     device-plugin
-allocation.nodes          --allocation-nodes           live     ()
+allocation.api            --allocation-api             restart  device-plugin
+allocation.nodes          --allocation-nodes           restart  ()
 dra.deviceNames           --dra-device-names           restart  identity
 dra.partitions            --dra-partitions             live     False
 health.interval           --health-interval            live     0.5

@@ -538,17 +538,6 @@ def test_a_pod_with_a_device_of_no_card_blocks_all_until_the_card_is_known() -> 
     }
 
 
-def test_by_which_api_a_pod_was_given_them() -> None:
-    (hold,) = answered(Ledger(), pod("U0"), at=1.0, cards=[A]).allocations.values()
-    (whole,) = offered(A)
-    for by_claim in (False, True):
-        ledger = Ledger().with_orphans([UID], hold, 1.0, by_claim=by_claim)
-        ledger = Ledger().with_predecessor(ledger, 2.0)
-        by_container = ledger.conflicts([A], by_claim=False).against(DeviceName("", ""), whole)
-        claimed = ledger.conflicts([A], by_plugin=False).against(DeviceName("", ""), whole)
-        assert (claimed is not None, by_container is not None) == (by_claim, not by_claim)
-
-
 def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) is ledger

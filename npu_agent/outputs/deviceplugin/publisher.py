@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import DeviceName
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
@@ -30,13 +28,16 @@ class Wanted:
     resources: tuple[Resource, ...]
     disabled: frozenset[str]
     """Names of cards that are not offered on this node."""
+    families: Collection[str]
+    """Those that the device plugin offers; the others are for claims, or it is not known yet."""
 
 
 class Publisher:
     """Keeps `devices`, a feed for each resource, up to date.
 
     A device is unhealthy while another holder may have any of its cores or nodes under another
-    name, as after a change of shape, number or identity.
+    name, as after a change of shape, number or identity; also while a ResourceSlice of an earlier
+    agent may have its card.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class Publisher:
         snapshots: Feed[Snapshot],
         wanted: Feed[Wanted],
         store: AllocationStore,
-        modes: ApiModes,
         cordons: Feed[Mapping[str, str]],
         specs: PluginSpecs,
     ) -> None:
@@ -56,7 +56,6 @@ class Publisher:
         self._snapshots = snapshots
         self._wanted = wanted
         self._store = store
-        self._modes = modes
         self._cordons = cordons
         self._specs = specs
         self._missing: set[DeviceName] = set()
@@ -75,8 +74,8 @@ class Publisher:
             self._cordons,
             self._store.answers,
             self._store.prepared,
+            self._store.published,
             self._store.unrecorded,
-            *self._modes.feeds,
         ):
             await self.publish()
 
@@ -122,10 +121,9 @@ class Publisher:
         if not snapshot.complete or not self._store.asked.value:
             return None  # never an empty list, or a list of doubts, before the real one
         offered = {
-            resource.name: self._placed(advertise(snapshot, resource, wanted.disabled))
+            resource.name: self._served(resource, advertise(snapshot, resource, wanted.disabled))
             for resource in wanted.resources
         }
-        self._modes.listing(offered)
         self._store.offering(offered)
         unrecorded = UNRECORDED if self._store.unrecorded.value else None
         cordoned = {id_: f"cordoned: {reason}" for id_, reason in self._cordons.value.items()}
@@ -134,6 +132,7 @@ class Publisher:
                 replace(device, healthy=False, reason=reason)
                 if (
                     reason := unrecorded
+                    or self._by_claims_only(resource, device)
                     or conflicts.against(DeviceName(resource, device.id), device)
                     or cordoned.get(device.card_id)
                 )
@@ -143,18 +142,27 @@ class Publisher:
             for resource, devices in offered.items()
         }
 
-    def _placed(self, devices: Devices) -> Devices:
-        modes = self._modes.now()
+    def _served(self, resource: Resource, devices: Devices) -> Devices:
+        """Returns the devices to list: those of a card for claims only while a Pod holds them.
 
-        def placed(device: Device) -> Iterator[Device]:
-            match modes.get(device.card_id):
-                case ApiMode.PLUGIN:
-                    yield device
-                case ApiMode.DRAINING_FROM_PLUGIN:
-                    reason = "its card moves to DRA when its Pods have ended"
-                    yield replace(device, healthy=False, reason=reason)
+        A kubelet restarts no container whose resource has no plugin.
+        """
+        held, families = self._store.states.value.allocations, self._wanted.value.families
+        return tuple(
+            device
+            for device in devices
+            if device.card.family in families or DeviceName(resource.name, device.id) in held
+        )
 
-        return tuple(each for device in devices for each in placed(device))
+    def _by_claims_only(self, resource: str, device: Device) -> str | None:
+        """Why no other Pod may get this device, which DRA offers or has offered; None: it may."""
+        ledger = self._store.states.value
+        if device.card.family not in self._wanted.value.families:
+            holder = ledger.allocations[DeviceName(resource, device.id)].holder
+            return f"the device plugin does not offer its card (allocation.api); {holder} keeps it"
+        if ledger.is_published(device.card_id, device.card):
+            return "a ResourceSlice may still offer its card to claims"
+        return None
 
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes, without an await since the last use of the ledger."""

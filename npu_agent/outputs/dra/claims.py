@@ -67,8 +67,6 @@ class LocalPool:
     name: str
     devices: Feed[tuple[PoolDevice, ...] | None]
     """All devices, offered or not; None: not known yet."""
-    refusal: Callable[[Device], RefusalError | None] = lambda _: None
-    """Why a free device is no longer for claims; None: it is."""
     cordoned: Callable[[Device], RefusalError | None] = lambda _: None
     """The refusal if its card is cordoned."""
 
@@ -475,9 +473,9 @@ class Claims:
         )
 
     def _check_use(self, result: Result, device: Device) -> None:
-        """Raises RefusalError if the device is the device plugin's, unhealthy or cordoned.
+        """Raises RefusalError if the device is unhealthy or cordoned.
 
-        Not for an administrator, nor if the request tolerates the latter two.
+        Not for an administrator, nor if the request tolerates that.
         """
         if result.admin:
             return
@@ -487,8 +485,6 @@ class Claims:
         refusal = self._pool.cordoned(device)
         if refusal and not result.tolerates(f"{self._dra.driver}/cordoned"):
             raise refusal
-        if refusal := self._pool.refusal(device):
-            raise RefusalError(refusal.kind, f"device {named} is not for claims: {refusal}")
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, also if the caller is cancelled."""

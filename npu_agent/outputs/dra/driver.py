@@ -1,8 +1,8 @@
 """A vendor's DRA driver on this node: it owns the node, serves the kubelet, publishes the pool.
 
 Start reading at `Driver.run`. The kubelet is served while DRA offers cards here, while a claim is
-prepared (else its Pod would stay Terminating), and until the last card that moves to the device
-plugin has left the slices. Where these cannot be seen it is not, so that the kubelet deletes them.
+prepared (else its Pod would stay Terminating), and until the slices have no card that the device
+plugin offers now. Where these cannot be seen it is not, so that the kubelet deletes them.
 
 At a rollout the kubelet has this instance before the one before it ends (`Driver._register`): a
 claim that finds no driver is late by a minute.
@@ -13,25 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
-from npu_agent.core.api_mode import ApiMode
 from npu_agent.core.claim import ClaimRef
-from npu_agent.core.hardware import Snapshot
+from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import PreparedClaim, PublishedCard
-from npu_agent.core.pool import Effect, Marks, PoolDevice, Taint, pool
+from npu_agent.core.offer import names
+from npu_agent.core.pool import Marks, PoolDevice, pool
 from npu_agent.core.state import SessionPhase
 from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.allocation_store import AllocationStore
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.registration import Standing
@@ -52,15 +51,12 @@ _UNKNOWN = "cannot tell yet whether this node supports DRA: the API server has n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times of a driver and its parts, in seconds.
-
-    A card that moves to the device plugin is listed there `grace` after its slice was written.
-    """
+    """The times of a driver and its parts, in seconds."""
 
     look_every: float = 1.0
     linger: float = 30.0
-    """To go on after the last claim: a kubelet without our answer to Unprepare asks again after 10
-    to 15 s, and its Pod would stay Terminating."""
+    """To go on after the last claim and slice. A kubelet without our answer to Unprepare asks again
+    after 10 to 15 s, and a claim may have been allocated just before its card left the slice."""
     register: float = 5.5
     """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
     collect_every: float = 600.0
@@ -69,9 +65,6 @@ class Timing:
     """Between the first attempts to serve, or to write the record, in directories that cannot be
     used."""
     retry_longest: float = 2.0
-    grace: float = 5.0
-    """From the API server's word that the slices lack a card until the device plugin may list it: a
-    claim that was allocated just before that is prepared."""
     wiped: float = 60.0
     """Unregistered, until the slices of a node that may not list them are gone: a kubelet deletes
     those of a driver that has not been registered for 30 s."""
@@ -98,7 +91,6 @@ class Shared:
     snapshots: Feed[Snapshot]
     store: AllocationStore
     ownership: Ownership
-    modes: ApiModes
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
     """Remarks on working cards, by card ID."""
@@ -110,6 +102,10 @@ class Wanted:
 
     families: frozenset[str]
     """Families that DRA offers on this node; empty: only present claims are served."""
+    decided: bool = True
+    """Whether all of these are known; else the slices stay as they are."""
+    disabled: Collection[str] = frozenset()
+    """Names of cards that are not offered on this node, in lower case."""
     by_index: bool = False
     partitions: bool = False
     """As `pool` takes it."""
@@ -152,7 +148,7 @@ class Driver:
         self._host = host
         self._instance = instance_of(host.pod_uid)
         self._snapshots, self._store = shared.snapshots, shared.store
-        self._ownership, self._modes = shared.ownership, shared.modes
+        self._ownership = shared.ownership
         self._cordons = shared.cordons
         self._degraded = shared.degraded
         self._wanted = wanted
@@ -186,7 +182,6 @@ class Driver:
                 dra=dra,
                 name=host.node_name or "",
                 devices=self._known,
-                refusal=self._modes.refusal,
                 cordoned=self._cordons.refusal,
             ),
             store=self._store,
@@ -290,15 +285,15 @@ class Driver:
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
             *(store.states, store.unrecorded, self._cordons.cards, self._degraded),
-            *(*self._modes.feeds, self._again, self._ours),
+            *(self._again, self._ours),
         ):
-            if self._known.value is None or not self.needed:
+            if self._known.value is None or not (self.needed and self._wanted.value.decided):
                 continue  # never an empty pool, or one of doubts, before the real one
             if not await self._record_cards():
                 continue
-            placed = self._placed()
-            if placed or not self._unwritten.value or self.offered.value is not None:
-                self.offered.publish(placed)
+            devices = self._on_record()
+            if devices or not self._unwritten.value or self.offered.value is not None:
+                self.offered.publish(devices)
 
     async def _record_cards(self) -> bool:
         """Records cards on disk before they are in slices; the others stay out.
@@ -330,27 +325,27 @@ class Driver:
         return True
 
     def _unrecorded(self) -> set[str]:
-        modes, published = self._modes.now(), self._store.published.value
+        published = self._store.published.value
         self._recorded = {id_: one for id_, one in self._recorded.items() if id_ in published}
-        self._store.slicing(
-            self._dra.driver,
-            (
-                state
-                for state in self._snapshots.value.cards
-                if state.card.family in self._families and modes[state.id].published
-            ),
-        )
+        self._store.slicing(self._dra.driver, self._to_offer())
         published = self._store.published.value
         return {id_ for id_ in self._published() if self._recorded.get(id_) != published[id_]}
 
-    def _placed(self) -> tuple[PoolDevice, ...]:
-        modes, wanted = self._modes.now(), self._wanted.value
+    def _to_offer(self) -> Iterator[CardState]:
+        wanted = self._wanted.value
+        for state in self._snapshots.value.cards:
+            if state.card.family in wanted.families and names(state).isdisjoint(wanted.disabled):
+                yield state
+
+    def _on_record(self) -> tuple[PoolDevice, ...]:
+        """Returns the pool, without cards that are not on disk yet."""
+        wanted = self._wanted.value
         published, cordoned = self._store.published.value, self._cordons.cards.value
         cut = wanted.partitions and not self._uncounted.value
         here = {
-            id_
-            for id_, mode in modes.items()
-            if mode.published and id_ in published and self._recorded.get(id_) == published[id_]
+            state.id
+            for state in self._to_offer()
+            if state.id in published and self._recorded.get(state.id) == published[state.id]
         }
         # The scheduler counts the cores of claims for devices that it sees, and of no others.
         seen = {
@@ -373,21 +368,12 @@ class Driver:
                 degraded=self._degraded.value,
             ),
         )
-        leaving = Taint(key=f"{self._dra.driver}/moving", effect=Effect.NO_SCHEDULE)
-        return tuple(
-            replace(one, taints=(*one.taints, leaving))
-            if modes[one.device.card_id] is ApiMode.DRAINING_FROM_DRA
-            else one
-            for one in devices
-            if one.device.card_id in here
-        )
+        return tuple(one for one in devices if one.device.card_id in here)
 
     async def _confirm(self) -> None:
-        """Notes which cards have left the slices, some seconds after the API server said so."""
+        """Notes which cards have left the slices, once the API server has said so."""
         async for _ in changes_of(self.slices.in_place, self.offered, self._store.published):
-            if left := self._left():
-                await asyncio.sleep(self._timing.grace)
-                self._store.unsliced(left & self._left())
+            self._store.unsliced(self._left())
 
     def _left(self) -> set[str]:
         """Returns cards that must leave the slices, once the API server has confirmed it."""
@@ -395,7 +381,7 @@ class Driver:
         if offered is None or self.slices.in_place.value != offered:
             return set()
         stay = {one.device.card_id for one in offered}
-        stay |= {id_ for id_, mode in self._modes.now().items() if mode.published}
+        stay |= {state.id for state in self._to_offer()}
         return self._published() - stay
 
     async def _until_wiped(self, still_ours: Callable[[], bool]) -> None:
@@ -489,7 +475,7 @@ class Driver:
         try:
             async with background(self._report(endpoint.health), self._registration(endpoint)):
                 while still_ours() and (self._duty() is _Duty.SERVE or time.monotonic() < until):
-                    if self.prepared():
+                    if self._duty() is _Duty.SERVE:
                         until = time.monotonic() + self._timing.linger
                     await asyncio.sleep(until_tick(self._timing.look_every))
                     if not endpoint.exists():

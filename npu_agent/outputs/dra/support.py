@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,6 @@ from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError, node, resourceclaims
 from npu_agent.logs import logger
-from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
@@ -46,7 +46,7 @@ def takes_drivers(version: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The wanted APIs of this node's cards."""
+    """The words that the config has for this node's cards."""
 
     auto: bool
     dra: bool
@@ -57,7 +57,7 @@ class Known:
     """The DRA support of this node, as far as it is known."""
 
     available: bool | None = None
-    """What `auto` follows; None: not known."""
+    """Whether `auto` stands for DRA; None: not known."""
     impossible: str | None = None
     """Why `dra` cannot be followed; "": it can; None: not known."""
     waits: str = ""
@@ -71,50 +71,41 @@ class SupportWatch:
     run.
     """
 
-    def __init__(
-        self, api: Api, node_name: str | None, wanted: Feed[Wanted], ask_again: float
-    ) -> None:
+    def __init__(self, api: Api, node_name: str | None, wanted: Wanted, ask_again: float) -> None:
         """`ask_again` is in seconds."""
-        self.state = Feed(Known())
+        self._asks = node_name is not None and (wanted.auto or wanted.dra)
+        waits = "the API server has not answered yet" if self._asks and wanted.auto else ""
+        self.state = Feed(Known(available=None if self._asks else False, waits=waits))
         self._api = api
-        self._node_name = node_name
+        self._node_name = node_name or ""
         self._wanted = wanted
         self._ask_again = ask_again
 
     async def run(self) -> None:
         pause = Backoff()
-        while True:
-            changed, wanted = self._wanted.changed, self._wanted.value
-            known = self.state.value
-            if self._node_name is None or not (wanted.auto or wanted.dra):
-                if known.impossible != "":
-                    self.state.publish(replace(known, available=False, waits=""))
-                await changed.wait()
-                if known.impossible != "":  # that was no answer
-                    self.state.publish(replace(known, available=None))
-                continue
-            if wanted.auto and known.available is None and not known.waits:
-                known = replace(known, waits="the API server has not answered yet")
-                self.state.publish(known)
-            if known.available is not None and not (wanted.dra and known.impossible != ""):
-                await changed.wait()
-                continue
+        while self._asks:
             try:
                 found = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning(
                     "cannot tell yet whether this node supports DRA; retrying", reason=error
                 )
-                self.state.publish(replace(known, waits=str(error) if wanted.auto else ""))
-                await set_within(changed, pause.next(error.retry_after))
+                if self.state.value.waits:
+                    self.state.publish(replace(self.state.value, waits=str(error)))
+                await asyncio.sleep(pause.next(error.retry_after))
                 continue
-            available = known.available
-            if available is None:
-                available = found.available
-                if wanted.auto:
-                    chosen = "dra" if available else "device-plugin"
-                    log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
-            impossible = "" if found.available else found.reason
-            self.state.publish(Known(available=available, impossible=impossible))
-            if not found.available:
-                await set_within(changed, self._ask_again)
+            self._settle(found)
+            if found.available or not self._wanted.dra:
+                break
+            await asyncio.sleep(self._ask_again)
+        await asyncio.Event().wait()
+
+    def _settle(self, found: Support) -> None:
+        available = self.state.value.available
+        if available is None:
+            available = found.available
+            if self._wanted.auto:
+                chosen = "dra" if available else "device-plugin"
+                log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
+        impossible = "" if found.available else found.reason
+        self.state.publish(Known(available=available, impossible=impossible))

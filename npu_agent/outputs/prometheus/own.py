@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 
-from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.counts import Histogram
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.outputs.prometheus.text import Kind, Samples, by_name, label_text
@@ -32,7 +31,6 @@ _HELP = {
     "scheduler ignores such a pool.",
     "dra_slices_written_total": "ResourceSlices written or deleted.",
     "dra_claims": "Claims that are prepared now.",
-    "dra_moving_cards": "Cards that move to the other API when their Pods end.",
     "dra_prepares_total": "Claims that the kubelet asked to prepare, by result.",
     "dra_prepare_seconds": "Seconds that preparing a claim took, refusals and failures included.",
     "dra_unprepares_total": "Claims that the kubelet asked to unprepare, by result.",
@@ -130,9 +128,6 @@ def _drivers(state: AgentState) -> Iterator[Named]:
         yield from _by("dra_prepares_total", labels, "result", counts.prepares)
         yield "dra_prepare_seconds", labels, counts.prepare_seconds
         yield from _by("dra_unprepares_total", labels, "result", counts.unprepares)
-    for to in (WantedApi.DRA, WantedApi.PLUGIN) if state.dra else ():
-        count = sum(wish is to for wish in state.moving.values())
-        yield "dra_moving_cards", label_text(to=to.value), count
 
 
 def _cards(state: AgentState) -> Iterator[Named]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from npu_agent.core.advice import plain_reason
-from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import Card, CardState, CoreReading, Health, HealthState
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.problems import is_hot
@@ -81,8 +80,6 @@ def _large(card: CardState, state: AgentState, track: Track, look: str | None = 
     more = m.pill("warn", "hot") if is_hot(card, state) else ""
     more += m.pill("plain", "disabled", "off") if state.is_disabled(card) else ""
     more += m.pill("warn", "cordoned", "off") if card.id in state.cordons else ""
-    if api := _APIS.get(state.moving.get(card.id, WantedApi.STAY)):
-        more += m.pill("plain", say(f"moves to {api}"), "wait")
     return _article(
         anchor,
         look,
@@ -143,9 +140,6 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
 
 def _look(card: CardState, state: AgentState) -> str:
     return " fenced" if is_fenced(card) else " warm" if is_hot(card, state) else ""
-
-
-_APIS = {WantedApi.DRA: "DRA", WantedApi.PLUGIN: "the device plugin"}
 
 
 def _gone(one: GoneCard, state: AgentState) -> str:

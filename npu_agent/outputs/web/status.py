@@ -138,7 +138,6 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "disabled": agent.is_disabled(state),
         "cordoned": agent.cordons.get(state.id),
         "held_by": agent.held_by.get(state.id),
-        "moving_to": (to := agent.moving.get(state.id)) and to.value,
         "health": {
             "state": health.state.value,
             "reason": health.reason,

@@ -212,8 +212,7 @@ def resource_names(
         return note(
             f"a device plugin still offers {', '.join(plugged)} here: Pods that ask for it are "
             "given those, and nothing of the slices of this node",
-            "wait until the Pods end if cards are moving (allocation.api); else delete the other "
-            "device plugin that registers that name",
+            "delete the other device plugin that registers that name",
             _CLASSES,
         )
     return ok(f"{len(ours)} resource name(s), each of one class")

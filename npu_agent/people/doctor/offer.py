@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from npu_agent.config import disabled_for
 from npu_agent.config.resources import asks_for, offered_by, resources_of
-from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.core.vendor_spec import merged
@@ -47,9 +46,10 @@ async def by_device_plugin(context: Context) -> tuple[Resource, ...]:
     available = await auto_is_dra(context)
     counts = merged([vendor.spec for vendor in context.vendors]).core_counts
     families = offered_by(
-        context.config, counts, WantedApi.PLUGIN, context.node_name, auto=available
+        context.config, counts, "device-plugin", context.node_name, auto=available
     )
-    return tuple(one for one in resources_of(context.config, counts, families) if one.widths)
+    found = (one.of_families(families) for one in resources_of(context.config, counts))
+    return tuple(resource for resource in found if resource.widths)
 
 
 def devices(context: Context, resource: Resource, snapshot: Snapshot) -> tuple[Device, ...]:

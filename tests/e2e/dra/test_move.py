@@ -1,4 +1,6 @@
-"""A node that moves from the device plugin to DRA and back, while old Pods run, end and start.
+"""A node that moves from the device plugin to DRA and back by restarts of its agent.
+
+Old Pods run, end and start meanwhile.
 
 The Pods ask for `beta.furiosa.ai/npu` and nothing else, and are never edited.
 """
@@ -9,7 +11,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +22,10 @@ from tests.e2e.dra.claims import devices, prepared, run, running, seen
 from tests.e2e.dra.conftest import CARDS
 from tests.e2e.dra.test_churn import AUDIT
 from tests.e2e.manifests import IMAGE, RESOURCE, Thing, container, deployment, npu_pod, small
-from tests.e2e.node import SOON, Node
+from tests.e2e.node import NAMESPACE, SOON, Node
 
 DRA, PLUGIN = "dra", "device-plugin"
+ROLLOUT, DELETE = "rollout", "delete"
 LONG = (pytest.mark.long, pytest.mark.timeout(1500))
 AUDITS: Thing = {"volumeMounts": [{"name": "audit", "mountPath": "/audit"}]}
 
@@ -36,7 +39,7 @@ def back(clean: None, node: Node) -> Iterator[None]:  # noqa: ARG001 (it is to e
     node.kubectl("uncordon", node.name)
     node.kubectl("delete", "deployments", "--all", "--namespace", "default")
     node.delete_pods()
-    moves(node, "auto")
+    moves(node, "auto", ROLLOUT)
     try:
         everything_is(node, DRA, 4 * SOON)
     except ClusterError:
@@ -44,72 +47,61 @@ def back(clean: None, node: Node) -> Iterator[None]:  # noqa: ARG001 (it is to e
         raise
 
 
-def moves(node: Node, api: str) -> None:
-    """Edits the key as an administrator does."""
+def moves(node: Node, api: str, how: str) -> None:
+    """Edits the key and restarts the agent, as an administrator does."""
     node.configure({"allocation": {"api": api}})
+    if how == ROLLOUT:
+        node.restart()
+    else:
+        name = node.agent()["metadata"]["name"]
+        node.kubectl("delete", "pod", name, "--namespace", NAMESPACE)
+        node.wait_for("the next agent", node.agent_ready, 2 * SOON)
+
+
+def free(node: Node) -> set[int]:
+    """The cards in slices that have no taint."""
+    return {card for card, device in devices(node).items() if not device.get("taints")}
 
 
 def everything_is(node: Node, api: str, timeout: float = 2 * SOON, cards: int = CARDS) -> None:
     """Waits until all cards are offered by one API, and none by the other one."""
 
     def there() -> bool:
-        in_slices = devices(node)
-        free = [card for card, one in in_slices.items() if not one.get("taints")]
-        counts = (node.allocatable() or 0, len(in_slices), len(free))
+        counts = (node.allocatable() or 0, len(devices(node)), len(free(node)))
         assert counts == ((0, cards, cards) if api == DRA else (cards, 0, 0)), counts
         return True
 
     node.wait_for(f"all cards to be offered by {api}", there, timeout)
 
 
-class Watch(threading.Thread):
-    """Looks all the while whether a card is offered by both APIs, or a Pod has failed."""
+@contextmanager
+def no_pod_fails(node: Node) -> Iterator[None]:
+    """No Pod fails meanwhile."""
+    over, failed, looks = threading.Event(), set[str](), 0
 
-    def __init__(self, nodes: Sequence[Node], cards: int) -> None:
-        super().__init__(daemon=True)
-        self.nodes = nodes
-        self.cards = cards
-        self.over = threading.Event()
-        self.wrong: list[str] = []
-        self.looks = 0
-
-    def run(self) -> None:
-        while not self.over.is_set():
+    def look() -> None:
+        nonlocal looks
+        while not over.is_set():
             try:
-                for node in self.nodes:
-                    self.look(node)
-                pods = self.nodes[0].objects("pod", "default")
+                there = pods(node)
             except (ClusterError, OSError):
                 continue
-            self.looks += 1
-            self.wrong += [
+            looks += 1
+            failed.update(
                 f"{pod['metadata']['name']}: {pod['status'].get('message')}"
-                for pod in pods
-                if pod["status"]["phase"] == "Failed" and "deletionTimestamp" not in pod["metadata"]
-            ]
+                for pod in there
+                if pod["status"]["phase"] == "Failed"
+            )
 
-    def look(self, node: Node) -> None:
-        before = len(devices(node))
-        listed = node.allocatable() or 0
-        after = len(devices(node))
-        # A card leaves one before it enters the other: slices of one moment before and one
-        # after the count were both there only if the smaller of them was there with it.
-        if listed + min(before, after) > self.cards:
-            self.wrong.append(f"{node.name}: {listed} listed, {before} and {after} in slices")
-
-
-@contextmanager
-def watched(*nodes: Node, cards: int = CARDS) -> Iterator[None]:
-    """Nothing of what `Watch` looks for happens meanwhile."""
-    watch = Watch(nodes, cards)
+    watch = threading.Thread(target=look, daemon=True)
     watch.start()
     try:
         yield
     finally:
-        watch.over.set()
+        over.set()
         watch.join(SOON)
-    assert watch.looks
-    assert not watch.wrong, watch.wrong[:5]
+    assert looks
+    assert not failed
 
 
 @contextmanager
@@ -173,23 +165,26 @@ def churned_until_all_are(node: Node, api: str, replicas: int, chosen: random.Ra
     print(f"moved to {api} in {time.monotonic() - started:.0f} s, while {deleted} Pods ended")
 
 
-@pytest.mark.parametrize(("replicas", "times"), [(4, 1), pytest.param(6, 4, marks=LONG)])
+@pytest.mark.parametrize(
+    ("how", "replicas", "times"),
+    [(ROLLOUT, 4, 1), (DELETE, 4, 1), pytest.param(ROLLOUT, 6, 4, marks=LONG)],
+)
 def test_old_pods_churn_while_their_node_moves_and_comes_back(
-    node: Node, replicas: int, times: int
+    node: Node, how: str, replicas: int, times: int
 ) -> None:
     chosen = random.Random(replicas)
-    audit = node.cluster.workdir / f"moves-{replicas}"
+    audit = node.cluster.workdir / f"moves-{how}-{replicas}"
     audit.mkdir()
-    moves(node, PLUGIN)
+    moves(node, PLUGIN, how)
     everything_is(node, PLUGIN)
-    with watched(node):
+    with no_pod_fails(node):
         node.apply(old_pods(audit, replicas))
         for turn in range(times):
             all_run_by(node, PLUGIN, replicas)
             with cordoned(node):
-                moves(node, DRA)
+                moves(node, DRA, how)
                 node.wait_allocatable(0)
-            node.wait_equal("the free cards", lambda: len(devices(node)), CARDS - replicas)
+            node.wait_equal("the free cards", lambda: len(free(node)), CARDS - replicas)
             if turn % 2 == 0:
                 node.kill_agent()  # it goes on where it was
             else:
@@ -198,27 +193,27 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
             churned_until_all_are(node, DRA, replicas, chosen)
             # It is an empty list that the kubelet has: it remembers no cards.
             node.wait_equal("no capacity", node.capacity, 0)
-            moves(node, PLUGIN)
+            moves(node, PLUGIN, how)
             churned_until_all_are(node, PLUGIN, replicas, chosen)
     assert not (audit / "twice").exists(), (audit / "twice").read_text()
     assert len((audit / "seen").read_text().splitlines()) > 2 * replicas * times
     assert not prepared(node)
 
 
-def test_who_holds_a_card_keeps_it_over_both_moves(node: Node) -> None:
+@pytest.mark.parametrize("how", [ROLLOUT, DELETE])
+def test_who_holds_a_card_keeps_it_over_both_moves(node: Node, how: str) -> None:
     run(node, npu_pod("claims"))
     by_claim = seen(node, "claims")
-    with watched(node):
-        moves(node, PLUGIN)
+    with no_pod_fails(node):
+        moves(node, PLUGIN, how)
         node.wait_allocatable(CARDS - 1)
-        (card,) = devices(node)
-        assert {card} == by_claim.cards
+        assert not devices(node)
         run(node, npu_pod("plugin"))
         by_plugin = seen(node, "plugin")
-        moves(node, DRA)
+        moves(node, DRA, how)
         node.wait_allocatable(0)
         others = set(range(CARDS)) - by_plugin.cards
-        node.wait_equal("the others", lambda: devices(node).keys(), others)
+        node.wait_equal("the others", lambda: free(node), others)
         run(node, npu_pod("next"))
         assert not seen(node, "next").cards & (by_claim.cards | by_plugin.cards)
         assert seen(node, "claims") == by_claim
@@ -235,14 +230,14 @@ def test_the_kubelet_restarts_while_its_node_is_between_the_two(node: Node) -> N
     the device plugin's cards, and ends the Pods for which it then finds none (docs/dra.md).
     """
     run(node, small("claims"))
-    with watched(node):
-        moves(node, PLUGIN)
+    with no_pod_fails(node):
+        moves(node, PLUGIN, ROLLOUT)
         node.wait_allocatable(CARDS - 1)
         run(node, npu_pod("plugin"))
         before = seen(node, "claims"), seen(node, "plugin")
-        moves(node, DRA)
+        moves(node, DRA, ROLLOUT)
         node.wait_allocatable(0)
-        node.wait_equal("the others", lambda: len(devices(node)), CARDS - 1)
+        node.wait_equal("the others", lambda: len(free(node)), CARDS - 1)
         node.cluster.stop_kubelet()
         node.cluster.start_kubelet()
         for name in ("claims", "plugin"):

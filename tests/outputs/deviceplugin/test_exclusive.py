@@ -1,8 +1,8 @@
 """No core, and no device node, to two living holders: whatever happens, in whatever order.
 
 A state machine plays hardware, kubelet, config, claims and the agent's own restarts against the
-real ledger, the real modes and the real publisher. It knows which physical cores each container
-was given, and by which nodes. Slices it plays as well, as `outputs/dra/driver.py` writes them.
+real ledger and the real publisher. It knows which physical cores each container was given, and by
+which nodes. Slices it plays as well, as `outputs/dra/driver.py` writes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import Card, CardState, Health, HealthState, Snapshot
 from npu_agent.core.identity import identify
@@ -41,7 +40,6 @@ from npu_agent.core.ledger import (
 from npu_agent.core.offer import Device, cut
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
@@ -53,6 +51,7 @@ from tests.outputs.helpers import LivingPods
 pytestmark = pytest.mark.timeout(300)
 
 CLAIM, DRIVER = "claim", "npu.furiosa.ai"
+PLUGIN, DRA, UNDECIDED = APIS = ("device-plugin", "dra", "auto, and the API server is away")
 NAMES = ("beta.furiosa.ai/npu", "furiosa.ai/npu")
 WIDTHS = (None, 1, 2, 4)
 """Of a resource's devices; what a family has no nodes for falls back to the whole card."""
@@ -144,8 +143,8 @@ class Agent:
     publisher: Publisher
     pod_resources: Kubelet
     wanted: Feed[Wanted]
-    modes: ApiModes
     name: str
+    api: str
     known: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
@@ -167,7 +166,6 @@ class Machine(RuleBasedStateMachine):
         """Until then the kubelet may leave out as many as it likes: it was just restarted."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
         self.standby: Agent | None = None
-        self.wish = WantedApi.PLUGIN
         self.slices: set[str] = set()
         """The cards that the API server has in slices, by ID."""
 
@@ -182,10 +180,9 @@ class Machine(RuleBasedStateMachine):
         odd=st.sampled_from(("", "SER0_cores_0", "UUID-1_cores_0-1")),
         pci=st.booleans(),
         cores=st.sampled_from(WIDTHS),
-        wish=st.sampled_from((WantedApi.PLUGIN, WantedApi.DRA)),
+        api=st.sampled_from((PLUGIN, DRA)),
     )
-    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None, wish: WantedApi) -> None:
-        self.wish = wish
+    def begin(self, warboys: int, odd: str, pci: bool, cores: int | None, api: str) -> None:
         self.cards = [
             Physical(
                 slot=slot,
@@ -201,7 +198,7 @@ class Machine(RuleBasedStateMachine):
             self.cards[0].serial = odd
             self.cards[0].uuid = None
         self.seen()
-        self.agent = self.start(NAMES[0], cores)
+        self.agent = self.start(NAMES[0], cores, api)
         self.own(self.agent)
 
     def seen(self) -> None:
@@ -260,13 +257,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), cores=st.sampled_from(WIDTHS), disabled=st.sampled_from(("", "npu0")))
     def configured(self, data: st.DataObject, cores: int | None, disabled: str) -> None:
-        self.agent.wanted.publish(wanted(self.agent.name, cores, disabled))
+        self.agent.wanted.publish(wanted(self.agent.name, cores, self.agent.api, disabled))
         self.settles(data)
 
     # The agent
 
-    def start(self, name: str, cores: int | None) -> Agent:
-        feed = Feed(wanted(name, cores))
+    def start(self, name: str, cores: int | None, api: str) -> Agent:
+        """Its config may say another API than that of the agent before it."""
+        feed = Feed(wanted(name, cores, api))
         kubelet = Kubelet(self)
         store = AllocationStore(
             snapshots=self.snapshots,
@@ -280,16 +278,14 @@ class Machine(RuleBasedStateMachine):
             # They end when the machine has them end.
             timing=Timing(holder_ends=0.0, clock=lambda: self.now),
         )
-        modes = ApiModes(snapshots=self.snapshots, wanted=Feed(self.wishes()), store=store)
         publisher = Publisher(
             snapshots=self.snapshots,
             wanted=feed,
             store=store,
-            modes=modes,
             cordons=Feed({}),
             specs=PluginSpecs(self.directory / "cdi"),
         )
-        return Agent(store, publisher, kubelet, feed, modes, name)
+        return Agent(store, publisher, kubelet, feed, name, api)
 
     def own(self, agent: Agent) -> None:
         self.agent, self.standby = agent, None
@@ -300,14 +296,14 @@ class Machine(RuleBasedStateMachine):
     def publishes(self) -> None:
         self.runner.run(self.agent.publisher.publish())
 
-    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS))
-    def killed_and_started(self, name: str, cores: int | None) -> None:
+    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS), api=st.sampled_from(APIS))
+    def killed_and_started(self, name: str, cores: int | None, api: str) -> None:
         """By SIGKILL, at whatever moment; its config may have changed meanwhile."""
-        self.own(self.start(name, cores))
+        self.own(self.start(name, cores, api))
 
-    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS))
-    def stands_by(self, name: str, cores: int | None) -> None:
-        self.standby = self.start(name, cores)
+    @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS), api=st.sampled_from(APIS))
+    def stands_by(self, name: str, cores: int | None, api: str) -> None:
+        self.standby = self.start(name, cores, api)
         self.answer(self.standby.pod_resources)
         self.runner.run(self.standby.publisher.publish())
 
@@ -317,10 +313,11 @@ class Machine(RuleBasedStateMachine):
         assert self.standby
         self.own(self.standby)
 
-    @rule()
-    def ends_and_starts(self) -> None:
+    @rule(api=st.sampled_from(APIS))
+    def ends_and_starts(self, api: str) -> None:
+        """A rollout with another config moves the node to the other API."""
         self.runner.run(self.agent.publisher.end())
-        self.own(self.start(self.agent.name, None))
+        self.own(self.start(self.agent.name, None, api))
 
     def notes_tell_all(self) -> bool:
         """Whether the kubelet's lists and notes say what each container has, without a record.
@@ -351,40 +348,23 @@ class Machine(RuleBasedStateMachine):
             (self.directory / RECORD).unlink(missing_ok=True)
         else:
             (self.directory / RECORD).write_text(what)
-        self.own(self.start(self.agent.name, cores))
+        self.own(self.start(self.agent.name, cores, self.agent.api))
         self.allocate_more(data)
 
     # The two APIs
 
-    def wishes(self) -> WantedApis:
-        return WantedApis(families=dict.fromkeys(FAMILIES, self.wish))
-
-    @rule(wish=st.sampled_from((WantedApi.PLUGIN, WantedApi.DRA, WantedApi.DRA, WantedApi.STAY)))
-    def turned(self, wish: WantedApi) -> None:
-        self.wish = wish
-        self.agent.modes.wishes.publish(self.wishes())
-
-    @rule()
-    def kubelet_offers_no_more(self) -> None:
-        """What it is no longer told of; here it takes a list at once."""
-        modes, devices = self.agent.modes, self.agent.publisher.devices.values()
-        told = {device.card_id for each in devices for device in each.value}
-        leaving = modes._leaving()
-        modes._forget(leaving, leaving.keys() - told)
-
     @rule(lost=st.booleans(), killed=st.booleans())
     def slices_written(self, lost: bool, killed: bool) -> None:
         """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
-        store, modes = self.agent.store, self.agent.modes
-        if not store.asked.value:
+        store, api = self.agent.store, self.agent.api
+        if not store.asked.value or api == UNDECIDED:
             return
-        cards = self.snapshots.value.cards
-        store.slicing(DRIVER, [one for one in cards if modes.now()[one.id].published])
+        cards = self.snapshots.value.cards if api == DRA else ()
+        store.slicing(DRIVER, cards)
         self.runner.run(store.saved())
-        pool = {one.id for one in cards if modes.now()[one.id].published}
-        self.slices = pool
+        self.slices = pool = {card.id for card in cards}
         if killed:
-            self.own(self.start(self.agent.name, None))
+            self.own(self.start(self.agent.name, None, api))
         elif not lost:
             store.unsliced(store.published.value.keys() - pool)
 
@@ -450,8 +430,6 @@ class Machine(RuleBasedStateMachine):
             devices=(named,),
         )
         store = self.agent.store
-        if uid not in store.prepared.value and self.agent.modes.refusal(device):
-            return
         self.runner.run(store.replacing(claim))
         try:
             store.prepare(claim, [device])
@@ -630,13 +608,14 @@ class Machine(RuleBasedStateMachine):
                 )
 
 
-def wanted(name: str, cores: int | None, disabled: str = "") -> Wanted:
+def wanted(name: str, cores: int | None, api: str, disabled: str = "") -> Wanted:
     overrides: tuple[tuple[str, str, int | None], ...] = ()
     if cores and cores > 2:
         overrides = ((name, "warboy", 2),)
     elif cores == 2:
         overrides = ((name, "warboy", 1),)
-    return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])))
+    offered = FAMILIES if api == PLUGIN else ()
+    return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])), offered)
 
 
 TestExclusive: Any = Machine.TestCase

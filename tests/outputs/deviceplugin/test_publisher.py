@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -16,7 +17,6 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
-from npu_agent.core.api_mode import WantedApis
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import Snapshot
@@ -24,19 +24,19 @@ from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, encode, read_record, recover
 from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
+from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import Kubelet, claim
 from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 SPEC = "furiosa.ai-npu.json"
-FUSION = Wanted(resources(NPU, None), frozenset())
-SINGLE = Wanted(resources(NPU, 1), frozenset())
+FUSION = Wanted(resources(NPU, None), frozenset(), FAMILIES)
+SINGLE = Wanted(resources(NPU, 1), frozenset(), FAMILIES)
 
 
 class Room:
@@ -66,7 +66,6 @@ class Room:
             snapshots=self.snapshots,
             wanted=self.wanted,
             store=self.store,
-            modes=ApiModes(snapshots=self.snapshots, wanted=Feed(WantedApis()), store=self.store),
             specs=PluginSpecs(directory / "cdi", ("furiosa.ai/npu",), by_cdi=by_cdi),
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
@@ -155,7 +154,7 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         room.store.prepare(claim("c", room.card), ())
-        await room.until(lambda d: not d)
+        await room.until(lambda d: d == {room.card.id: False})
         room.store.unprepare("uid-c")
         await room.until(lambda d: d == {room.card.id: True})
 
@@ -213,7 +212,7 @@ async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
         (None, True),  # nothing was ever handed out here
         (record(FUSION), True),  # the same devices: the kubelet counts for itself
         (record(SINGLE), False),
-        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset())), False),
+        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset(), FAMILIES)), False),
         (b"damaged", False),
     ],
 )
@@ -229,6 +228,38 @@ async def test_doubt_at_the_start(tmp_path: Path, left: bytes | None, offered: b
             while not room.publisher.devices[NPU].value[0].healthy:
                 room.says()
                 await asyncio.sleep(0.001)
+
+
+async def test_a_card_for_claims_stays_listed_while_a_pod_holds_it(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    card = room.card.id
+    async with room.running():
+        await room.owned(card)
+        await room.until(lambda d: d == {card: True})
+    room = Room(tmp_path, replace(FUSION, families=()))
+    async with room.running():
+        await room.owned(card)
+        room.says(card)
+        devices = await first(room.publisher.devices[NPU], lambda d: d and "train" in d[0].reason)
+        assert (devices[0].healthy, devices[0].reason) == (
+            False,
+            "the device plugin does not offer its card (allocation.api); Pod team/train keeps it",
+        )
+        async with asyncio.timeout(10):
+            while room.publisher.devices[NPU].value:
+                room.says()
+                await asyncio.sleep(0.001)
+
+
+async def test_a_card_that_a_slice_may_have_is_not_offered(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {room.card.id: True})
+        room.store.slicing("npu.furiosa.ai", [room.card])
+        await room.until(lambda d: d == {room.card.id: False})
+        room.store.unsliced([room.card.id])
+        await room.until(lambda d: d == {room.card.id: True})
 
 
 async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> None:

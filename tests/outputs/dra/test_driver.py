@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from npu_agent import files
-from npu_agent.core.api_mode import WantedApi, WantedApis
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
-from npu_agent.kubelet.api_modes import ApiModes
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
@@ -79,9 +77,6 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             ledger=kubelet.ledger,
         )
         wanted = Feed(Wanted(families=families))
-        wishes = wanted.map(
-            lambda now: WantedApis(families=dict.fromkeys(now.families, WantedApi.DRA))
-        )
         annotation: Feed[str | None] = Feed("")
         cordons = CordonStore(annotation, snapshots, directory, start=0.0)
         driver = Driver(
@@ -91,12 +86,11 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
                 snapshots=snapshots,
                 store=store,
                 ownership=Ownership(directory),
-                modes=ApiModes(snapshots=snapshots, wanted=wishes, store=store),
                 cordons=cordons,
             ),
             wanted,
             api,
-            Timing(linger=1.0, grace=0.1),
+            Timing(linger=1.0),
         )
         task = asyncio.create_task(driver.run())
         try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.api_mode import WantedApi
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
 from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
@@ -138,12 +137,11 @@ def by_claims() -> AgentState:
         replace(claim("cut", cut), devices=parts),
         claim("train", gone),
     )
-    scene = Scene(
+    return Scene(
         cards=(whole, cut),
         dra=(driver(*claims, slices=SlicesState(dropped=("devices.taints",))),),
         timeline=Timeline().left([gone], [], time.monotonic() - 60),
-    )
-    return replace(scene.state(), moving={whole.id: WantedApi.DRA})
+    ).state()
 
 
 SCENES: dict[str, Callable[[], AgentState]] = {
