@@ -30,7 +30,7 @@ from npu_agent.ticks import set_within, stamp
 log = logger(__name__)
 
 SEEN = ".npu-agent.seen.json"
-"""In the plugin directory: the most cards that were healthy at a time since the Node booted."""
+"""In the plugin directory: what a restart must not forget, a `_Seen`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -64,6 +64,9 @@ class Wanted:
 class _Seen(msgspec.Struct, frozen=True):
     boot: str
     cards: int
+    """The most that were healthy at a time since the Node booted."""
+    type: str = ""
+    """The type of the condition that was written last, and not removed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ class ConditionWriter:
         self._file = directory / SEEN
         self._timing = timing
         self._seen = _Seen("", 0)
-        self._target = Feed(_Target(""))
+        self._target: Feed[_Target | None] = Feed(None)
+        """None: not known yet."""
         self._since = -math.inf
         """The start of the wanted status, by `time.monotonic`."""
         self._fault = 0.0
@@ -140,7 +144,7 @@ class ConditionWriter:
     # --- what should be there -------------------------------------------------------------------
 
     async def _recall(self) -> None:
-        """Reads how many cards were healthy since the Node booted."""
+        """Reads what the agent before this one has noted."""
         try:
             boot = (await files.read(BOOT_ID, 100)).decode("ascii").strip()
             self._seen = _Seen(boot, 0)
@@ -148,8 +152,7 @@ class ConditionWriter:
         except (OSError, ValueError) as error:
             log.debug("the cards are counted from now on", reason=error)
             return
-        if found.boot == boot:
-            self._seen = found
+        self._seen = found if found.boot == boot else _Seen(boot, 0, found.type)
 
     async def _follow(self) -> None:
         async for _ in changes_of(*self._observed.changes, self._wanted):
@@ -159,8 +162,9 @@ class ConditionWriter:
                 continue
             state = self._observed.state()
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
-                await self._note(cards)
-            before = self._target.value.condition
+                await self._note(cards=cards)
+            target = self._target.value
+            before = target.condition if target else None
             now, at = condition(state, wanted.expected, self._seen.cards), time.monotonic()
             if now and (before is None or before.status != now.status):
                 if not now.status and at - self._since > self._timing.recovered:
@@ -168,8 +172,8 @@ class ConditionWriter:
                 self._since = at
             self._target.publish(_Target(wanted.type, now))
 
-    async def _note(self, cards: int) -> None:
-        self._seen = _Seen(self._seen.boot, cards)
+    async def _note(self, **seen: Any) -> None:
+        self._seen = msgspec.structs.replace(self._seen, **seen)
         try:
             await files.replace(self._file, msgspec.json.encode(self._seen))
         except OSError as error:
@@ -179,13 +183,15 @@ class ConditionWriter:
 
     async def _keep(self, name: str) -> None:
         pause = Backoff(longest=self._timing.longest_pause)
-        live: _Live | None = _Live("")
+        live: _Live | None = None
         """None: it has to be read."""
+        await self._target.until(lambda target: target is not None)
         while True:
             changed, target = self._target.changed, self._target.value
+            assert target  # noqa: S101 (it was waited for)
             try:
                 if live is None or live.type != target.type:
-                    live = await self._find(name, live, target.type)
+                    live = await self._find(name, target.type)
                 wait = self._wait(live, target.condition)
                 if target.condition is None or wait is None or wait > 0:
                     self._works(live)
@@ -199,12 +205,13 @@ class ConditionWriter:
             else:
                 pause.reset()
 
-    async def _find(self, name: str, live: _Live | None, wanted: str) -> _Live:
+    async def _find(self, name: str, wanted: str) -> _Live:
         """Reads the condition of this type, or removes the one that is not wanted any more."""
         if not wanted:
-            if live is None or live.type:
+            if self._seen.type:  # it may be an earlier agent's
                 await node.apply_conditions(self._api, name)
                 log.info("the Node's condition is removed", node=name)
+                await self._note(type="")
             return _Live("")
         return _Live(wanted, await self._read(name, wanted), time.monotonic())
 
@@ -244,6 +251,8 @@ class ConditionWriter:
             last_heartbeat_time=now,
             last_transition_time=since or now,
         )
+        if self._seen.type != written.type:
+            await self._note(type=written.type)
         await node.apply_conditions(self._api, name, written)
         if not since:
             log.info(

@@ -1,6 +1,7 @@
 """When the Node condition is written, and since when it is as it is."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -237,6 +238,25 @@ async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> N
         await until(lambda: writer.state.value is None)
         room.sees(dead(0))
         await settled(room, room.writes)
+
+
+@pytest.mark.parametrize("boot", ["first", "second"])
+async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
+    room: Room, boot: str
+) -> None:
+    """The config was changed by the rollout that started this agent, or while none ran."""
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+    room.boot(boot)
+    room.wanted.publish(Wanted(None, None))
+    async with room.agent() as writer:
+        await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
+        await until(lambda: json.loads((room.directory / condition.SEEN).read_text())["type"] == "")
+        assert writer.state.value is None
+    calls = len(room.api.server.calls)
+    async with room.agent():
+        await asyncio.sleep(0.1)
+    assert len(room.api.server.calls) == calls
 
 
 async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:
