@@ -436,14 +436,12 @@ def _slices(data: bytes) -> None:
 
 def _planned(live: Any) -> None:
     """What the publisher makes of what is there."""
-    wanted = slices.plan(
-        live, pool_of(card("rngd", 0)), driver="npu.furiosa.ai", node="n", uid="7b0c"
-    )
+    whose = {"driver": "npu.furiosa.ai", "node": "n", "uid": "7b0c"}
+    pool = slices.slices(pool_of(card("rngd", 0)), **whose, generation=1)
+    wanted = slices.plan(live, pool)
     for each in wanted.apply:
         slices.keeping_times(each, live)
     slices.is_incomplete(live)
-    for each in live.values():
-        slices.counts(each)
 
 
 @contextlib.contextmanager

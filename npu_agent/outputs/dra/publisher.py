@@ -79,11 +79,8 @@ class SlicePublisher:
         self._listing = asyncio.Lock()
         self._uid: str | None = None
         self._generation = 1
-        self._accepted: dict[str, tuple[Slice, Slice]] = {}
-        """The last request and the API server's reply, by name."""
         self._dropped: frozenset[str] = frozenset()
-        self._tried = False
-        """Whether this API server was asked if it keeps counters."""
+        """Fields that this API server has not kept: they are not sent again."""
         self._logged: set[str] = set()
         self._restarted = False
         """Whether the API server may have restarted since the last listing."""
@@ -135,10 +132,9 @@ class SlicePublisher:
         if not self._restarted:
             return
         # It may be another one now, with other features: what it drops is found again.
-        self._restarted = self._tried = False
-        if self._dropped or any(one.counters for one in self._devices.value or ()):
+        self._restarted = False
+        if self._dropped:
             self._dropped = frozenset()
-            self._accepted.clear()
             self._checks.publish(self._checks.value + 1)
 
     async def _list(self) -> str:
@@ -205,10 +201,6 @@ class SlicePublisher:
                 await self._bring_about()
             except ApiError as error:
                 self._doubts += 1  # it may still have taken effect
-                devices = self._publishable()
-                if error.status == 422 and devices != tuple(map(without_notes, devices)):
-                    self._note_dropped((NOTES,))  # it does not know the effect
-                    continue
                 self._change(published=False)
                 self._note("write", error)
                 if await set_within(restarted, retry.next(error.retry_after)):
@@ -228,7 +220,7 @@ class SlicePublisher:
         if self._uid is None or names - live.keys():
             # One that has vanished may have done so with its Node, which was created again.
             self._uid = (await node.read(self._api, self._node_name)).uid
-        plan = await self._tried_plan()
+        plan = self._plan()
         if plan.delete or plan.apply:
             self.in_place.publish(None)
             await self._execute(plan)
@@ -256,81 +248,36 @@ class SlicePublisher:
             devices = tuple(map(without_notes, devices))
         return devices
 
-    async def _tried_plan(self) -> Plan:
-        """Returns the writes to make; new counters are tried first."""
-        plan, live = self._plan(), self.live.value or {}
-        counting = any(one.counters for one in self._publishable())
-        if counting and (
-            not self._tried
-            or any(
-                slices.counts(each) and not slices.counts(live.get(each["metadata"]["name"]))
-                for each in plan.apply
-            )
-        ):
-            await self._try_counters()
-            plan = self._plan()
-        return plan
-
-    async def _try_counters(self) -> None:
-        """Finds out by dry runs whether the API server keeps counters.
-
-        In a slice that has had them it keeps them with the feature off, too. But a new one that
-        loses them may complete a pool of devices that overlap.
-
-        Raises:
-            ApiError: of any kind.
-        """
-        wanted = slices.slices(self._publishable(), **self._whose(), generation=1)
-        with_sets, with_devices = (
-            next(each for each in wanted if key in each["spec"])
-            for key in ("sharedCounters", "devices")
-        )
-        for each in (with_sets, with_devices):
-            tried = {**each, "metadata": {"name": f"npu-agent-try-{self._driver}"}}
-            try:
-                reply = await resourceslices.dry_run(self._api, tried)
-            except ApiError as error:
-                if error.status != 422:
-                    raise
-                # Kubernetes 1.34 and 1.35 have had other forms of counters.
-                log.warning("the API server refuses counters", error=error)
-                self._note_dropped(tuple(COUNTERS))
-                return
-            if fields := COUNTERS.intersection(slices.dropped(tried, reply)):
-                self._note_dropped(tuple(fields))
-                return
-        self._tried = True
-
-    def _whose(self) -> dict[str, str]:
-        return {"driver": self._driver, "node": self._node_name, "uid": self._uid or ""}
-
     def _plan(self) -> Plan:
         live = self.live.value or {}
         self._generation = slices.newest(live, self._generation)
-        return slices.plan(
-            {name: self._as_sent(name, each) for name, each in live.items()},
+        wanted = slices.slices(
             self._publishable(),
-            **self._whose(),
+            driver=self._driver,
+            node=self._node_name,
+            uid=self._uid or "",
             generation=self._generation,
         )
-
-    def _as_sent(self, name: str, live: Slice) -> Slice:
-        """Returns what was sent, if the live slice is as the API server answered it."""
-        sent, reply = self._accepted.get(name, (None, None))
-        return sent if sent and reply and not slices.differs(live, reply) else live
+        sent = [slices.without(each, self._dropped) for each in wanted]
+        return slices.plan(live, sent, generation=self._generation)
 
     async def _execute(self, plan: Plan) -> None:
         before = self.live.value or {}
         for name in plan.delete:
-            self._accepted.pop(name, None)
             if await resourceslices.delete(self._api, name):
                 self._change(writes=self.state.value.writes + 1)
         for wanted in plan.apply:
             sent = slices.keeping_times(wanted, before)
-            reply = await resourceslices.apply(self._api, sent)
-            self._accepted[sent["metadata"]["name"]] = (sent, reply)
-            self._change(writes=self.state.value.writes + 1)
-            fields = slices.dropped(sent, reply)
+            try:
+                reply = await resourceslices.apply(self._api, sent)
+            except ApiError as error:
+                # Kubernetes 1.34 and 1.35 have had other forms of counters, and no effect None.
+                if error.status != 422 or not (fields := slices.newer(sent)):
+                    raise
+                log.warning("the API server refuses newer fields", error=error)
+            else:
+                self._change(writes=self.state.value.writes + 1)
+                fields = slices.dropped(sent, reply)
             self._note_dropped(fields)
             if not COUNTERS.isdisjoint(fields):
                 return  # with the rest the pool would be complete, and its devices overlap

@@ -7,13 +7,14 @@ Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.pool import PoolDevice, Value, Version
+from npu_agent.core.pool import Effect, PoolDevice, Value, Version
+from npu_agent.core.state import COUNTERS, NOTES
 
 Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
@@ -142,16 +143,8 @@ class Plan:
     apply: tuple[Slice, ...] = ()
 
 
-def plan(
-    live: Mapping[str, Slice],
-    devices: Sequence[PoolDevice],
-    *,
-    driver: str,
-    node: str,
-    uid: str,
-    generation: int = 1,
-) -> Plan:
-    """Returns the writes that give the pool these devices; arguments as of `slices`.
+def plan(live: Mapping[str, Slice], pool: Sequence[Slice], *, generation: int = 1) -> Plan:
+    """Returns the writes that give the pool these slices, of any generation.
 
     `live` are this driver's slices on this node by name, and `generation` is the least that the
     pool may have: the scheduler may know it already.
@@ -159,7 +152,7 @@ def plan(
     present = newest(live, generation)
 
     def of(generation: int) -> Plan:
-        wanted = slices(devices, driver=driver, node=node, uid=uid, generation=generation)
+        wanted = [_of_generation(generation, each) for each in pool]
         names = {each["metadata"]["name"] for each in wanted}
         apply = [
             each
@@ -173,6 +166,11 @@ def plan(
     # A single call is all or nothing. Between several the pool would be a mixture of old and new
     # slices, if their generations did not tell these apart.
     return found if len(found.delete) + len(found.apply) < 2 else of(present + 1)
+
+
+def _of_generation(generation: int, each: Slice) -> Slice:
+    spec = each["spec"]
+    return {**each, "spec": {**spec, "pool": {**spec["pool"], "generation": generation}}}
 
 
 def differs(live: Slice, wanted: Slice) -> bool:
@@ -216,6 +214,34 @@ def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
                 yield from _missing(one, other, path)
 
 
+def without(whole: Slice, fields: Collection[str]) -> Slice:
+    """Returns a slice without these fields, which are as of `dropped`."""
+    return {**whole, "spec": _without(whole["spec"], fields)}
+
+
+def _without(value: Any, fields: Collection[str], path: str = "") -> Any:
+    match value:
+        case Mapping():
+            paths = {key: f"{path}.{key}" if path else key for key in value}
+            return {
+                key: _without(each, fields, paths[key])
+                for key, each in value.items()
+                if paths[key] not in fields
+            }
+        case list():
+            return [_without(each, fields, path) for each in value]
+    return value
+
+
+def newer(sent: Slice) -> tuple[str, ...]:
+    """Returns fields, as of `dropped`, that an API server before 1.36 may refuse."""
+    spec = sent["spec"]
+    if "sharedCounters" in spec:
+        return tuple(COUNTERS)
+    taints = (taint for device in spec.get("devices") or () for taint in device.get("taints") or ())
+    return (NOTES,) if any(taint["effect"] == Effect.NONE.value for taint in taints) else ()
+
+
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     """Returns `wanted` with the times of the live taints, in any slice.
 
@@ -246,14 +272,6 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     if "devices" not in spec:
         return dict(wanted)
     return {**wanted, "spec": {**spec, "devices": [timed(each) for each in spec["devices"]]}}
-
-
-def counts(found: Slice | None) -> bool:
-    """Whether there is a slice with counters, or with devices that consume them."""
-    spec = found["spec"] if found else {}
-    return bool(spec.get("sharedCounters")) or any(
-        device.get("consumesCounters") for device in spec.get("devices") or ()
-    )
 
 
 def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -621,27 +621,16 @@ async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> 
 # Cards that are cut on demand.
 
 
-async def test_counters_are_tried_before_they_are_written(tmp_path: Path) -> None:
+async def test_counters_are_written_first(tmp_path: Path) -> None:
     async with running(tmp_path, parts(2)) as world:
         state = await world.in_place()
         assert (state.slices, state.devices, state.writes) == (2, 30, 2)
-        calls = [call for call in world.server.calls if call.startswith(("try", "apply"))]
-        assert calls == ["try", "try", f"apply {NAME}", f"apply {SECOND}"]
+        assert world.server.writes == [f"apply {NAME}", f"apply {SECOND}"]
         assert pools(world.server) == [(1, 2), (2, 2)]
-        # A card that fails costs one write, and nothing is tried for it.
+        # A card that fails costs one write.
         world.devices.publish(parts(2, sick=(1,)))
         await until(lambda: len(world.server.taints()) == 15)
         assert len(world.server.writes) == 3
-        assert world.server.calls.count("try") == 2
-
-
-async def test_a_slice_that_is_put_back_is_tried_before(tmp_path: Path) -> None:
-    async with running(tmp_path, parts(2)) as world:
-        await world.in_place()
-        await world.watching()
-        world.server.delete(SECOND)
-        await world.in_place()
-        assert world.server.calls.count("try") == 4
 
 
 async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path) -> None:
@@ -651,48 +640,13 @@ async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path
         state = await first(world.publisher.state, lambda state: state.published)
         assert state.uncounted
         assert list(world.server.devices()) == [one.name for one in rngd(3)]
-        assert world.server.writes == [f"apply {NAME}"]
+        # Never was there a complete pool with devices that overlap.
+        assert world.server.writes == [f"apply {NAME}"] * 2
         assert not any("consumesCounters" in one for one in world.server.devices().values())
         # What follows from it for the parts that are held, the driver computes.
         world.devices.publish(rngd(3))
         await world.quiet()
-        assert world.server.writes == [f"apply {NAME}"]
-
-
-@pytest.mark.parametrize("field", sorted(COUNTERS))
-async def test_what_is_dropped_though_it_was_kept_before_is_not_completed(
-    tmp_path: Path, field: str
-) -> None:
-    """Several API servers may answer, one of them without the feature."""
-    async with running(tmp_path, None) as world:
-
-        async def kept(request: web.Request) -> web.StreamResponse:
-            world.server.dropped = {field}
-            return web.json_response(await request.json())
-
-        world.server.instead["try"] = kept
-        world.devices.publish(parts(5))
-        await until(lambda: world.server.dropped)
-        world.server.instead.clear()
-        await until(lambda: list(world.server.devices()) == [one.name for one in rngd(5)])
-        # Never was there a complete pool with devices that overlap.
-        (*before, last) = pools(world.server)
-        assert last == (1, 1)
-        assert all(there < wanted for there, wanted in before)
-
-
-async def test_counters_that_are_no_longer_kept(tmp_path: Path) -> None:
-    async with running(tmp_path, parts(2)) as world:
-        await world.in_place()
-        await world.watching()
-        world.server.trouble = drops
-        world.server.cut()
-        await first(world.publisher.state, lambda state: state.trouble)
-        world.server.dropped = set(COUNTERS)
-        world.server.trouble = None
-        await until(lambda: list(world.server.devices()) == [one.name for one in rngd(2)])
-        await first(world.publisher.state, lambda state: state.uncounted and state.published)
-        assert list(world.server.slices) == [NAME]
+        assert world.server.writes == [f"apply {NAME}"] * 2
 
 
 async def test_counters_that_are_kept_again(tmp_path: Path) -> None:
@@ -713,22 +667,19 @@ async def test_counters_that_are_kept_again(tmp_path: Path) -> None:
 
 async def test_an_api_server_that_refuses_counters_is_one_without(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
-        world.server.instead["try"] = status(422, "sharedCounters: Forbidden")
+
+        async def older(request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            if "sharedCounters" in body["spec"]:
+                return await status(422, "sharedCounters: Forbidden")(request)
+            code, found = world.server.act("apply", request.path, body)
+            return web.json_response(found, status=code)
+
+        world.server.instead["apply"] = older
         world.devices.publish(parts(2))
         state = await first(world.publisher.state, lambda state: state.published)
         assert state.uncounted
         assert list(world.server.devices()) == [one.name for one in rngd(2)]
-
-
-async def test_whether_counters_are_kept_may_not_be_known_for_a_while(tmp_path: Path) -> None:
-    async with running(tmp_path, None) as world:
-        world.server.instead["try"] = status(503, "not now")
-        world.devices.publish(parts(2))
-        await until(lambda: world.server.calls.count("try") >= 2)
-        assert world.server.writes == []
-        assert world.state.trouble
-        world.server.instead.clear()
-        await world.in_place()
 
 
 async def test_whether_the_pool_is_complete(tmp_path: Path) -> None:
