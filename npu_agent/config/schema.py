@@ -251,8 +251,8 @@ class MetricsConfig:
     )
     probes: str | None = _restart(
         None,
-        "Address of /healthz and /readyz for the kubelet's probes; without it, the port after "
-        "that of metrics.listen.",
+        "Address of /healthz and /readyz for the kubelet's probes; without it, every interface "
+        "and the port after that of metrics.listen.",
         _address("[host]:port like :9101 or 127.0.0.1:9101"),
     )
     schema: str = _live(
@@ -281,11 +281,14 @@ class MetricsConfig:
 
     @property
     def probes_address(self) -> tuple[str, int]:
-        """`probes`, or else the next port, as host and port; port 0 stays 0."""
+        """`probes`, or else the next port of every interface: the kubelet comes from outside.
+
+        Port 0 stays 0.
+        """
         if self.probes is not None:
             return _host_and_port(self.probes)
-        host, port = self.address
-        return host, port and (port + 1 if port < _LAST_PORT else port - 1)
+        _, port = self.address
+        return "", port and (port + 1 if port < _LAST_PORT else port - 1)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

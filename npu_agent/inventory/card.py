@@ -76,9 +76,9 @@ class Answers:
     """Whether it is an FPGA sample."""
     probe: Probe | None = None
     trouble: str = ""
-    reading: Reading | None = field(default=None, compare=False)
-    cores: tuple[CoreReading, ...] | None = field(default=None, compare=False)
-    at: float = field(default=0.0, compare=False)
+    reading: Reading | None = None
+    cores: tuple[CoreReading, ...] | None = None
+    at: float = 0.0
     """When `cores` were read, by `time.monotonic`."""
     failures: list[str] = field(default_factory=list)
     """The failures of calls: ``refused`` or ``nonsense``."""
@@ -160,8 +160,6 @@ class CardWatch:
 
     def hurry(self) -> None:
         self.due = self._probe_at = self._identify_at = self._read_at = 0.0
-        self._settled: Answers | None = None
-        """Answers to a mere probe that change nothing."""
 
     def move(self, entry: Entry | None) -> None:
         """Watches another entry of the same slot; None: the card has gone."""
@@ -195,10 +193,6 @@ class CardWatch:
         if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
             self.due = now + until_tick(settings.counter_interval)
 
-    def expected(self, asked: Questions) -> Answers | None:
-        """The answers that change nothing; None: any answer may change something."""
-        return None if asked.identify else self._settled
-
     def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
         """Applies answers; raises a fault of our own, for `crashed`."""
         if asked.entry != self.entry:
@@ -228,7 +222,7 @@ class CardWatch:
         if self.entry is None:
             return
         self.failures["hung"] += 1
-        now, self._settled = time.monotonic(), None
+        now = time.monotonic()
         self.due = now + until_tick(settings.health_interval)
         if self._known is None:
             self.view = _not_served(self.entry, late)
@@ -267,12 +261,7 @@ class CardWatch:
         card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
-        tracker = self._health
         self._step(_verdict(card, answers), settings, now)
-        quiet = tracker == self._health and card == before and not answers.failures
-        self._settled = replace(answers, card=None, reading=None, cores=None, at=0.0)
-        if not quiet or settings.policy.max_temperature is not None or answers.not_served:
-            self._settled = None
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
 

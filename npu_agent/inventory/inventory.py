@@ -109,21 +109,18 @@ class Inventory:
 
     async def run(self) -> None:
         paced = None
-        try:
-            while True:
-                settings = self._settings.value
-                if settings is not paced:
-                    paced, self._search_at = settings, 0.0
-                    for watch in self._watches.values():
-                        watch.hurry()
-                await self._round(settings)
-                self._publish()
-                changed = self._settings.changed
-                due = min([self._search_at, *(watch.due for watch in self._watches.values())])
-                if settings is self._settings.value and due > (now := time.monotonic()):
-                    await set_within(changed, due - now)
-        finally:
-            self._prober.close()
+        while True:
+            settings = self._settings.value
+            if settings is not paced:
+                paced, self._search_at = settings, 0.0
+                for watch in self._watches.values():
+                    watch.hurry()
+            await self._round(settings)
+            self._publish()
+            changed = self._settings.changed
+            due = min([self._search_at, *(watch.due for watch in self._watches.values())])
+            if settings is self._settings.value and due > (now := time.monotonic()):
+                await set_within(changed, due - now)
 
     async def _round(self, settings: Settings) -> None:
         self._returned()
@@ -139,22 +136,18 @@ class Inventory:
             questions = watch.questions(watch.entry, now, settings)
             asked[key] = (
                 questions,
-                Job(
-                    name=f"npu-{watch.entry.family}-{watch.entry.index}",
-                    call=partial(ask, watch.vendor, questions),
-                    expected=watch.expected(questions),
-                ),
+                Job(partial(ask, watch.vendor, questions)),
             )
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
-            await self._prober.run(jobs, until_tick(settings.health_interval))
+            await self._prober.run(jobs)
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
-            elif job.began is not None:
+            elif job.begun:
                 self._hung[key] = job
                 self._watches[key].missed(self._prober.late, settings)
-        if search and search.result is None and search.began is not None:
+        if search and search.result is None and search.begun:
             self._hung[None] = search
         if search and search.result is not None:
             self._note_found(search.result)
@@ -167,8 +160,7 @@ class Inventory:
         self._search_at = now + until_tick(settings.health_interval)
         if None in self._hung:
             return None
-        search = partial(_search, self._vendors, self._found)
-        return Job(name="npu-scan", call=search, expected=self._found)
+        return Job(partial(_search, self._vendors, self._found))
 
     def _returned(self) -> None:
         """Retries what did not answer, and forgets cards that are gone."""

@@ -76,13 +76,13 @@ def test_address(listen: str, address: tuple[str, int]) -> None:
     ("config", "address"),
     [
         (MetricsConfig(listen=":9100"), ("", 9101)),
-        (MetricsConfig(listen="[::1]:9410"), ("::1", 9411)),
-        (MetricsConfig(listen="127.0.0.1:0"), ("127.0.0.1", 0)),
+        (MetricsConfig(listen="[::1]:9410"), ("", 9411)),
+        (MetricsConfig(listen="127.0.0.1:0"), ("", 0)),
         (MetricsConfig(listen=":65535"), ("", 65534)),
         (MetricsConfig(listen="127.0.0.1:9100", probes=":80"), ("", 80)),
     ],
 )
-def test_probes_are_at_the_next_port_unless_it_is_given(
+def test_probes_are_at_the_next_port_of_every_interface_unless_it_is_given(
     config: MetricsConfig, address: tuple[str, int]
 ) -> None:
     assert config.probes_address == address

@@ -154,6 +154,7 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
     ("metrics", "port", "probes"),
     [
         ({"listen": "[::]:9200"}, 9200, 9201),
+        ({"listen": "127.0.0.1:9200"}, 9200, 9201),
         ({"listen": "127.0.0.1:9200", "probes": ":9300"}, 9200, 9300),
     ],
 )

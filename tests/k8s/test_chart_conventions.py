@@ -28,6 +28,10 @@ def test_a_config_map_that_exists_stands_in_place_of_the_config() -> None:
             {"existingConfigMap": "mine", "config": {"defaultPe": "Single"}},
             "existingConfigMap is mine and config has values too",
         ),
+        (
+            {"config": {"metrics": {"probes": "127.0.0.1:9101"}}},
+            "config.metrics.probes is 127.0.0.1:9101, where no kubelet reaches it: leave out the",
+        ),
         ({"hostNetwork": True}, "set updateStrategy.rollingUpdate.maxSurge to 0 and maxUnavail"),
         ({"dnsPolicy": "Cluster"}, "'Default', 'None'"),
         ({"livenessProbe": {"httpGet": {}}}, "additional properties 'httpGet' not allowed"),

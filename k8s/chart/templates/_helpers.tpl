@@ -103,6 +103,9 @@ app.kubernetes.io/name: {{ include "npu-agent.name" . }}
 {{/* The port of config.metrics.probes, or the next one after that of metrics.listen. */}}
 {{- define "npu-agent.probesPort" -}}
 {{- with dig "metrics" "probes" "" .Values.config -}}
+{{- if regexMatch "^(127\\.|localhost:|\\[::1\\])" . -}}
+{{- fail (printf "config.metrics.probes is %s, where no kubelet reaches it: leave out the host, as in :9101" .) -}}
+{{- end -}}
 {{- regexFind "[0-9]+$" . -}}
 {{- else -}}
 {{- include "npu-agent.port" . | atoi | add1 -}}

@@ -31,8 +31,7 @@ memory that clients with unfinished heads can take: some 20 MB for each port."""
 class Connections(web.Server):
     """The open connections of a port; asyncio's factory for the protocol of each new one.
 
-    One more than `Limits.connections` ends the oldest that has sent no request; if all have, the
-    one whose last request is longest ago.
+    One more than `Limits.connections` ends the oldest.
     """
 
     def __init__(
@@ -60,10 +59,8 @@ class Connections(web.Server):
         self._authorizer = authorizer
         self._limits = limits
         self._made_room = made_room
-        self._silent: dict[web.RequestHandler, asyncio.Transport] = {}
-        """Connections that have sent no request, the oldest one first."""
-        self._active: dict[web.RequestHandler, asyncio.Transport] = {}
-        """The others; the one whose last request is longest ago is first."""
+        self._open: dict[web.RequestHandler, asyncio.Transport] = {}
+        """The oldest one is first."""
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -94,29 +91,23 @@ class Connections(web.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.ending):
                     await self.shutdown(limits.ending / 2)
-            for transport in (*self._silent.values(), *self._active.values()):
+            for transport in self._open.values():
                 _reset(transport)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self._silent) + len(self._active) >= self._limits.connections:
-            among = self._silent or self._active
-            _reset(among.pop(next(iter(among))))
+        if len(self._open) >= self._limits.connections:
+            _reset(self._open.pop(next(iter(self._open))))
             self._made_room()
-        self._silent[handler] = transport
+        self._open[handler] = transport
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
         super().connection_lost(handler, exc)
-        self._silent.pop(handler, None)
-        self._active.pop(handler, None)
+        self._open.pop(handler, None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        for among in (self._silent, self._active):
-            if transport := among.pop(request.protocol, None):
-                self._active[request.protocol] = transport
-                break
         try:
             async with asyncio.timeout(self._limits.answer):
                 response = await self._response(request)

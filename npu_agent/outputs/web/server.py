@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_RESOLVER = DaemonThread("npu-resolve")
-"""Resolving a name blocks, and may hang."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
 
 Port = Literal["metrics", "probes"]
@@ -38,7 +36,7 @@ class Limits:
     """Limits of a port; times in seconds."""
 
     connections: int = 64
-    """Open ones; a newer one takes the place of one that is silent."""
+    """Open ones; a newer one takes the place of the oldest."""
     silence: float = 30.0
     """For a client to send a request, the first or the next."""
     handshake: float = 5.0
@@ -80,6 +78,8 @@ class Server:
         self._limits = limits
         self._certificates = certificates
         self._authorizer = authorizer
+        self._resolver = DaemonThread("npu-resolve")
+        """Its own: a name that hangs blocks no other server."""
 
     async def run(self) -> None:
         # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
@@ -119,21 +119,25 @@ class Server:
         reporter = Reporter(log, words, address=_shown(self._address))
         while True:
             try:
-                return await listen(self._address, deadline=self._limits.resolve)
+                return await listen(self._address, self._resolver, self._limits.resolve)
             except OSError as error:
                 reporter.failed(listen_problem(error, _KEYS[self._port]))
             await asyncio.sleep(pause.next())
 
 
-async def listen(address: tuple[str, int], *, deadline: float = 5.0) -> list[socket.socket]:
+async def listen(
+    address: tuple[str, int], resolver: DaemonThread, deadline: float
+) -> list[socket.socket]:
     """Listens on every address that `address` stands for, with one port.
+
+    Resolving a name blocks the thread `resolver`, and may hang.
 
     Raises:
         OSError: no socket is left open; a TimeoutError if the name is not resolved in time.
     """
     host, port = address
     resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM)
-    found = await _RESOLVER.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
+    found = await resolver.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
     sockets: list[socket.socket] = []
     trouble: OSError | None = None
     with ExitStack() as opened:

@@ -1,15 +1,17 @@
 """The certificate of the public port, followed while the agent runs: the last good one stays.
 
-A certificate is tried out before clients see it: by a handshake in memory with one that trusts that
-very certificate. It fails for what a client would refuse as well (an expired one, one that is not a
-server's), and is the standard library's only way to say when a certificate expires.
+Good is what OpenSSL loads. One that clients refuse, such as an expired one, is not held back:
+`TlsState.expires_at` and the alert on it say so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import base64
+import calendar
+import re
 import ssl
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,12 @@ from npu_agent.threads import DaemonThread
 from npu_agent.ticks import stamp
 
 log = logger(__name__)
+
+_VALIDITY = re.compile(
+    rb"\x30.(?:\x17\x0d\d{12}|\x18\x0f\d{14})Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z", re.DOTALL
+)
+"""The first and the last second of a certificate in DER: a sequence of two UTCTime or
+GeneralizedTime (RFC 5280, 4.1.2.5)."""
 
 _READING = 5.0
 """Seconds for the files to be read: a file system may hang."""
@@ -82,40 +90,29 @@ class Certificates:
 
     async def _check(self) -> None:
         state = self.state.value
-        # What was refused is tried again: a clock may have been put right.
-        known = () if state.error else self._contents
         try:
-            found = await self._thread.call(partial(_load, self._where, known), deadline=_READING)
+            load = partial(_load, self._where, self._contents)
+            found = await self._thread.call(load, deadline=_READING)
         except (RefusedError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
             self._reporter.failed(why)
             self.state.publish(replace(state, error=why))
             return
-        if found is None:
-            return
         self._reporter.works()
-        contents, context, expires_at = found
-        if contents != self._contents:
-            self._contents = contents
+        if found is not None:
+            self._contents, context, expires_at = found
             self.context.publish(context)
-            expires = stamp(expires_at)
-            log.info("the certificate of metrics.tls is in force", expires=expires)
-        self.state.publish(TlsState(expires_at=expires_at))
+            log.info("the certificate of metrics.tls is in force", expires=stamp(expires_at))
+            state = TlsState(expires_at=expires_at)
+        self.state.publish(replace(state, error=None))
 
 
 def _load(
     where: TlsFiles, known: tuple[bytes, ...]
 ) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
-    """Contents, context and expiry of the files; None: they are `known`, or half replaced."""
+    """Contents, context and expiry of the files; None: they are `known`."""
     contents = _contents(where)
-    if contents == known:
-        return None
-    try:
-        return contents, *_context(where, contents[0])
-    except RefusedError:
-        if _contents(where) != contents:
-            return None  # a new certificate, and the old key: both are there the next time
-        raise
+    return None if contents == known else (contents, *_context(where, contents[0]))
 
 
 def check(where: TlsFiles) -> float:
@@ -150,7 +147,6 @@ def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
             f"{where.cert} and {where.key} cannot be used ({_openssl_reason(error)})",
             "both have to be PEM, the key that of the first certificate, and without a passphrase",
         ) from error
-    expires_at = _expiry(context, where.cert, cert)
     if where.client_ca is not None:
         try:
             context.load_verify_locations(where.client_ca)
@@ -158,36 +154,22 @@ def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
             why = f"{where.client_ca} has no certificate of an authority ({_openssl_reason(error)})"
             raise RefusedError(why, "it has to be PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return context, expires_at
+    return context, _expiry(where.cert, cert)
 
 
-def _expiry(server: ssl.SSLContext, path: Path, cert: bytes) -> float:
-    """Returns the expiry as a client that trusts this certificate sees it."""
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False  # clients know it by names of their own
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        client.load_verify_locations(cadata=cert.decode("ascii", errors="replace"))
-        ends = (
-            client.wrap_bio(to_client, to_server),
-            server.wrap_bio(to_server, to_client, server_side=True),
-        )
-        for _ in range(3):
-            for end in ends:
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-        found = ends[0].getpeercert() or {}
-        return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
-    except ssl.SSLCertVerificationError as error:
-        raise RefusedError(
-            f"{path} is not valid ({one_line(error.verify_message)})",
-            "it has to be valid now, by this host's clock, and for servers: with serverAuth in its "
-            "extended key usage, or none",
-        ) from error
-    except (ssl.SSLError, KeyError, ValueError) as error:
-        raise RefusedError(f"{path} cannot be used", _openssl_reason(error)) from error
+def _expiry(path: Path, cert: bytes) -> float:
+    """Returns when a PEM file's first certificate expires, which OpenSSL has read already.
+
+    The standard library says it of a peer's certificate only.
+    """
+    pem = re.search(rb"-----BEGIN CERTIFICATE-----(.*?)-----END", cert, re.DOTALL)
+    validity = _VALIDITY.search(base64.b64decode(pem[1])) if pem else None
+    if validity is None:
+        raise RefusedError(f"{path} does not say when it expires", "it has to be X.509 and PEM")
+    short, long = validity.groups()
+    text, form = (short, "%y%m%d%H%M%S") if short else (long, "%Y%m%d%H%M%S")
+    return float(calendar.timegm(time.strptime(text.decode(), form)))
 
 
-def _openssl_reason(error: Exception) -> str:
-    return one_line(getattr(error, "reason", None) or str(error).partition(" (_ssl")[0])
+def _openssl_reason(error: ssl.SSLError) -> str:
+    return one_line(error.reason or str(error).partition(" (_ssl")[0])

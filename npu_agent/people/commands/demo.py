@@ -38,7 +38,7 @@ defaultPe: Fusion
 pluginDir: {plugins}
 # Brisk: the tour should not take long.
 health: {{interval: 0.1}}
-metrics: {{interval: 1, listen: '127.0.0.1:0'}}
+metrics: {{interval: 1, listen: '127.0.0.1:0', probes: '127.0.0.1:0'}}
 # There is no API server here: labels go to a file, and Events nowhere.
 labels: {{output: nfd}}
 events: false

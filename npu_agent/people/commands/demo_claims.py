@@ -39,7 +39,7 @@ _CONFIG = """\
 allocation: {{api: dra}}
 pluginDir: {plugins}
 health: {{interval: 0.1, condition: {{type: {condition}}}}}
-metrics: {{listen: '127.0.0.1:0'}}
+metrics: {{listen: '127.0.0.1:0', probes: '127.0.0.1:0'}}
 labels: {{output: none}}
 events: false
 dra: {{partitions: {partitions}}}

@@ -17,6 +17,7 @@ from npu_agent.outputs.web.tls import RefusedError, TlsFiles, check, tls_files
 from npu_agent.people.doctor.check import Check, Lines, note, ok, unused, wrong
 from npu_agent.people.doctor.context import Context
 from npu_agent.people.doctor.sockets import owner
+from npu_agent.threads import DaemonThread
 
 _LARGEST = 1 << 22
 
@@ -52,7 +53,7 @@ def probes(context: Context) -> Listener:
     """Returns the kubelet's listener: without TLS and token, even if the other has them."""
     metrics = context.config.metrics
     host, port = metrics.probes_address
-    shown = metrics.probes or f"{metrics.listen.rpartition(':')[0]}:{port}"
+    shown = metrics.probes or f":{port}"
     return Listener(key="metrics.probes", host=host, port=port, shown=shown)
 
 
@@ -208,7 +209,7 @@ async def _certificate(context: Context, files: TlsFiles) -> Check:
 async def _occupied(at: Listener) -> str:
     """Listens for an instant; returns the remedy if the address is taken, else ""."""
     try:
-        for each in await listen((at.host, at.port)):
+        for each in await listen((at.host, at.port), DaemonThread("npu-resolve"), 5.0):
             each.close()
     except OSError as error:
         return listen_problem(error, at.key)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile
+from npu_agent.files import SIMULATION
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 64 * 1024
 """sysfs answers at most a page; what is larger is not from a driver."""
-
-_SETTLED = 1_000_000_000
-"""Nanoseconds after which a directory's time tells it from any later change: file systems count
-in ticks of some milliseconds."""
 
 _NODE = re.compile("npu([0-9]{1,4})")
 
@@ -61,7 +58,7 @@ class Furiosa:
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
-        self._nodes_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
+        self._simulation = root / SIMULATION
         self._covering = {
             name: [
                 tuple(cores for cores in family.core_ranges if core in cores)
@@ -202,33 +199,23 @@ class Furiosa:
         return (now, min(known)) if now and known else None
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
-        """Returns the card's nodes that exist. Never opens one: opening occupies the core.
-
-        The last answer holds until anything comes or goes in their directory: one stat instead of
-        35, twice a second, which is 0.2 % of a core for eight cards (`make bench`).
-        """
-        family = self._families[entry.family]
-        changed = self._changed(family)
-        if not changed:
-            return frozenset()
-        before = self._nodes_at.get(entry.key)
-        if before and before[0] == changed:
-            return before[1]
-        settled = _settled(changed)  # else more may happen at the very same time
-        nodes = frozenset(
-            node for node in family.nodes(entry.index) if _is_node(f"{self._dev}/{node}")
+        """Returns the card's nodes that exist. Never opens one: opening occupies the core."""
+        return frozenset(
+            node
+            for node in self._families[entry.family].nodes(entry.index)
+            if self._is_node(f"{self._dev}/{node}")
         )
-        if settled:
-            self._nodes_at[entry.key] = (changed, nodes)
-        return nodes
 
-    def _changed(self, family: Family) -> int:
-        """Returns the last change of the directory of nodes (`st_mtime_ns`); 0 without one."""
+    def _is_node(self, path: str) -> bool:
+        """Whether it is a character device, or a file that stands for one in a simulated tree."""
         try:
-            return os.stat(f"{self._dev}/{family.dev_dir}").st_mtime_ns  # noqa: PTH116 (as in _is_node)
+            mode = os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
         except OSError as error:
             _unless_limited(error)
-            return 0
+            return False
+        except ValueError:
+            return False
+        return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and self._simulation.is_dir())
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
@@ -247,14 +234,6 @@ def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
             if name == prefix + number + suffix and number.isdecimal():
                 label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
                 yield f"{directory}/{name}", kind, label.lower() if label else number
-
-
-def _settled(changed: int) -> bool:
-    """Whether any later change gives a directory another time than `changed` (`st_mtime_ns`).
-
-    So does one whose time is in the future, as it is after the clock was set back.
-    """
-    return abs(time.time_ns() - changed) > _SETTLED
 
 
 def _inode(path: str) -> int | None:
@@ -393,18 +372,6 @@ def _unless_limited(error: OSError) -> None:
     """Raises an error for which the card is not to blame, so that nothing is taken for absent."""
     if error.errno in OWN_LIMITS:
         raise error
-
-
-def _is_node(path: str) -> bool:
-    """A character device, or the plain file that stands for one where root is missing."""
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
-    except OSError as error:
-        _unless_limited(error)
-        return False
-    except ValueError:
-        return False
-    return stat.S_ISCHR(mode) or stat.S_ISREG(mode)
 
 
 def _names(directory: str) -> list[str]:

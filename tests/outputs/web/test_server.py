@@ -15,6 +15,7 @@ import pytest
 
 from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.server import Limits, Server, listen
+from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, running, serving
 from tests.until import until
@@ -147,29 +148,16 @@ async def ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await closed(writer)
 
 
-async def test_at_the_cap_the_oldest_that_has_sent_nothing_makes_room() -> None:
-    async with serving(Scene(), limits=Limits(connections=3)) as address:
-        asks, silent, newer = [await connect(address) for _ in range(3)]
-        await asked(*asks)
-        newest = await connect(address)
-        await ended(*silent)
-        last = await connect(address)
-        await ended(*newer)
-        for each in (asks, newest, last):
-            await asked(*each)
-            await closed(each[1])
-
-
-async def test_at_the_cap_of_those_that_asked_the_one_that_asked_longest_ago_makes_room() -> None:
+async def test_at_the_cap_the_oldest_makes_room() -> None:
     async with serving(Scene(), limits=Limits(connections=2)) as address:
-        first, second = await connect(address), await connect(address)
-        for each in (first, second, first):
-            await asked(*each)
-        third = await connect(address)
-        await ended(*second)
-        for each in (first, third):
-            await asked(*each)
-            await closed(each[1])
+        oldest, older = [await connect(address) for _ in range(2)]
+        await asked(*oldest)
+        newest = await connect(address)
+        await asked(*newest)
+        await ended(*oldest)
+        await asked(*older)
+        for _, writer in (older, newest):
+            await closed(writer)
 
 
 async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_one_is_full() -> (
@@ -315,19 +303,25 @@ async def test_an_address_that_is_not_to_be_had(
         assert "metrics.listen" in reason
 
 
-async def test_a_name_that_is_never_resolved_is_reported(
+async def test_a_name_that_is_never_resolved_is_reported_and_holds_up_no_other_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     resolved = threading.Event()
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda host, port, **_: resolved.wait(LIMIT) and [(socket.AF_INET, 0, 0, "", (host, port))],
-    )
+
+    def resolve(host: str, port: int, **_: object) -> list[object]:
+        if host == "localhost":
+            resolved.wait(LIMIT)
+        return [(socket.AF_INET, 0, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     limits = Limits(resolve=0.01, retry_first=0.01)
-    server = Server("metrics", ("127.0.0.1", 0), Scene().pages(), limits)
+    server = Server("metrics", ("localhost", 0), Scene().pages(), limits)
+    other = Server("probes", ("127.0.0.1", 0), Scene().pages())
     async with running(server):
         await until(lambda: bool(caplog.records))
+        async with running(other):
+            await listening(other)
+        assert server.listening.value is None
         assert "is not resolved" in caplog.records[0].__dict__["fields"]["reason"]
         resolved.set()
         monkeypatch.undo()
@@ -344,12 +338,13 @@ async def test_a_name_of_two_addresses_has_one_port_and_is_not_served_by_half(
             (socket.AF_INET, 0, 0, "", (number, port)) for number in ("127.0.0.1", "127.0.0.2")
         ],
     )
-    sockets = await listen(("two", 0))
+    resolver = DaemonThread("test")
+    sockets = await listen(("two", 0), resolver, LIMIT)
     ((first, port), (second, same)) = (each.getsockname() for each in sockets)
     assert (first, second, port) == ("127.0.0.1", "127.0.0.2", same)
     sockets[0].close()
     with pytest.raises(OSError, match="in use"):
-        await listen(("two", port))
+        await listen(("two", port), resolver, LIMIT)
     sockets[1].close()
-    for each in await listen(("two", port)):  # what could be had was closed again
+    for each in await listen(("two", port), resolver, LIMIT):  # what could be had was closed again
         each.close()

@@ -118,8 +118,6 @@ async def test_a_bad_one_keeps_the_last_good_one_and_is_logged_once(
 ) -> None:
     good = ours.sign("good")
     bad: dict[str, tuple[Path, Path]] = {
-        "certificate has expired": ours.sign("expired", days=-1),
-        "certificate purpose": ours.sign("client", usage="clientAuth"),
         "KEY_VALUES_MISMATCH": (good[0], other.sign("key")[1]),
         "PEM lib": (ours.directory / "extensions", good[1]),
     }
@@ -154,15 +152,26 @@ async def test_an_authority_of_clients_that_is_none(
 async def test_without_a_good_one_nothing_is_served_until_there_is(
     ours: Authority, tmp_path: Path
 ) -> None:
-    certificates = Certificates(placed(tmp_path, ours.sign("expired", days=-1)), interval=0.01)
+    mismatched = ours.sign("one")[0], ours.sign("two")[1]
+    certificates = Certificates(placed(tmp_path, mismatched), interval=0.01)
     server = Server("metrics", ("127.0.0.1", 0), Scene().pages(), certificates=certificates)
     async with running(certificates, server):
         state = await first(certificates.state, lambda state: state.error)
-        assert "by this host's clock" in str(state.error)
+        assert "the key that of the first certificate" in str(state.error)
         assert state == TlsState(error=state.error)
         assert server.listening.value is None
         placed(tmp_path, ours.sign("good"))
         assert await scrape(await listening(server), ours.trusting()) == PROMETHEUS
+
+
+async def test_one_that_clients_refuse_is_served_with_the_time_of_its_end(
+    ours: Authority, tmp_path: Path
+) -> None:
+    expired = ours.sign("expired", days=-1)
+    async with encrypted(placed(tmp_path, expired)) as (certificates, address):
+        expires_at = certificates.state.value.expires_at
+        assert expires_at == pytest.approx(time.time() - DAY, abs=600)
+        assert await shown(address) == der(expired[0])
 
 
 async def test_a_handshake_that_never_ends_is_ended(ours: Authority, tmp_path: Path) -> None:
