@@ -172,7 +172,7 @@ def _lasting(
         detail = "; ".join(named)
     elif kind is TrendKind.FLAPPING:
         detail += ", repeatedly"
-        away = (pod for card in cards for pod in _held(state).get(card.card.name, ()))
+        away = (pod for card in cards for pod in _held(state).get(_key(card), ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = found.command.format(card=cards[0].card.name)
     remedy, here = found.remedy, set(_ids(state.snapshot.cards))
@@ -246,12 +246,17 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     )
 
 
-def _held(state: AgentState) -> dict[str, tuple[str, ...]]:
-    """Returns the Pods that hold a card that is gone, by its name."""
-    held: dict[str, tuple[str, ...]] = {}
+def _key(card: CardState) -> tuple[str, str]:
+    """ID and name: families number their cards alike."""
+    return card.id, card.card.name
+
+
+def _held(state: AgentState) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Returns the Pods that hold a card that is gone, by its ID and name."""
+    held: dict[tuple[str, str], tuple[str, ...]] = {}
     for one in state.gone:
-        name = state.name_of_gone(one)
-        held[name] = tuple(dict.fromkeys((*held.get(name, ()), one.pod_name)))
+        key = state.gone_card(one)
+        held[key] = tuple(dict.fromkeys((*held.get(key, ()), one.pod_name)))
     return held
 
 
@@ -262,8 +267,8 @@ def _gone(state: AgentState) -> Iterator[Note]:
     pods: list[str] = []
     for one in state.missing:
         if (TrendKind.FLAPPING, one.state.id) in state.trends.found:
-            held.pop(one.state.card.name, ())
-        elif holders := held.pop(one.state.card.name, ()):
+            held.pop(_key(one.state), ())
+        elif holders := held.pop(_key(one.state), ()):
             pods += holders
             left[True].append(one)
         elif state.monotonic - one.since < _MISSED and state.cordon_of_gone(one) is None:
@@ -275,7 +280,8 @@ def _gone(state: AgentState) -> Iterator[Note]:
         several = len(held) > 1
         yield Note(
             "assignments",
-            f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} {', '.join(held)}, whose "
+            f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} "
+            f"{', '.join(name for _, name in held)}, whose "
             f"card{'s are' if several else ' is'} gone",
             remedy="delete that Pod if it hangs: its devices no longer exist",
             runbook="npucardmissing",
@@ -580,7 +586,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
         )
     held = _held(state)
     for gone in state.missing:
-        if gone.state.card.name in held:
+        if _key(gone.state) in held:
             continue
         cordoned = state.cordon_of_gone(gone)
         if state.monotonic - gone.since >= _MISSED or cordoned is not None:

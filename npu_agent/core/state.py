@@ -304,6 +304,10 @@ class AgentState:
 
     def name_of_gone(self, one: Assignment) -> str:
         """Returns the former name of a card that is gone; else the device of the assignment."""
+        return self.gone_card(one)[1]
+
+    def gone_card(self, one: Assignment) -> tuple[str, str]:
+        """Returns ID and former name of a card that is gone; else the device of the assignment."""
         footprints = footprints_of(one.device, (gone.state.card for gone in self.timeline.gone))
         if one.claim:
             footprints = {
@@ -316,8 +320,8 @@ class AgentState:
             }
         for gone in self.timeline.gone:
             if any(card_of(footprint, [gone.state]) for footprint in footprints):
-                return gone.state.card.name
-        return one.device
+                return gone.state.id, gone.state.card.name
+        return one.device, one.device
 
     @cached_property
     def _usages_by_card(self) -> Mapping[str, tuple[Usage, ...]]:

@@ -372,6 +372,15 @@ def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
     assert note.since == now - 30
 
 
+def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
+    free, used = (state(index=3, uuid=one, id_=one) for one in ("FREE", "USED"))
+    now, pods = time.monotonic(), (held(used, "yolo"),)
+    timeline = Timeline().left([used], [], now - 60).left([free], [], now - 30)
+    scene = Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state()
+    found = {note.since: note.pods for note in problems(scene)}
+    assert found == {now - 30: (), now - 60: ("default/yolo",)}
+
+
 def test_a_problem_is_as_severe_as_its_alert() -> None:
     """Else the page and the pager would sort them differently."""
     group = yaml.safe_load((ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text())

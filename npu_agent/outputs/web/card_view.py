@@ -147,7 +147,7 @@ def _gone(one: GoneCard, state: AgentState) -> str:
     holders = [
         f"{holder.namespace} / {holder.pod}"
         for holder in state.gone
-        if state.name_of_gone(holder) == card.name
+        if state.gone_card(holder)[0] == one.state.id
     ]
     held = (
         f'<ul class="users"><li>{say("held by {0}", m.text(", ".join(holders)))}</li></ul>'
