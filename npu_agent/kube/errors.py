@@ -99,6 +99,7 @@ class ApiError(Exception):
         kind: see Kind.
         status: of HTTP; None: no answer.
         retry_after: seconds to wait, as the server asks, 300 at most.
+        causes: what the server says in detail, by kind: ``{"DisruptionBudget": "..."}``.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class ApiError(Exception):
         kind: Kind,
         status: int | None = None,
         retry_after: float | None = None,
+        causes: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(": ".join(filter(None, (what, remedy))))
         self.what = what
@@ -116,6 +118,7 @@ class ApiError(Exception):
         self.kind = kind
         self.status = status
         self.retry_after = retry_after
+        self.causes = causes or {}
 
 
 def unusable(request: Request[Any], error: ValueError) -> ApiError:
@@ -124,11 +127,21 @@ def unusable(request: Request[Any], error: ValueError) -> ApiError:
     return ApiError(f"cannot {request}: {why}", kind=Kind.GARBAGE)
 
 
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    causes: tuple[_Cause, ...] = ()
+
+
 class _Status(msgspec.Struct, frozen=True):
     """Kubernetes' answer to what it refuses (k8s.io/apimachinery, meta/v1)."""
 
     kind: str
     message: str = ""
+    details: _Details = _Details()
 
 
 def server(credentials: Credentials | None) -> str:
@@ -150,8 +163,11 @@ def answered(
     credentials: Credentials | None,
 ) -> ApiError:
     """Returns the error for a status other than 2xx; the beginning of the body is enough."""
+    causes: dict[str, str] = {}
     try:
-        said = one_line(decode(body, _Status).message)
+        decoded = decode(body, _Status)
+        said = one_line(decoded.message)
+        causes = {one.reason: one_line(one.message) for one in decoded.details.causes}
     except InvalidJsonError:  # a proxy's page
         said = one_line(re.sub(r"<[^>]*(>|$)", " ", body[:2000].decode("utf-8", "replace")))
     phrase = f" {HTTPStatus(status).phrase}" if status in _KNOWN else ""
@@ -168,7 +184,7 @@ def answered(
     verb = "patch" if request.verb == "apply" else request.verb
     remedy = remedy.format(source=source, verb=verb, resource=request.resource)
     wait = retry_after(headers.get("Retry-After"))
-    return ApiError(what, remedy, kind=kind, status=status, retry_after=wait)
+    return ApiError(what, remedy, kind=kind, status=status, retry_after=wait, causes=causes)
 
 
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:

@@ -13,7 +13,7 @@ import msgspec
 T = TypeVar("T")
 
 AGENT = "app.kubernetes.io/name=npu-agent"
-"""Selects the agent's Pods."""
+"""Selects what the agent's manifests label; anyone may label a Pod so: see `DaemonSet.runs`."""
 
 Plain = dict[str, Any]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
@@ -45,6 +45,7 @@ class Owner(_Struct, frozen=True):
 
     kind: str
     uid: str = ""
+    controller: bool = False
 
 
 class Meta(_Struct, frozen=True):
@@ -176,6 +177,7 @@ class PodSpec(_Struct, frozen=True):
     """The Node, the containers and the claims of a Pod."""
 
     node_name: str = ""
+    service_account_name: str = ""
     scheduler_name: str = "default-scheduler"
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -249,12 +251,6 @@ class Pod(Object, frozen=True):
         return "a Pod of a DaemonSet" if daemon else ""
 
     @property
-    def is_agent(self) -> bool:
-        """Whether it is an agent's."""
-        key, _, value = AGENT.partition("=")
-        return self.metadata.labels.get(key) == value
-
-    @property
     def claims(self) -> tuple[str, ...]:
         """The names of its ResourceClaims that there are, in its namespace."""
         made = {one.name: one.resource_claim_name for one in self.status.resource_claim_statuses}
@@ -262,6 +258,32 @@ class Pod(Object, frozen=True):
         if extended := self.status.extended_resource_claim_status:
             names.append(extended.resource_claim_name)
         return tuple(filter(None, names))
+
+
+class PodTemplate(_Struct, frozen=True):
+    """The Pods of a controller."""
+
+    spec: PodSpec = PodSpec()
+
+
+class DaemonSetSpec(_Struct, frozen=True):
+    """The desired state of a DaemonSet."""
+
+    template: PodTemplate = PodTemplate()
+
+
+class DaemonSet(Object, frozen=True):
+    """A DaemonSet."""
+
+    spec: DaemonSetSpec = DaemonSetSpec()
+
+    def runs(self, pod: Pod) -> bool:
+        """Whether this Pod is one of its own: by owner, namespace and ServiceAccount."""
+        return (
+            any(one.controller and one.uid == self.uid for one in pod.metadata.owner_references)
+            and pod.namespace == self.namespace
+            and pod.spec.service_account_name == self.spec.template.spec.service_account_name
+        )
 
 
 class Result(_Struct, frozen=True):

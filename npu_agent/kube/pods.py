@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kube.objects import AGENT, ObjectList, Pod
+from npu_agent.kube.objects import Pod
 from npu_agent.kube.request import Request
 
 _PAGE = 5.0
 """Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
 
 
-async def get(api: Api, namespace: str, name: str) -> Pod | None:
-    """A Pod; None: there is none."""
-    try:
-        return await api.ask(Request("get", "Pod", Pod, namespace=namespace, name=name))
-    except ApiError as error:
-        if error.kind is Kind.NOT_FOUND:
-            return None
-        raise
+async def evict(api: Api, pod: Pod, grace_period: int | None) -> ApiError | None:
+    """Asks for the eviction of this very Pod; None: it was granted, or the Pod is gone.
 
+    Returns:
+        Why it was not: a PodDisruptionBudget, or a server that has too much to do.
 
-async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
-    """Asks for the eviction of this very Pod; returns whether it was granted, or is gone.
-
-    A PodDisruptionBudget may hold it: then it was not.
+    Raises:
+        ApiError: of any other kind.
     """
     options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
     if grace_period is not None:
@@ -42,43 +35,11 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> bool:
         await api.ask(replace(request, subresource="eviction", body=body))
     except ApiError as error:
         if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT):  # another Pod has its name by now
-            return True
+            return None
         if error.kind is Kind.TOO_MANY:
-            return False
+            return error
         raise
-    return True
-
-
-class Agent:
-    """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
-
-    def __init__(self, api: Api, node: str) -> None:
-        self.node = node
-        self._api = api
-        self._pods: tuple[Pod, ...] = ()
-
-    async def status(self) -> dict[str, Any] | None:
-        """/status.json; None: no agent runs there."""
-        with contextlib.suppress(ApiError):
-            if status := await self._first():
-                return status
-        fields = f"spec.nodeName={self.node},status.phase=Running"
-        query = {"labelSelector": AGENT, "fieldSelector": fields}
-        found = await self._api.ask(Request("list", "Pod", ObjectList[Pod], query=query))
-        self._pods = found.items or ()
-        return await self._first()
-
-    async def _first(self) -> dict[str, Any] | None:
-        """The first page that can be read."""
-        failed: ApiError | None = None
-        for pod in self._pods:
-            try:
-                return await page_of(self._api, pod.metadata.namespace, pod.metadata.name)
-            except ApiError as error:
-                failed = failed or error
-        if failed:
-            raise failed
-        return None
+    return None
 
 
 async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _PLACES = {
     "Event": ("/api/v1", "events"),
     "Pod": ("/api/v1", "pods"),
     "APIResourceList": ("/apis/resource.k8s.io", "v1"),
+    "DaemonSet": ("/apis/apps/v1", "daemonsets"),
     "ResourceClaim": (_DRA, "resourceclaims"),
     "ResourceSlice": (_DRA, "resourceslices"),
     "ResourceClaimTemplate": (_DRA, "resourceclaimtemplates"),

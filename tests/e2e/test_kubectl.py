@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from npu_agent.core.cordon import ANNOTATION
 from tests.cluster import settings
 from tests.e2e.api import ADMIN, MERGE, ask, turned_away
 from tests.e2e.manifests import container, pod, thing
@@ -61,7 +62,8 @@ def test_a_pod_is_shown_with_its_card_and_one_that_waits_with_its_reason(node: N
     node.create("waits", 2)
     node.wait_unschedulable("waits")
     said = npu(node, "why", "waits").stdout
-    assert "default/waits waits" in said
+    assert "Pod default/waits is Pending." in said
+    assert "Insufficient" in said.splitlines()[1]
     assert "default/holds" in said
     assert "waits" in npu(node, "pods", "-A").stdout
 
@@ -111,9 +113,8 @@ def test_the_rights_of_the_example_are_enough_to_see_all_and_change_nothing(
 
 def test_what_a_user_may_not_read_is_said_once(node: Node) -> None:
     done = npu(node, "--as", "mallory")
-    assert "may not" in done.stderr or "forbidden" in done.stderr.lower()
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) <= 4
+    (line,) = done.stderr.splitlines()
+    assert "you may not list" in line
 
 
 def refused(node: Node, *words: str) -> str:
@@ -181,17 +182,72 @@ def old_agent(node: Node, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "status.json").write_text('{"version": "0.0.1", "cards": [{"name": "npu0"}]}')
     server = [sys.executable, "-m", "http.server", str(port), f"--directory={tmp_path}"]
     node.cluster.start_program("pages", server, port)
-    made = pod("old", container(image="x/npu-agent:0.0.1", ports=[{"containerPort": port}]))
-    made["metadata"]["labels"] = {"app.kubernetes.io/name": "npu-agent"}
-    made["spec"]["nodeName"] = "old"
-    node.apply([thing("Node", "old", namespace=""), made])
+    made = container(image="x/npu-agent:0.0.1", ports=[{"containerPort": port}])
+    labels = {"app.kubernetes.io/name": "npu-agent", "age": "old"}
+    spec = {
+        "containers": [made],
+        "nodeSelector": {"age": "old"},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    agents = {"selector": {"matchLabels": {"age": "old"}}, "template": template}
+    sets = thing("DaemonSet", "old", "apps/v1", spec=agents)
+    old = thing("Node", "old", namespace="")
+    sets["metadata"]["labels"] = old["metadata"]["labels"] = labels
+    node.apply([old, sets])
+    selector = {"labelSelector": "age=old"}
+
+    def placed() -> list[str]:
+        pods = node.objects("pod", "default", **selector)
+        return [one["metadata"]["name"] for one in pods if one["spec"].get("nodeName") == "old"]
+
+    (name,) = node.wait_for("the agent of another version", placed)
+    answers(node, name)
+    yield "old"
+    node.kubectl("delete", "daemonset", "old", "-n", "default")
+    node.kubectl("delete", "node", "old")
+    node.delete_by_force(name)
+
+
+def answers(node: Node, name: str) -> None:
+    """Says of a Pod of no node that it runs here, where a program answers for it."""
     address = {"podIP": settings.NODE_ADDRESS, "podIPs": [{"ip": settings.NODE_ADDRESS}]}
-    path = "/api/v1/namespaces/default/pods/old/status"
+    path = f"/api/v1/namespaces/default/pods/{name}/status"
     status = {"status": {"phase": "Running", **address}}
     assert ask(node, ADMIN, "PATCH", path, status, MERGE, real=True).status == 200
-    yield "old"
-    node.delete_by_force("old")
-    node.kubectl("delete", "node", "old")
+
+
+def test_a_tenants_pod_with_the_agents_label_is_no_agent(node: Node, tmp_path: Path) -> None:
+    """Its page would have a Pod of another Node evicted, and another card cordoned."""
+    node.run("holds", 1)
+    card = card_of(node, "holds")
+    other = {"npu0": "npu1", "npu1": "npu0"}[card]
+    holder = {"namespace": "default", "pod": "victim"}
+    lie = {"id": other, "name": card, "core_count": 2, "cordoned": "x", "holders": [holder]}
+    (tmp_path / "status.json").write_text(json.dumps({"cards": [lie]}))
+    port = 9198
+    server = [sys.executable, "-m", "http.server", str(port), f"--directory={tmp_path}"]
+    node.cluster.start_program("lies", server, port)
+    ports = [{"containerPort": port, "hostPort": port}]
+    fake = pod("a-fake", container(ports=ports), nodeName=node.name, hostNetwork=True)
+    fake["metadata"]["labels"] = {"app.kubernetes.io/name": "npu-agent"}
+    node.apply([fake, pod("victim", container())])
+    node.wait_phase("a-fake", "Running")
+    node.wait_phase("victim", "Running")
+    try:
+        assert (
+            "would evict default/holds" in npu(node, "drain", node.name, card, "--dry-run").stdout
+        )
+        done = npu(node, "drain", node.name, card, "--reason", "fan")
+        assert "evicted default/holds" in done.stdout
+        assert "victim" not in done.stdout
+        (key,) = json.loads(node.get("node", node.name)["metadata"]["annotations"][ANNOTATION])
+        assert key == card
+        assert node.pod("victim")["status"]["phase"] == "Running"
+        npu(node, "uncordon", node.name, card)
+        node.wait_allocatable(2)
+    finally:
+        node.delete_pods("a-fake", "victim")
 
 
 def test_an_agent_of_another_version_is_named(node: Node, old_agent: str) -> None:

@@ -40,7 +40,11 @@ class Card(msgspec.Struct, frozen=True):
 
     name: str
     core_count: int
+    id: str = ""
+    uuid: str | None = None
+    pci_bus_id: str | None = None
     family: str = ""
+    held_by: str | None = None
     cordoned: str | None = None
     health: Health = Health()
     holders: tuple[Holder, ...] = ()

@@ -1,9 +1,8 @@
-"""Reads a cluster: lists by pages, all kinds at the same time, and the agents' own pages."""
+"""Reads a cluster: lists by pages, all kinds at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -11,17 +10,17 @@ from msgspec.structs import fields
 
 from npu_agent.backoff import Backoff
 from npu_agent.kube import Api, ApiError, Kind
-from npu_agent.kube.objects import Object, ObjectList, Pod
-from npu_agent.kube.pods import page_of
+from npu_agent.kube.errors import IS_IT_KUBERNETES
+from npu_agent.kube.objects import Object, ObjectList
 from npu_agent.kube.request import Request
-from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.objects import Cluster
-from npu_agent.typedjson import InvalidJsonError, convert
 
 KINDS: dict[str, type[Object]] = {
     each.name: get_args(each.type)[0] for each in fields(Cluster) if each.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
+_OF_DRA = ("claims", "templates", "slices", "classes", "taint_rules")
+"""What Kubernetes 1.33 and earlier does not have."""
 _NAMESPACED = ("pods", "claims", "templates")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 """Selects the Pods that hold something, or will: those that have ended may be many."""
@@ -33,18 +32,6 @@ _DEADLINE = 30.0
 """Seconds for a page."""
 _PATIENCE = 60.0
 """Seconds for all of them, with waiting for a server that has too much to do."""
-_ALL_PAGES = 15.0
-"""Seconds for the agents' pages, together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The agents' reports by Node; else the reason why there is none."""
-
-    found: Mapping[str, Report] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-    refused: str = ""
-    """The user has no right to ask: those that are left were not asked."""
 
 
 @dataclass(slots=True)
@@ -59,6 +46,8 @@ class Scope:
     """By the kind's field, of labels."""
     pod: str = ""
     """The only one that is read, also when it has ended; "": all that have not."""
+    node: str = ""
+    """The Node of Pods and slices; "": all."""
 
 
 async def fetch(api: Api, scope: Scope) -> Cluster:
@@ -79,42 +68,14 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
         except ApiError as error:
             if error.kind is Kind.FORBIDDEN:
                 refused[KINDS[kind].__name__] = error.what
-            elif error.kind is not Kind.NOT_FOUND:  # an API server without DRA has none
+            elif error.kind is not Kind.NOT_FOUND:
                 raise
+            elif kind not in _OF_DRA:  # every API server has the others
+                raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
             return ()
 
     found = await asyncio.gather(*map(read, scope.kinds))
     return Cluster(**dict(zip(scope.kinds, found, strict=True)), refused=refused)
-
-
-async def pages(api: Api, agents: Iterable[Pod]) -> Pages:
-    """The pages of these agents; what fails, or takes too long, is in the answer."""
-    names = {pod.spec.node_name: pod for pod in agents}
-    found: dict[str, Report] = {}
-    failed: dict[str, str] = {}
-    refused: list[str] = []
-
-    async def ask(node: str, pod: Pod) -> None:
-        if refused:
-            return
-        try:
-            found[node] = convert(await page_of(api, pod.namespace, pod.name), Report)
-        except InvalidJsonError as error:
-            failed[node] = f"the agent's page cannot be used (another version?): {error}"
-        except ApiError as error:
-            if error.kind is Kind.FORBIDDEN:
-                refused.append(error.what)
-            else:
-                failed[node] = str(error)
-
-    asking = [asyncio.create_task(ask(node, pod)) for node, pod in names.items()]
-    if asking:
-        _, late = await asyncio.wait(asking, timeout=_ALL_PAGES)
-        for task in late:
-            task.cancel()
-    for node in names.keys() - found.keys() - failed.keys() if not refused else ():
-        failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
-    return Pages(found, failed, refused[0] if refused else "")
 
 
 async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
@@ -122,6 +83,10 @@ async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
     query = {"limit": str(_LIMIT)}
     if kind == "pods":
         query["fieldSelector"] = f"metadata.name={scope.pod}" if scope.pod else _LIVING
+        if scope.node:
+            query["fieldSelector"] += f",spec.nodeName={scope.node}"
+    if kind == "slices" and scope.node:
+        query["fieldSelector"] = f"spec.nodeName={scope.node}"
     if selector := scope.selectors.get(kind):
         query["labelSelector"] = selector
     items: list[Object] = []

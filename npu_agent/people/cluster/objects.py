@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from npu_agent.kube.objects import (
+    DaemonSet,
     DeviceClass,
     DeviceTaintRule,
     Node,
@@ -25,5 +26,7 @@ class Cluster(msgspec.Struct, frozen=True):
     slices: tuple[ResourceSlice, ...] = ()
     classes: tuple[DeviceClass, ...] = ()
     taint_rules: tuple[DeviceTaintRule, ...] = ()
+    daemon_sets: tuple[DaemonSet, ...] = ()
+    """Those with the agent's label."""
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.kube.objects import Container, Device, Node, Pod, condition
 from npu_agent.outputs.web.report import Report
-from npu_agent.people.cluster.fetch import Pages
+from npu_agent.people.cluster.agents import Pages, agents
 from npu_agent.people.cluster.objects import Cluster
 
 
@@ -66,6 +66,8 @@ class Holding:
     status: str
     of: str
     """The claim, or the resource."""
+    family: str = ""
+    """Of the card; "": not known."""
 
 
 class Offered(NamedTuple):
@@ -104,13 +106,9 @@ class _Sums:
     allocated: int = 0
     free: int = 0
     widest: int = 0
+    """-1: not known."""
     driver: str | None = None
     apis: list[str] = field(default_factory=list)
-
-
-def agents(cluster: Cluster) -> dict[str, Pod]:
-    """The agent's Pods by Node."""
-    return {pod.spec.node_name: pod for pod in cluster.pods if pod.is_agent and pod.spec.node_name}
 
 
 def devices(cluster: Cluster) -> list[Offered]:
@@ -127,8 +125,11 @@ def devices(cluster: Cluster) -> list[Offered]:
     ]
 
 
-def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
-    """The Nodes that have cards, or the agent; who holds what must have been read."""
+def node_rows(cluster: Cluster, words: Words, pages: Pages | None = None) -> list[NodeRow]:
+    """The Nodes that have cards, or the agent; who holds what must have been read.
+
+    The page of a Node's agent counts its cards where the objects do not tell.
+    """
     running = agents(cluster)
     pools: dict[str, list[Part]] = defaultdict(list)
     for driver, pool, device in devices(cluster):
@@ -142,8 +143,10 @@ def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
         sums = _Sums()
         _add_slices(sums, pools[node.name], held[node.name])
         complete = _add_resources(sums, node, asked[node.name], words)
+        if not complete and pages and (page := pages.found.get(node.name)):
+            sums, complete = _from_page(page, sums), True
         if sums.apis or node.name in running:
-            pod = running.get(node.name)
+            pods = running[node.name]
             hide = not known or not complete
             rows.append(
                 NodeRow(
@@ -153,9 +156,9 @@ def node_rows(cluster: Cluster, words: Words) -> list[NodeRow]:
                     cores=sums.cores if complete else None,
                     allocated=None if hide else sums.allocated,
                     free=None if hide else sums.free,
-                    widest=None if hide else sums.widest,
+                    widest=None if hide or sums.widest < 0 else sums.widest,
                     driver=sums.driver or _label(node, "driver.version", words),
-                    agent=_version(pod) if pod else None,
+                    agent=_version(pods[0]) if pods else None,
                     api=",".join(sums.apis) or "none",
                 )
             )
@@ -185,7 +188,8 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
                 continue
             part = part_of(device)
             load = _load(page, part.card, part.cores)
-            rows.append(_holding(pod, of, part.card.name, _text(part.cores), load))
+            row = _holding(pod, of, part.card.name, _text(part.cores), load)
+            rows.append(replace(row, family=part.card.family))
         rows += _by_plugin(pod, words, page)
     return rows
 
@@ -309,6 +313,21 @@ def _add_resources(sums: _Sums, node: Node, asked: Mapping[str, int], words: Wor
     return True
 
 
+def _from_page(page: Report, others: _Sums) -> _Sums:
+    """All cards of a Node, as its agent has them; how they are cut is not on the page."""
+    sums = _Sums(widest=-1, driver=others.driver, apis=others.apis)
+    for card in page.cards:
+        every = frozenset(range(card.core_count))
+        used = frozenset[int]().union(*(_cores(one.cores) or every for one in card.holders))
+        healthy = card.health.state != "unhealthy"
+        sums.cards += 1
+        sums.healthy += healthy
+        sums.cores += len(every)
+        sums.allocated += len(used)
+        sums.free += len(every - used) if healthy and card.cordoned is None else 0
+    return sums
+
+
 def _counts(quantities: Mapping[str, str], words: Words) -> dict[str, int]:
     return {
         name: int(text)
@@ -345,13 +364,16 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         return
     if not wanted:
         return
-    if page is not None:
-        for card in page.cards:
-            for one in card.holders:
-                if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
-                    load = _load(page, CardKey(card.family, card.name), _cores(one.cores))
-                    text = one.cores or f"0-{card.core_count - 1}"
-                    yield _holding(pod, one.resource, card.name, text, load)
+    shown = False
+    for card in page.cards if page else ():
+        for one in card.holders:
+            if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
+                load = _load(page, CardKey(card.family, card.name), _cores(one.cores))
+                text = one.cores or f"0-{card.core_count - 1}"
+                row = _holding(pod, one.resource, card.name, text, load)
+                yield replace(row, family=card.family)
+                shown = True
+    if shown:
         return
     said = [
         (of.name, device.resource_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from npu_agent.kube.objects import Node, Plain, Pod, ResourceClaim, Taint, condition, expressions
 from npu_agent.people.cluster import cel, view
-from npu_agent.people.cluster.fetch import Pages
+from npu_agent.people.cluster.agents import Pages, agents
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.view import Words
 from npu_agent.text import closest, listed, natural, one_line
@@ -232,16 +232,16 @@ def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
     held: dict[str | None, dict[str, None]] = defaultdict(dict)
     for holding in view.holdings(cluster, words, Pages()):
         held[holding.node][f"{holding.namespace}/{holding.pod}"] = None
-    agents, tainted = view.agents(cluster), _tainted(cluster, words)
+    running, tainted = agents(cluster), _tainted(cluster, words)
     rows = view.node_rows(cluster, words)
     for row in sorted(rows, key=lambda row: (-(row.free or 0), natural(row.node))):
         parts = [*_numbers(row), *_node_state(nodes[row.node]), *tainted[row.node]]
         if held[row.node]:
             parts.append(f"in use by {listed(held[row.node], _NAMED)}")
-        agent = agents.get(row.node)
-        ready = condition(agent.status.conditions, "Ready") if agent else None
-        if agent and (ready is None or ready.status != "True"):
-            parts.append(f"its agent, Pod {agent.key}, is not ready")
+        for pod in running[row.node][:1]:
+            ready = condition(pod.status.conditions, "Ready")
+            if ready is None or ready.status != "True":
+                parts.append(f"its agent, Pod {pod.key}, is not ready")
         if parts:
             yield Fact(row.node, "; ".join(parts))
 

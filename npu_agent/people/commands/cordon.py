@@ -6,22 +6,20 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from npu_agent.cli import WRONG, CommandError
 from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, Kind, node
-from npu_agent.kube.objects import AGENT
-from npu_agent.kube.pods import Agent
-from npu_agent.text import shown
-
-Known = Mapping[str, Any]
-"""A card as /status.json has it: ``id, name, uuid, pci_bus_id`` and more."""
-
+from npu_agent.outputs.web.report import Card
+from npu_agent.people.cluster.agents import Agent
+from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.view import devices
+from npu_agent.text import one_line, shown
+from npu_agent.vendors import DRIVERS
 
 _REMEDIES = {
     Kind.FORBIDDEN: "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
@@ -59,7 +57,7 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
         await api.close()
 
 
-def card_of(npu: str, cards: Iterable[Known]) -> Known:
+def card_of(npu: str, cards: Iterable[Card]) -> Card:
     """The card that a person means by its name, UUID, PCI address or ID.
 
     Raises:
@@ -70,14 +68,35 @@ def card_of(npu: str, cards: Iterable[Known]) -> Known:
     if len(found) == 1:
         return found[0]
     if found:
-        ids = ", ".join(card["id"] for card in found)
+        ids = one_line(", ".join(card.id for card in found))
         raise CommandError(f"{npu} is the name of several cards: take one of {ids}", WRONG)
-    here = ", ".join(card["name"] for card in cards) or "none"
+    here = one_line(", ".join(card.name for card in cards)) or "none"
     raise CommandError(f"{shown(npu)}: no such card here; there are {here}", WRONG)
 
 
-async def set_cordon(api: Api, name: str, card: Known, reason: str | None) -> None:
+async def known_ids(api: Api, name: str) -> set[str]:
+    """The IDs of cards that the API server's own objects have for a Node, in lower case."""
+    cluster = await fetch(api, Scope(("slices",), node=name))
+    return {
+        str(one.device.attribute("uuid")).lower()
+        for one in devices(cluster)
+        if one.driver in DRIVERS and one.pool == name
+    }
+
+
+async def set_cordon(
+    api: Api, name: str, card: Card, npu: str, reason: str | None, known: Collection[str]
+) -> None:
     """Cordons a card of a Node for a reason, or uncordons it (None); others stay as they are.
+
+    Args:
+        api: the API server.
+        name: the Node's.
+        card: the card, as its agent has it.
+        npu: what the person called it. That is written, unless the card's ID is `known`: the page
+            of an agent alone does not say which card is taken out of service.
+        reason: for people.
+        known: IDs, in lower case.
 
     Raises:
         ApiError: of any kind.
@@ -95,54 +114,41 @@ async def set_cordon(api: Api, name: str, card: Known, reason: str | None) -> No
         found = json.loads((before or "").strip() or "{}")
         after = {key: each for key, each in found.items() if key.lower() not in _names(card)}
         if reason is not None:
-            after[card["id"]] = reason
+            there = {*known, *(key.lower() for key in found)}
+            after[card.id if card.id.lower() in there else npu] = reason
         elif after == found:
-            raise CommandError(f"{card['name']} of Node {name} is not cordoned")
+            raise CommandError(f"{npu} of Node {name} is not cordoned")
         return json.dumps(after) if after else None
 
     await node.change_annotation(api, name, ANNOTATION, change)
 
 
-def _names(card: Known) -> set[str]:
-    return {str(card[key]).lower() for key in ("id", "name", "uuid", "pci_bus_id") if card.get(key)}
+def _names(card: Card) -> set[str]:
+    names = (card.id, card.name, card.uuid, card.pci_bus_id)
+    return {name.lower() for name in names if name}
 
 
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        cards = await (cards_of(Agent(api, name)) if args.node else _here(args))
+        cards = (await Agent(api, name).report()).cards if args.node else await _here(args)
         try:
             card = card_of(args.npu, cards)
         except CommandError:
             if args.command == "cordon":
                 raise
-            card = {"id": args.npu, "name": args.npu}  # one that is gone may still be cordoned
-        reason = args.reason if args.command == "cordon" else None
-        await set_cordon(api, name, card, reason)
+            card = Card(args.npu, 0, args.npu)  # one that is gone may still be cordoned
+        if args.command == "uncordon":
+            await set_cordon(api, name, card, args.npu, None, ())
+        else:
+            known = await known_ids(api, name) if args.node else {card.id.lower()}
+            await set_cordon(api, name, card, args.npu, args.reason, known)
     print(f"{args.npu} of Node {name} is {args.command}ed")
 
 
-async def cards_of(agent: Agent) -> list[Known]:
-    """The cards of a Node, as its agent has them; raises as `status_of`."""
-    cards: list[Known] = (await status_of(agent))["cards"]
-    return cards
-
-
-async def status_of(agent: Agent) -> dict[str, Any]:
-    """/status.json of a Node's agent.
-
-    Raises:
-        ApiError: of any kind.
-        CommandError: no agent runs there.
-    """
-    found = await agent.status()
-    if found is None:
-        raise CommandError(
-            f"no agent runs on Node {agent.node}: `kubectl get pods -A -o wide -l {AGENT}`"
-        )
-    return found
-
-
-async def _here(args: argparse.Namespace) -> list[Known]:
+async def _here(args: argparse.Namespace) -> list[Card]:
     snapshot = await read_once(vendors(args))
-    return [{"id": state.id, **state.card.as_json()} for state in snapshot.cards]
+    return [
+        Card(card.name, card.core_count, state.id, card.uuid, card.pci_bus_id)
+        for state, card in ((state, state.card) for state in snapshot.cards)
+    ]

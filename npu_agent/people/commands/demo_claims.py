@@ -22,6 +22,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.outputs import cdi
+from npu_agent.outputs.web.report import Card
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import set_cordon
 from npu_agent.people.simulator.apiserver import NODES, Device, StandInApiServer, served
@@ -138,16 +139,16 @@ class ClaimsNode:
 
     async def _cordoned(self) -> Lines:
         assert self._api  # noqa: S101  (for the type checker)
-        card = {"id": self._names[self._device], "name": self._names[self._device]}
-        await set_cordon(self._api, _NODE, card, "swap fan")
-        yield f"`npu-agent cordon {card['name']} --reason 'swap fan'` annotates the Node:"
+        card = Card(self._names[self._device], 0)
+        await set_cordon(self._api, _NODE, card, card.name, "swap fan", ())
+        yield f"`npu-agent cordon {card.name} --reason 'swap fan'` annotates the Node:"
         node = self._api_server.objects[NODES][_NODE]
         yield f"{ANNOTATION}: '{node['metadata']['annotations'][ANNOTATION]}'"
         (taint,) = await self._tainted(bool)
         yield f"the ResourceSlice has the taint {taint['key']}:{taint['effect']} on {self._named}"
-        await set_cordon(self._api, _NODE, card, None)
+        await set_cordon(self._api, _NODE, card, card.name, None, ())
         await self._tainted(lambda taints: not taints)
-        yield f"`npu-agent uncordon {card['name']}`: the taint is gone"
+        yield f"`npu-agent uncordon {card.name}`: the taint is gone"
 
     async def _waits(self) -> Lines:
         # The claim is gone with its Pod; it was not unprepared, as its container still runs.

@@ -1,6 +1,7 @@
 """`npu-agent drain`: cordons a card, evicts the Pods that hold it, and waits until it is free.
 
-With the rights of the person who asks: the agent has none to evict.
+With the rights of the person who asks: the agent has none to evict. What the agent's page says is
+held against the Pods' own objects before anything happens to them.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
 from npu_agent.kube import Api, pods
-from npu_agent.people.commands.cordon import (
-    Known,
-    api_server,
-    card_of,
-    cards_of,
-    node_of,
-    set_cordon,
-)
+from npu_agent.kube.objects import Pod
+from npu_agent.outputs.web.report import Card, Report
+from npu_agent.people.cluster import view
+from npu_agent.people.cluster.agents import Agent, Pages
+from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.commands.cordon import api_server, card_of, known_ids, node_of, set_cordon
+from npu_agent.text import one_line
+from npu_agent.vendors import DRIVERS
 
 _EVERY = 1.0
 """Seconds between two questions to the agent."""
+_WORDS = view.Words(drivers=DRIVERS, domain=DRIVERS[0].partition(".")[2], cores={})
 
 
 def main(args: argparse.Namespace) -> int:
@@ -32,68 +36,129 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(slots=True)
+class _Held:
+    """The Pods with a card."""
+
+    pods: list[Pod] = field(default_factory=list)
+    """By their own objects: on this Node, with a request for NPUs or a claim."""
+    unclear: list[str] = field(default_factory=list)
+    """Why more may hold it."""
+
+
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        agent = pods.Agent(api, name)
-        card = card_of(args.npu, await cards_of(agent))
+        agent = Agent(api, name)
+        report = await agent.report()
+        card = card_of(args.npu, report.cards)
         if args.dry_run:
-            for pod in holders(card) or ["no Pod"]:
-                print(f"would evict {pod}")
+            held = (await _held(api, name, card, report)).pods
+            for key in [pod.key for pod in held] or ["no Pod"]:
+                print(f"would evict {key}")
             return
-        await set_cordon(api, name, card, args.reason)
-        print(f"{card['name']} of Node {name} is cordoned: {args.reason}")
-        await _empty(api, agent, card["id"], args)
+        await set_cordon(api, name, card, args.npu, args.reason, await known_ids(api, name))
+        print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
+        await _empty(api, agent, card.id, args)
     again = f"npu-agent uncordon {args.npu} --node {name}"
     if args.login:
         again = f"kubectl npu uncordon {name} {args.npu}"
-    print(f"{card['name']} is free and can be reset; then `{again}`")
+    print(f"{args.npu} is free and can be reset; then `{again}`")
 
 
-def holders(card: Known) -> list[str]:
-    """The Pods that hold any of the card, by namespace and name."""
-    return sorted({f"{one['namespace']}/{one['pod']}" for one in card["holders"]})
+async def _held(api: Api, node: str, card: Card, report: Report) -> _Held:
+    """Who holds a card, by the objects of Pods and claims, and by the agent's page."""
+    cluster = await fetch(api, Scope(("pods", "claims", "slices"), node=node))
+    if {"Pod", "ResourceClaim"} & cluster.refused.keys():
+        raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
+    held = _Held()
+    there = {pod.key: pod for pod in cluster.pods}
+    rows = view.holdings(cluster, _WORDS, Pages({node: report}))
+    for key, pod in there.items():
+        of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == key]
+        if any(_is(card, row) for row in of_pod):
+            held.pods.append(pod)
+        elif any(row.cores is None and (not card.uuid or "?" in str(row.card)) for row in of_pod):
+            held.unclear.append(f"{key} has NPUs, and no agent says which")
+    known = {pod.key for pod in held.pods}
+    for holder in card.holders:
+        key = one_line(f"{holder.namespace}/{holder.pod}")
+        if key in known:
+            continue
+        held.unclear.append(
+            f"the agent names {key}, which no object shows as a Pod of Node {node} with NPUs"
+        )
+    return held
 
 
-async def _empty(api: Api, agent: pods.Agent, card_id: str, args: argparse.Namespace) -> None:
-    """Evicts the card's holders until the agent reports that it is free.
+def _is(card: Card, row: view.Holding) -> bool:
+    """Whether a Pod has this card; the kubelet's word (KEP-4680) is an ID of the device."""
+    if row.cores is None:
+        return bool(card.uuid) and str(card.uuid).lower() in str(row.card).lower()
+    return row.card == card.name and row.family in ("", card.family)
+
+
+async def _empty(api: Api, agent: Agent, card_id: str, args: argparse.Namespace) -> None:
+    """Evicts the card's holders until agent and objects agree that it is free.
 
     Raises:
         ApiError: of any kind.
         CommandError: it is not within --timeout, or cannot be.
     """
-    until, granted = time.monotonic() + args.timeout, set[str]()
+    until, said = time.monotonic() + args.timeout, set[str]()
+    evictions = _Evictions(api, args.grace_period)
     while True:
-        card = card_of(card_id, await cards_of(agent))
-        held = holders(card)
-        if card["cordoned"] is None:
-            waits = [
-                "the agent has not seen the cordon: check that its config has not `cordon: false`"
-            ]
-        elif not held and card["held_by"] is None:
+        report = await agent.report()
+        card = card_of(card_id, report.cards)
+        held = await _held(api, agent.node, card, report)
+        waits = [*held.unclear]
+        if card.cordoned is None:
+            waits = ["the agent has not seen the cordon: set `cordon: true` in its config"]
+        elif held.pods:
+            waits += await evictions.ask(held.pods)
+        elif not waits and card.held_by is not None:
+            waits = [one_line(card.held_by)]
+        if not waits:
             return
-        else:
-            waits = [await _evict(api, pod, granted, args) for pod in held] or [card["held_by"]]
+        for reason in waits:
+            if reason not in said:
+                said.add(reason)
+                print(reason, flush=True)
         if time.monotonic() > until:
             left = "; ".join(waits)
             raise CommandError(f"not free within {args.timeout:g} s, and still cordoned: {left}")
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(max(_EVERY, evictions.wait))
 
 
-async def _evict(api: Api, holder: str, granted: set[str], args: argparse.Namespace) -> str:
-    """Evicts a Pod, once; returns what it waits for now."""
-    namespace, _, pod_name = holder.partition("/")
-    pod = await pods.get(api, namespace, pod_name)
-    if pod is None or pod.metadata.deletion_timestamp:
-        return f"{holder} is ending"
-    if pod.stays:
-        raise CommandError(
-            f"{holder} is {pod.stays}, which an eviction would bring back: it was not evicted, "
-            "and the card stays cordoned; delete its owner, or keep it off this Node"
-        )
-    if pod.metadata.uid not in granted:
-        if not await pods.evict(api, pod, args.grace_period):
-            return f"{holder} is kept by its PodDisruptionBudget: `kubectl get pdb -n {namespace}`"
-        granted.add(pod.metadata.uid)
-        print(f"evicted {holder}", flush=True)
-    return f"{holder} is ending"
+class _Evictions:
+    """Asks for the eviction of each Pod until it is granted."""
+
+    def __init__(self, api: Api, grace_period: int | None) -> None:
+        self._api, self._grace_period = api, grace_period
+        self._granted: set[str] = set()
+        self.wait = 0.0
+        """Seconds that the API server asked to wait."""
+
+    async def ask(self, holders: Sequence[Pod]) -> list[str]:
+        """Asks for those that it was not granted for; returns what each waits for."""
+        self.wait = 0.0
+        return [await self._ask(pod) for pod in holders]
+
+    async def _ask(self, pod: Pod) -> str:
+        if pod.metadata.deletion_timestamp or pod.uid in self._granted:
+            return f"{pod.key} is ending"
+        if pod.stays:
+            raise CommandError(
+                f"{pod.key} is {pod.stays}, which an eviction would bring back: it was not "
+                "evicted, and the card stays cordoned; delete its owner, or keep it off this Node"
+            )
+        refused = await pods.evict(self._api, pod, self._grace_period)
+        if refused is None:
+            self._granted.add(pod.uid)
+            print(f"evicted {pod.key}", flush=True)
+            return f"{pod.key} is ending"
+        self.wait = max(self.wait, refused.retry_after or 0.0)
+        if (budget := refused.causes.get("DisruptionBudget")) is None:
+            return f"{pod.key} is not evicted: {refused.what}"
+        look = f"`kubectl get pdb -n {pod.namespace}`"
+        return f"{pod.key} is kept by its PodDisruptionBudget ({budget}): {look}"

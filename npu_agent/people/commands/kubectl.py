@@ -23,21 +23,19 @@ from npu_agent.kube import Api, ApiError
 from npu_agent.kube.client import from_kubeconfig
 from npu_agent.kube.credentials import Credentials, CredentialsError
 from npu_agent.kube.objects import AGENT
-from npu_agent.kube.pods import Agent
 from npu_agent.kube.request import plural
-from npu_agent.outputs.web.report import Holder, Report
+from npu_agent.outputs.web.report import Holder
 from npu_agent.people.cluster import view as rows
-from npu_agent.people.cluster.fetch import Pages, Scope, fetch, pages
+from npu_agent.people.cluster.agents import Agent, Pages, agents, pages
+from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.commands import kubectl_why, view
-from npu_agent.people.commands.cordon import status_of
 from npu_agent.people.commands.screen import run_until_signal, watch
 from npu_agent.text import one_line
-from npu_agent.typedjson import InvalidJsonError, convert
 from npu_agent.vendors import DRIVERS, REGISTRY
 
 _RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
-_ALL = ("nodes", "pods", "claims", "slices")
+_ALL = ("nodes", "pods", "claims", "slices", "daemon_sets")
 _DOMAIN = DRIVERS[0].partition(".")[2]
 _NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")
 _PODS = ("namespace", "pod", "node", "card", "cores", "load", "since", "status")
@@ -202,9 +200,9 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         return await _page(api, args), []
     words = _words()
     if args.command == "nodes":
-        scope = Scope(_ALL, selectors={"nodes": args.selector})
+        scope = Scope(_ALL, selectors={"nodes": args.selector, "daemon_sets": AGENT})
         cluster = await fetch(api, scope)
-        found: Sequence[Any] = rows.node_rows(cluster, words)
+        found: Sequence[Any] = await _node_rows(api, cluster, words)
         notes = _refusals(cluster)
         return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
     space = "" if args.all_namespaces else args.namespace or args.login.namespace
@@ -215,16 +213,20 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         else:
             text = kubectl_why.lines(answer, each=args.output == "wide")
         return text, _refusals(cluster)
-    scope = Scope(("pods", "claims", "slices"), space, {"pods": args.selector})
+    scope = Scope(
+        ("pods", "claims", "slices", "daemon_sets"),
+        space,
+        {"pods": args.selector, "daemon_sets": AGENT},
+    )
     if space or args.selector:
-        agents = Scope(("pods",), selectors={"pods": AGENT})
-        cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, agents))
+        labelled = Scope(("pods", "daemon_sets"), selectors={"pods": AGENT, "daemon_sets": AGENT})
+        cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, labelled))
     else:
         cluster = of_agents = await fetch(api, scope)
     held = rows.holdings(cluster, words, Pages())
     nodes = {row.node for row in held if row.node}
-    running = rows.agents(of_agents)
-    known = await pages(api, [pod for node, pod in running.items() if node in nodes])
+    running = agents(of_agents)
+    known = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
     held = rows.holdings(cluster, words, known)
     notes = [
         *_refusals(cluster),
@@ -237,6 +239,14 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if args.command == "top":
         return _shown(args, rows.by_idleness(held), _TOP, none), notes
     return _shown(args, held, _PODS, none), notes
+
+
+async def _node_rows(api: Api, cluster: Cluster, words: rows.Words) -> list[rows.NodeRow]:
+    """The rows of Nodes; agents are asked for what the objects do not tell."""
+    found = rows.node_rows(cluster, words)
+    unknown = {row.node for row in found if row.cards is None}
+    running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
+    return rows.node_rows(cluster, words, await pages(api, running)) if running else found
 
 
 def _none(words: str, notes: Sequence[str]) -> str:
@@ -307,14 +317,10 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """Renders a Node's page: cards, holders and problems."""
-    status = await status_of(Agent(api, args.node))
+    agent = Agent(api, args.node)
     if view.is_data(args):
-        return view.data(status, args)
-    try:
-        page = convert(status, Report)
-    except InvalidJsonError as error:
-        what = f"the page of the agent on Node {args.node} cannot be used"
-        raise CommandError(f"{what} (another version?): {error}") from error
+        return view.data(await agent.status(), args)
+    page = await agent.report()
     columns = ("card", "family", "cores", "health", "cordoned", "pods")
     cells = [
         [

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api
+from npu_agent.kube.objects import AGENT
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.view import Words
 from npu_agent.people.cluster.why import Answer, why
 from npu_agent.text import listed, one_line
 
-_KINDS = ("nodes", "pods", "claims", "slices", "classes", "taint_rules")
+_KINDS = ("nodes", "pods", "claims", "slices", "classes", "taint_rules", "daemon_sets")
 _LONGEST = 1000
 """Characters of a line."""
 _NAMED = 3
@@ -35,7 +36,7 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Ans
     named, own, cluster = await asyncio.gather(
         fetch(api, Scope(("pods",), namespace, pod=name)),
         fetch(api, Scope(("claims", "templates"), namespace)),
-        fetch(api, Scope(_KINDS)),
+        fetch(api, Scope(_KINDS, selectors={"daemon_sets": AGENT})),
     )
     for pod in named.pods:
         refused = {**own.refused, **cluster.refused}

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,22 @@ from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, served, status
 from tests.kube.helpers import kubeconfig
+from tests.people.commands.test_kubectl import DAEMON_SET, agent, asks, device, pod
 
 NODE = "n1"
 GARBAGE = "{npu1"
 CARDS = {"npu0": "UUID-0", "npu1": "UUID-1"}
+NPU = "beta.furiosa.ai/npu"
+
+
+def slice_() -> dict[str, Any]:
+    """The slice of the Node, with a device for each card."""
+    devices = [device(name, at, range(8)) for at, name in enumerate(CARDS)]
+    for one in devices:
+        one["attributes"] |= {"uuid": {"string": CARDS[one["name"]]}}
+    pool = {"name": NODE, "generation": 1}
+    spec = {"driver": "npu.furiosa.ai", "nodeName": NODE, "pool": pool, "devices": devices}
+    return {"metadata": {"name": "s"}, "spec": spec}
 
 
 @dataclass
@@ -32,11 +45,22 @@ class Cluster:
     server: StandInApiServer = field(default_factory=lambda: StandInApiServer(NODE))
     held: dict[str, str] = field(default_factory=dict)
     """By Pod, the name of the card."""
-    budget: int = 0
-    """How often an eviction is refused for a PodDisruptionBudget."""
+    refusals: list[web.Response] = field(default_factory=list)
+    """Answers to the next evictions."""
+    slices: list[dict[str, Any]] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    elsewhere: set[str] = field(default_factory=set)
+    """Pods that the page names and that are on another Node."""
+    more: list[dict[str, Any]] = field(default_factory=list)
+    """More Pods of the Node."""
+    page: dict[str, Any] | None = None
+    """In place of the real one."""
+    daemon_sets: list[dict[str, Any]] = field(default_factory=lambda: [DAEMON_SET])
     evictions: list[dict[str, Any]] = field(default_factory=list)
     owners: list[dict[str, str]] = field(default_factory=list)
     agent: str | None = "agent"
+    agents: list[dict[str, Any]] = field(default_factory=list)
+    """More Pods with the agent's label."""
     replaced: bool = False
     """Whether an eviction that is refused finds another agent there."""
     listings: int = 0
@@ -55,38 +79,47 @@ class Cluster:
         path = request.path.split("/")
         match path[3:]:
             case ["pods"]:
-                assert (
-                    request.query["fieldSelector"] == f"spec.nodeName={NODE},status.phase=Running"
-                )
+                assert request.query["fieldSelector"].endswith(f",spec.nodeName={NODE}")
+                if "labelSelector" not in request.query:
+                    holders = [one for one in self.held if one not in self.elsewhere]
+                    items = [holder(one, ownerReferences=self.owners) for one in holders]
+                    return listed("Pod", [*items, *self.more])
                 self.listings += 1
-                items = [pod(self.agent, "kube-system")] if self.agent else []
-                return web.json_response({"kind": "PodList", "items": items})
+                own = [agent(self.agent, NODE)] if self.agent else []
+                return listed("Pod", [*own, *self.agents])
+            case ["v1", "daemonsets"]:
+                return listed("DaemonSet", self.daemon_sets)
+            case ["v1", "resourceclaims"]:
+                return listed("ResourceClaim", self.claims)
+            case ["v1", "resourceslices"]:
+                return listed("ResourceSlice", self.slices)
             case ["namespaces", "kube-system", "pods", name, "proxy", "status.json"]:
                 if name != f"{self.agent}:":
                     return await status(404, "not found")(request)
-                return web.json_response({"cards": [self.card(card) for card in CARDS]})
-            case ["namespaces", "team", "pods", name]:
-                if name not in self.held:
-                    return await status(404, "not found")(request)
-                return web.json_response(pod(name, "team", ownerReferences=self.owners))
+                cards = [self.card(card) for card in CARDS]
+                return web.json_response(self.page or {"cards": cards})
             case ["namespaces", "team", "pods", name, "eviction"]:
-                if self.budget:
-                    self.budget -= 1
+                if self.refusals:
                     self.agent = "next" if self.replaced else self.agent
-                    return await status(429, "Cannot evict pod: budget")(request)
-                assert CARDS[self.held[name]] in self.annotation, "cordoned first"
+                    return self.refusals.pop(0)
+                assert self.held[name] in self.annotation, "cordoned first"
                 self.evictions.append(await request.json())
                 del self.held[name]
                 return web.json_response({"kind": "Status", "status": "Success"}, status=201)
         return await self.server.answer(request)
 
     def card(self, name: str) -> dict[str, Any]:
-        holders = [{"namespace": "team", "pod": one} for one, of in self.held.items() if of == name]
-        known = {"id": CARDS[name], "name": name, "uuid": CARDS[name], "pci_bus_id": None}
+        holders = [
+            {"namespace": "team", "pod": one, "resource": NPU}
+            for one, of in self.held.items()
+            if of == name
+        ]
+        known = {"id": CARDS[name], "name": name, "uuid": CARDS[name], "family": "rngd"}
         return {
             **known,
+            "core_count": 8,
             "holders": holders,
-            "cordoned": self.annotation.get(CARDS[name]),
+            "cordoned": self.annotation.get(CARDS[name], self.annotation.get(name)),
             "held_by": "a Pod" if holders else None,
         }
 
@@ -96,11 +129,29 @@ class Cluster:
             await (_drain if words[0] == "drain" else _change)(args)
 
 
-def pod(name: str, namespace: str, **meta: Any) -> dict[str, Any]:
-    return {
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", **meta},
-    }
+def listed(kind: str, items: list[dict[str, Any]]) -> web.Response:
+    return web.json_response({"kind": f"{kind}List", "items": items})
+
+
+def holder(name: str, **meta: Any) -> dict[str, Any]:
+    """A Pod of the Node with an NPU."""
+    made = pod(name, NODE, containers=asks(NPU, 1))
+    made["metadata"] |= meta
+    return made
+
+
+def refusal(message: str, *causes: tuple[str, str], **headers: str) -> web.Response:
+    """A 429 of the API server."""
+    details = {"causes": [{"reason": reason, "message": text} for reason, text in causes]}
+    body = {"kind": "Status", "code": 429, "message": message, "details": details}
+    return web.json_response(body, status=429, headers=headers)
+
+
+NEEDS = "The disruption budget train needs 1 healthy pods and has 1 currently"
+
+
+def budget() -> web.Response:
+    return refusal("Cannot evict pod: budget", ("DisruptionBudget", NEEDS))
 
 
 @pytest.fixture
@@ -114,6 +165,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def test_a_card_is_cordoned_by_its_id_and_brought_back(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cluster.slices = [slice_()]
     cluster.server.annotate(ANNOTATION, '{"NPU1": "by hand", "npu9": "another"}')
     await cluster.run("cordon", "npu1", "--reason", "swap fan")
     assert cluster.annotation == {"npu9": "another", "UUID-1": "swap fan"}
@@ -127,9 +179,16 @@ async def test_a_card_is_cordoned_by_its_id_and_brought_back(
     ]
 
 
+async def test_an_id_that_no_object_knows_is_not_written(cluster: Cluster) -> None:
+    cluster.server.annotate(ANNOTATION, '{"uuid-0": "known"}')
+    await cluster.run("cordon", "npu1", "--reason", "fan")
+    await cluster.run("cordon", "npu0", "--reason", "again")
+    assert cluster.annotation == {"npu1": "fan", "UUID-0": "again"}
+
+
 async def test_of_people_who_cordon_together_none_is_lost(cluster: Cluster) -> None:
     await asyncio.gather(*(cluster.run("cordon", card, "--reason", card) for card in CARDS))
-    assert cluster.annotation == {"UUID-0": "npu0", "UUID-1": "npu1"}
+    assert cluster.annotation == {"npu0": "npu0", "npu1": "npu1"}
     assert "patch n1" in cluster.server.calls
 
 
@@ -179,24 +238,102 @@ async def test_a_drain_evicts_the_pods_of_the_card_and_no_other(
     await cluster.run("drain", "npu1", "--dry-run")
     assert capsys.readouterr().out.splitlines() == ["would evict team/a", "would evict team/b"]
     assert cluster.text is None
-    cluster.budget = 2
+    cluster.refusals = [budget(), budget()]
     await cluster.run("drain", "npu1", "--reason", "swap fan", "--grace-period", "7")
     assert cluster.held == {"c": "npu0"}
     assert [one["deleteOptions"] for one in cluster.evictions] == [
-        {"preconditions": {"uid": "uid-a"}, "gracePeriodSeconds": 7},
-        {"preconditions": {"uid": "uid-b"}, "gracePeriodSeconds": 7},
+        {"preconditions": {"uid": "u-a"}, "gracePeriodSeconds": 7},
+        {"preconditions": {"uid": "u-b"}, "gracePeriodSeconds": 7},
     ]
     out = capsys.readouterr().out
     assert "npu1 is free and can be reset; then `npu-agent uncordon npu1 --node n1`" in out
 
 
-async def test_a_budget_that_holds_ends_the_drain_and_the_card_stays_cordoned(
-    cluster: Cluster,
+async def test_a_budget_that_holds_is_said_once_and_the_card_stays_cordoned(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.held, cluster.budget = {"a": "npu1"}, 1000
-    with pytest.raises(CommandError, match=r"team/a is kept by its PodDisruptionBudget"):
+    monkeypatch.setattr(drain, "_EVERY", 0.0)
+    cluster.held, cluster.refusals = {"a": "npu1"}, [budget() for _ in range(1000)]
+    kept = f"team/a is kept by its PodDisruptionBudget ({NEEDS}): `kubectl get pdb -n team`"
+    with pytest.raises(CommandError, match="and still cordoned: team/a is kept by its Pod"):
+        await cluster.run("drain", "npu1", "--timeout", "0.5")
+    assert cluster.annotation
+    assert capsys.readouterr().out.splitlines()[1:] == [kept]
+
+
+async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pause(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(drain, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    cluster.held = {"a": "npu1"}
+    cluster.refusals = [refusal("Too many requests", **{"Retry-After": "7"}), budget()]
+    await cluster.run("drain", "npu1")
+    assert pauses == [7.0, 1.0, 1.0]
+    said = capsys.readouterr().out
+    assert "team/a is not evicted: " in said
+    assert "Too many requests" in said
+
+
+async def test_pods_that_no_object_shows_to_hold_an_npu_of_the_node_are_not_evicted(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.held, cluster.elsewhere = {"a": "npu1", "theirs": "npu1"}, {"theirs"}
+    cluster.more = [pod("plain", NODE)]
+    cluster.held["plain"] = "npu1"
+    cluster.elsewhere.add("plain")
+    with pytest.raises(CommandError, match="which no object shows as a Pod of Node n1 with NPUs"):
         await cluster.run("drain", "npu1", "--timeout", "0.1")
-    assert "UUID-1" in cluster.annotation
+    assert [one["metadata"]["name"] for one in cluster.evictions] == ["a"]
+    assert "is free" not in capsys.readouterr().out
+
+
+async def test_a_card_that_a_claim_or_an_unknown_pod_has_is_not_free(cluster: Cluster) -> None:
+    result = {"request": "r", "driver": "npu.furiosa.ai", "pool": NODE, "device": "npu1"}
+    users = [{"resource": "pods", "name": "dra", "uid": "u-dra"}]
+    allocation = {"devices": {"results": [result]}}
+    cluster.claims = [
+        {
+            "metadata": {"name": "mine", "namespace": "team"},
+            "status": {"allocation": allocation, "reservedFor": users},
+        }
+    ]
+    cluster.slices = [slice_()]
+    wanted = [{"name": "c", "resourceClaimName": "mine"}]
+    cluster.more = [pod("dra", NODE, resourceClaims=wanted)]
+    cluster.owners = [{"kind": "DaemonSet"}]
+    cluster.more[0]["metadata"]["ownerReferences"] = cluster.owners
+    with pytest.raises(CommandError, match="team/dra is a Pod of a DaemonSet"):
+        await cluster.run("drain", "npu1")
+    cluster.more = [pod("unknown", NODE, containers=asks(NPU, 1))]
+    with pytest.raises(CommandError, match="team/unknown has NPUs, and no agent says which"):
+        await cluster.run("drain", "npu0", "--timeout", "0.1")
+
+
+async def test_agents_of_two_daemon_sets_are_both_named(cluster: Cluster) -> None:
+    fake = json.loads(json.dumps(DAEMON_SET))
+    fake["metadata"] |= {"namespace": "team", "uid": "fake"}
+    cluster.daemon_sets.append(fake)
+    theirs = agent("theirs", NODE)
+    theirs["metadata"] |= {"namespace": "team"}
+    cluster.agents = [theirs]
+    await cluster.run("cordon", "npu1")  # it says kube-system's DaemonSet, from another namespace
+    theirs["metadata"]["ownerReferences"] = [
+        {"kind": "DaemonSet", "uid": "fake", "controller": True}
+    ]
+    with pytest.raises(CommandError, match="DaemonSets, kube-system/agent and team/theirs"):
+        await cluster.run("drain", "npu1")
+
+
+async def test_a_page_of_another_version_is_a_sentence(cluster: Cluster) -> None:
+    cluster.page = {"cards": [{"name": "npu1"}]}
+    for command in ("cordon", "drain"):
+        with pytest.raises(CommandError, match=r"cannot be used \(another version\?\).*core_count"):
+            await cluster.run(command, "npu1")
 
 
 @pytest.mark.parametrize(("replaced", "listings"), [(False, 1), (True, 2)])
@@ -204,7 +341,8 @@ async def test_a_drain_looks_for_the_agent_once_and_again_when_it_is_gone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, replaced: bool, listings: int
 ) -> None:
     monkeypatch.setattr(drain, "_EVERY", 0.0)
-    cluster.held, cluster.budget, cluster.replaced = {"a": "npu1"}, 5, replaced
+    cluster.held, cluster.replaced = {"a": "npu1"}, replaced
+    cluster.refusals = [budget() for _ in range(5)]
     await cluster.run("drain", "npu1")
     assert cluster.listings == listings
 

@@ -31,6 +31,7 @@ _DRA = "/apis/resource.k8s.io/v1"
 _KINDS = {
     "/api/v1/nodes": "Node",
     "/api/v1/pods": "Pod",
+    "/apis/apps/v1/daemonsets": "DaemonSet",
     f"{_DRA}/resourceclaims": "ResourceClaim",
     f"{_DRA}/resourceslices": "ResourceSlice",
     f"{_DRA}/resourceclaimtemplates": "ResourceClaimTemplate",
@@ -117,10 +118,24 @@ def node(name: str, **status_: Any) -> Object:
     return {"metadata": {"name": name, "labels": labels}, "status": status_}
 
 
+DAEMON_SET = {
+    "metadata": {"name": "npu-agent", "namespace": "kube-system", "uid": "set", "labels": AGENT},
+    "spec": {"template": {"spec": {"serviceAccountName": "npu-agent"}}},
+}
+OWNED = [{"kind": "DaemonSet", "name": "npu-agent", "uid": "set", "controller": True}]
+
+
+def agent(name: str, node_name: str, tag: str = "1.0") -> Object:
+    containers = [{"name": "npu-agent", "image": f"reg:5000/npu-agent:{tag}"}]
+    account = "npu-agent"
+    made = pod(name, node_name, "kube-system", containers=containers, serviceAccountName=account)
+    made["metadata"] |= {"labels": AGENT, "ownerReferences": OWNED}
+    return made
+
+
 def pod(name: str, node_name: str = "", namespace: str = "team", **spec: Any) -> Object:
-    labels = AGENT if name.startswith("agent") else {}
     return {
-        "metadata": {"name": name, "namespace": namespace, "uid": f"u-{name}", "labels": labels},
+        "metadata": {"name": name, "namespace": namespace, "uid": f"u-{name}", "labels": {}},
         "spec": {"nodeName": node_name, "containers": [{"name": "c"}], **spec},
         "status": {
             "phase": "Running" if node_name else "Pending",
@@ -200,7 +215,6 @@ def example() -> dict[str, list[Object]]:
             "reservedFor": [{"resource": "pods", "name": "dra", "uid": "u-dra"}],
         },
     }
-    agent = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
     counts = {"beta.furiosa.ai/npu": "4"}
     return {
         "/api/v1/nodes": [
@@ -213,9 +227,10 @@ def example() -> dict[str, list[Object]]:
             {"metadata": {"name": "s1"}, "spec": slice_},
         ],
         f"{_DRA}/resourceclaims": [claim],
+        "/apis/apps/v1/daemonsets": [DAEMON_SET],
         "/api/v1/pods": [
-            pod("agent-2", "n2", "kube-system", containers=agent),
-            pod("agent-1", "n1", "kube-system", containers=agent),
+            agent("agent-2", "n2"),
+            agent("agent-1", "n1"),
             pod("dra", "n1", resourceClaims=[{"name": "c", "resourceClaimName": "mine"}]),
             pod("p1", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
             pod("p0", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
@@ -414,7 +429,7 @@ async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
         "The scheduler: 0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
         "  requests: 9 beta.furiosa.ai/npu",
         (
-            "! you may not list DeviceClasses, DeviceTaintRules, Nodes, Pods, "
+            "! you may not list DaemonSets, DeviceClasses, DeviceTaintRules, Nodes, Pods, "
             "ResourceClaimTemplates, ResourceClaims, ResourceSlices: the ClusterRole npu-viewer "
             "(k8s/examples/npu-viewer.yaml) allows it"
         ),
@@ -491,7 +506,10 @@ async def test_a_page_of_another_version_is_named_and_the_rest_is_shown(
     cluster.page = {"version": "9.9", "cards": [card]}
     text = await shown("pods", "-A")
     assert "p0" in text
-    assert "2 pages of agents were not read; of Node n1: the agent's page cannot be used" in text
+    assert (
+        "2 pages of agents were not read; of Node n1: the page of the agent on Node n1 cannot"
+        in text
+    )
     with pytest.raises(CommandError, match=r"on Node n2 cannot be used.*cards\["):
         await shown("node", "n2")
 
@@ -558,7 +576,7 @@ async def test_a_card_is_cordoned_and_brought_back(
         ("drain", "n2", "npu1", "--dry-run"),
     ):
         assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
-    assert written[1:] == ['{"UUID-1": "fan"}', None]
+    assert written[1:] == ['{"npu1": "fan"}', None]
     assert capsys.readouterr().out.splitlines() == [
         "npu1 of Node n2 is cordoned",
         "npu1 of Node n2 is uncordoned",

@@ -1,0 +1,147 @@
+"""Which Pods are agents, and the page of one. Anyone may give a Pod the agent's label."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from npu_agent.cli import CommandError
+from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube.objects import AGENT, Pod
+from npu_agent.kube.pods import page_of
+from npu_agent.outputs.web.report import Report
+from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.objects import Cluster
+from npu_agent.typedjson import InvalidJsonError, convert
+
+_ALL_PAGES = 15.0
+"""Seconds for the agents' pages, together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The agents' reports by Node; else the reason why there is none."""
+
+    found: Mapping[str, Report] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
+    """The user has no right to ask: those that are left were not asked."""
+
+
+def agents(cluster: Cluster) -> dict[str, list[Pod]]:
+    """The agents by Node: Pods of the agent's DaemonSet, two while it is rolled out."""
+    found: dict[str, list[Pod]] = defaultdict(list)
+    for pod in cluster.pods:
+        if pod.spec.node_name and any(one.runs(pod) for one in cluster.daemon_sets):
+            found[pod.spec.node_name].append(pod)
+    return found
+
+
+def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
+    """The agents of a Node, those that are not ending first.
+
+    Raises:
+        CommandError: they belong to several DaemonSets.
+    """
+    owners = {
+        one.uid: pod for pod in pods for one in pod.metadata.owner_references if one.controller
+    }
+    if len(owners) > 1:
+        named = " and ".join(sorted(pod.key for pod in owners.values()))
+        raise CommandError(
+            f"Node {node} has agents of several DaemonSets, {named}: delete the one that is not "
+            "npu-agent's, or label its Pods otherwise"
+        )
+    return sorted(pods, key=lambda pod: bool(pod.metadata.deletion_timestamp))
+
+
+class Agent:
+    """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
+
+    def __init__(self, api: Api, node: str, pods: Sequence[Pod] = ()) -> None:
+        """Takes its Pods where they are known.
+
+        Raises:
+            CommandError: they belong to several DaemonSets.
+        """
+        self.node = node
+        self._api = api
+        self._pods = only(node, pods)
+
+    async def report(self) -> Report:
+        """/status.json; raises as `status`."""
+        status = await self.status()
+        try:
+            return convert(status, Report)
+        except InvalidJsonError as error:
+            what = f"the page of the agent on Node {self.node} cannot be used (another version?)"
+            raise CommandError(f"{what}: {error}") from error
+
+    async def status(self) -> dict[str, object]:
+        """/status.json as it is.
+
+        Raises:
+            ApiError: of any kind.
+            CommandError: no agent runs there, or several do.
+        """
+        if self._pods:
+            try:
+                return await self._first()
+            except ApiError:
+                pass  # another Pod may be the agent by now
+        selectors = {"pods": AGENT, "daemon_sets": AGENT}
+        pods, sets = await asyncio.gather(
+            fetch(self._api, Scope(("pods",), selectors=selectors, node=self.node)),
+            fetch(self._api, Scope(("daemon_sets",), selectors=selectors)),
+        )
+        if refused := {**pods.refused, **sets.refused}:
+            raise ApiError(next(iter(refused.values())), kind=Kind.FORBIDDEN)
+        cluster = Cluster(pods=pods.pods, daemon_sets=sets.daemon_sets)
+        self._pods = only(self.node, agents(cluster)[self.node])
+        if not self._pods:
+            raise CommandError(
+                f"no agent runs on Node {self.node}: `kubectl get pods -A -o wide -l {AGENT}`"
+            )
+        return await self._first()
+
+    async def _first(self) -> dict[str, object]:
+        """The first page that can be read."""
+        failed: ApiError | None = None
+        for pod in self._pods:
+            try:
+                return await page_of(self._api, pod.namespace, pod.name)
+            except ApiError as error:
+                failed = failed or error
+        assert failed is not None  # noqa: S101  (for the type checker)
+        raise failed
+
+
+async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
+    """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
+    found: dict[str, Report] = {}
+    failed: dict[str, str] = {}
+    refused: list[str] = []
+
+    async def ask(node: str, pods: Sequence[Pod]) -> None:
+        if refused:
+            return
+        try:
+            found[node] = await Agent(api, node, pods).report()
+        except CommandError as error:
+            failed[node] = str(error)
+        except ApiError as error:
+            if error.kind is Kind.FORBIDDEN:
+                refused.append(error.what)
+            else:
+                failed[node] = str(error)
+
+    asking = [asyncio.create_task(ask(node, pods)) for node, pods in of.items()]
+    if asking:
+        _, late = await asyncio.wait(asking, timeout=_ALL_PAGES)
+        for task in late:
+            task.cancel()
+    for node in of.keys() - found.keys() - failed.keys() if not refused else ():
+        failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
+    return Pages(found, failed, refused[0] if refused else "")

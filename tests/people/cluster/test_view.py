@@ -1,0 +1,84 @@
+"""Rows of Nodes and holders, of objects alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npu_agent.kube.objects import Pod
+from npu_agent.outputs.web.report import Report
+from npu_agent.people.cluster.agents import Pages
+from npu_agent.people.cluster.view import holdings, node_rows, requests
+from tests.people.cluster.build import (
+    NPU,
+    WORDS,
+    Json,
+    claims,
+    cluster,
+    device,
+    held,
+    node,
+    pod,
+    read,
+    slice_,
+)
+
+
+def container(count: int, **fields: Any) -> Json:
+    limits = {NPU: str(count)} if count else {}
+    return {"name": f"c{count}", "resources": {"limits": limits, "requests": limits}, **fields}
+
+
+ALWAYS = {"restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize(
+    ("main", "inits", "count"),
+    [
+        (1, [], 1),
+        (0, [container(2, **ALWAYS)], 2),
+        (0, [container(1)], 1),
+        (1, [container(2)], 2),
+        (1, [container(1, **ALWAYS)], 2),
+        (1, [container(1, **ALWAYS), container(3)], 4),
+        (1, [container(3), container(1, **ALWAYS)], 3),
+        (3, [container(1, **ALWAYS), container(1)], 4),
+    ],
+)
+def test_sidecars_and_init_containers_count_as_the_scheduler_counts_them(
+    main: int, inits: list[Json], count: int
+) -> None:
+    made = pod(containers=[container(main)], initContainers=inits, on="n1")
+    assert requests(read(Pod, made)).get(NPU) == count
+    labels = {"beta.furiosa.ai/npu.count": "8", "beta.furiosa.ai/npu.family": "rngd"}
+    (row,) = node_rows(cluster(node("n1", {NPU: "8"}, labels=labels), made), WORDS)
+    assert (row.allocated, row.free) == (8 * count, 64 - 8 * count)
+    assert [one.pod for one in holdings(cluster(made), WORDS, Pages())] == ["train"]
+
+
+def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
+    labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "several"}
+    there = cluster(node("n1", {NPU: "3"}, labels=labels))
+    (row,) = node_rows(there, WORDS)
+    assert row.cards is None
+    holder = {"namespace": "ml", "pod": "user", "cores": "0-3"}
+    cards: list[Json] = [
+        {"name": "npu0", "family": "rngd", "core_count": 8, "holders": [holder]},
+        {"name": "npu0", "family": "warboy", "core_count": 2},
+        {"name": "npu1", "core_count": 2, "health": {"state": "unhealthy"}},
+        {"name": "npu2", "core_count": 2, "cordoned": "fan"},
+    ]
+    (row,) = node_rows(there, WORDS, Pages({"n1": read(Report, {"cards": cards})}))
+    assert (row.cards, row.healthy, row.cores, row.allocated) == (4, 3, 14, 4)
+    assert (row.free, row.widest, row.api) == (6, None, "device-plugin")
+
+
+def test_cards_of_two_families_with_one_number_are_two() -> None:
+    slices = slice_("n1", device("a", index=0), device("b", 2, index=0, arch="warboy"))
+    user = pod("user", on="n1", resourceClaims=claims(c="mine"))
+    there = cluster(node("n1"), slices, held("mine", "n1", "b", by="user"), user)
+    (row,) = node_rows(there, WORDS)
+    assert (row.cards, row.cores, row.allocated, row.free) == (2, 10, 2, 8)
+    (holding,) = holdings(there, WORDS, Pages())
+    assert (holding.card, holding.family) == ("npu0", "warboy")
