@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
+import re
+import signal
+import threading
 from collections.abc import Iterable, Sequence
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.objects import AGENT
-from npu_agent.kube.pods import Agent
+from npu_agent.people.cluster.agents import Agent, agents
 from npu_agent.people.cluster.fetch import Scope, fetch
-from npu_agent.people.cluster.view import agents
-from npu_agent.people.commands.cordon import cards_of
 from npu_agent.people.commands.kubectl import DEFAULTS, Login, parser
 from npu_agent.text import one_line
 
@@ -27,18 +30,35 @@ _NAMED = ("node", "npu", "pod", "namespace")
 """Arguments that name objects of the cluster."""
 _DEADLINE = 5.0
 """Seconds: a person waits."""
+_PLAIN = re.compile(r"[A-Za-z0-9._:/-]+")
+"""Candidates: the completion of kubectl up to 1.32 has bash expand them, commands too."""
 
 
 def main(args: argparse.Namespace) -> int:
     """Completes the last of `args.words`."""
+    _limit()
     *before, last = args.words or [""]
     line = _Line(before)
     files = line.open is not None and line.open.dest == "kubeconfig"
     for found, text in [] if files else _candidates(line, last):
-        if found.startswith(last):
-            print(f"{one_line(found)}\t{one_line(text)}".rstrip("\t"))
+        if found.startswith(last) and _PLAIN.fullmatch(found):
+            print(f"{found}\t{one_line(text)}".rstrip("\t"))
     print(f":{_FILES if files else _NO_FILES}")
     return 0
+
+
+def _limit() -> None:
+    """Ends this process in time, and with it the programs that it has started."""
+    with contextlib.suppress(PermissionError):  # it has a group of its own
+        os.setpgid(0, 0)
+
+    def end() -> None:
+        print(f":{_NO_FILES}", flush=True)
+        os.killpg(0, signal.SIGKILL)
+
+    timer = threading.Timer(_DEADLINE, end)
+    timer.daemon = True
+    timer.start()
 
 
 class _Line:
@@ -91,8 +111,8 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
         return [(name, "") for name in (wanted and wanted.choices) or ()]
     try:
         login = Login(line.args)
-        names = asyncio.run(asyncio.wait_for(_names(wanted.dest, line, login), _DEADLINE))
-    except (ApiError, CommandError, TimeoutError):
+        names = asyncio.run(_names(wanted.dest, line, login))
+    except (ApiError, CommandError):
         return []  # a person who has pressed Tab gets no error
     return [(name, "") for name in names]
 
@@ -102,9 +122,10 @@ async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
     api = Api(login)
     try:
         if kind == "npu":
-            return [card["name"] for card in await cards_of(Agent(api, line.named[0]))]
+            return [card.name for card in (await Agent(api, line.named[0]).report()).cards]
         if kind == "node":
-            return sorted(agents(await fetch(api, Scope(("pods",), selectors={"pods": AGENT}))))
+            selectors = {"pods": AGENT, "daemon_sets": AGENT}
+            return sorted(agents(await fetch(api, Scope((*selectors,), selectors=selectors))))
         if kind == "namespace":
             return sorted({one.namespace for one in (await fetch(api, Scope(("pods",)))).pods})
         space = line.args.namespace or login.namespace

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from npu_agent.cli import main as cli
-from tests.people.commands.test_kubectl import Cluster, cluster
+from npu_agent.people.commands import kubectl_complete
+from tests.kube.helpers import kubeconfig
+from tests.people.commands.test_kubectl import PAGE, Cluster, cluster
 
 __all__ = ["cluster"]
 FILES, NO_FILES = ":0", ":4"
@@ -22,6 +29,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     async def act(*words: str) -> tuple[list[str], str]:
         monkeypatch.setattr("sys.argv", ["/bin/kubectl_complete-npu"])
+        monkeypatch.setattr(kubectl_complete, "_limit", lambda: None)  # it would end the tests
         assert await asyncio.to_thread(cli.main, words) == 0
         *found, directive = capsys.readouterr().out.splitlines()
         return [line.partition("\t")[0] for line in found], directive
@@ -80,3 +88,31 @@ async def test_what_fails_has_no_candidates(typed: Typed, cluster: Cluster, tmp_
     cluster.forbidden = {"/api/v1/pods", "proxy"}
     assert await typed("node", "") == ([], NO_FILES)
     assert await typed("--kubeconfig", str(tmp_path / "none"), "node", "") == ([], NO_FILES)
+
+
+async def test_names_that_a_shell_would_expand_are_not_offered(
+    typed: Typed, cluster: Cluster
+) -> None:
+    names = ("npu0", "npu1$(id)", "`id`", "npu;id", "npu 1", "0000:5e:00.0")
+    card = PAGE["cards"][0]  # type: ignore[index]
+    cluster.page = {**PAGE, "cards": [{**card, "name": name} for name in names]}
+    assert await typed("drain", "n2", "") == (["npu0", "0000:5e:00.0"], NO_FILES)
+
+
+def test_it_ends_with_what_it_has_started_whatever_hangs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
+        config = kubeconfig(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
+        code = (
+            "import sys; from npu_agent.people.commands import kubectl_complete as complete; "
+            "from npu_agent.cli.main import main; complete._DEADLINE = 0.5; "
+            "sys.argv[0] = 'kubectl_complete-npu'; main(['node', ''])"
+        )
+        child = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "KUBECONFIG": str(config)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (child.returncode, child.stdout) == (-signal.SIGKILL, f"{NO_FILES}\n")
