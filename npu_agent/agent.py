@@ -23,7 +23,7 @@ from npu_agent.core.condition import maintenance
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
-from npu_agent.core.state import AgentState, DraState, ResourceState, stale_after
+from npu_agent.core.state import AgentState, DraState, Invocation, ResourceState, stale_after
 from npu_agent.core.trends import degraded
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
@@ -108,6 +108,8 @@ class Host:
     configured."""
     node_name: str | None
     """This Node's name, for config of single nodes."""
+    pod: str = ""
+    """The agent's Pod, ``namespace/name``; empty: it runs in none."""
     simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
     """Runs the simulated cards below `root`; None: the cards are real."""
 
@@ -145,6 +147,7 @@ class Agent:
         """Restarts of each part after a failure."""
         found = read_record(directory)
         ledger = Feed(recover(Ledger(), found, time.monotonic()))
+        self._recorded = ledger.value.cards
         self.inventory = Inventory(
             [vendor(host_root, simulated=host.simulation is not None) for vendor in VENDORS],
             configs.map(_watching),
@@ -158,6 +161,9 @@ class Agent:
             ledger,
         )
         self._node_name = node_name
+        self._invocation = Invocation(
+            pod=host.pod, config_file=str(config_file or ""), host_root=str(host_root)
+        )
         self._hostname = node_name or platform.node()
         self._api = api or Api()
         self.dra_support = SupportWatch(
@@ -233,6 +239,7 @@ class Agent:
             node_name=node_name,
             sources=Sources(
                 snapshots=self.inventory.hardware,
+                usages=self.store.usages,
                 trends=self.inventory.trends,
                 configs=self.poller.states,
                 cordons=self.cordons.state,
@@ -420,6 +427,7 @@ class Agent:
             version=__version__,
             node=self._node_name,
             hostname=self._hostname,
+            invocation=self._invocation,
             started_at=self._started_at,
             now=monotonic + self._ahead,
             monotonic=monotonic,
@@ -455,6 +463,8 @@ class Agent:
                 for card in self.inventory.snapshots.value.cards
                 if card.id in self.cordons.cards.value
             ),
+            expected_cards=config.health.expected_cards,
+            recorded=self._recorded,
             cordons_lost=self.cordons.state.value.lost,
             cordons_wrong=self.cordons.state.value.wrong,
             api_error=self._api.silent,

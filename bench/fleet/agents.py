@@ -134,7 +134,11 @@ class Parts:
             api=api,
             node_name=name,
             sources=Sources(
-                snapshots=snapshots, trends=Feed(Trends()), configs=config, cordons=Feed(Cordons())
+                snapshots=snapshots,
+                usages=Feed(()),
+                trends=Feed(Trends()),
+                configs=config,
+                cordons=Feed(Cordons()),
             ),
             wanted=Feed(True),
         )

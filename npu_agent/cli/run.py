@@ -34,7 +34,8 @@ def main(args: argparse.Namespace) -> int:
     from npu_agent import agent
 
     shutdown = Shutdown()
-    host = agent.Host(host_root(args), node, simulation)
+    pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
+    host = agent.Host(host_root(args), node, pod.strip("/"), simulation)
     file = getattr(args, "config_file", None)
     asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
     return 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from itertools import takewhile
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Cause
@@ -11,7 +14,8 @@ from npu_agent.core.trends import TrendKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npu_agent.core.hardware import CardState, Health
+    from npu_agent.core.hardware import Card, CardState, Health
+    from npu_agent.core.state import Invocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,7 @@ class Advice:
     """A reason that an unhealthy card can have for it."""
     remedy: str
     command: str = "dmesg | tail -n 50"
-    """What to type first, on the node."""
+    """What to type first, on the node; `npu-agent` is typed as `typed` has it."""
     shared: str = "the driver or the host, not the cards"
     """What it is most likely where every card of the node has this cause."""
     runbook: str = "npucardunhealthy"
@@ -127,6 +131,11 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
 }
 """For each thing that lasts."""
 
+GONE = (
+    "if it was not removed on purpose, check on the node with `lspci` whether the bus still has "
+    "it, and with `dmesg` why it left"
+)
+"""What to do about a card that left."""
 UNREADABLE = "check `dmesg` on the node and reload the driver: it may be a card"
 """What to do about an entry that cannot be read: `SkippedDevice.unread`."""
 
@@ -149,3 +158,38 @@ def plain_reason(health: Health) -> str:
     if health.cause is None:
         return health.reason
     return f"{ADVICE[health.cause].means} ({health.reason})"
+
+
+def typed(command: str, invocation: Invocation, node: str | None) -> str:
+    """A command of these tables as a person types it, at a desk or on the node.
+
+    Empty if there is none: cordons need a Node's name.
+    """
+    program, *words = shlex.split(command) or ("",)
+    if program != "npu-agent":
+        return command
+    if words[0] in ("cordon", "uncordon"):
+        return shlex.join(("kubectl", "npu", words[0], node, *words[1:])) if node else ""
+    return invocation.command(*words)
+
+
+def device_paths(cards: Iterable[Card]) -> str:
+    """Shell words that stand for the device nodes of these cards, and of no others.
+
+    Also those that are missing: ``/dev/npu2 /dev/npu2[_a-z]*``.
+    """
+    return " ".join(path for card in cards for path in _paths(card.access.nodes()))
+
+
+_NEXT = f"_{ascii_lowercase}"
+
+
+def _paths(nodes: tuple[str, ...]) -> Iterable[str]:
+    # What comes first and last has in common what all have.
+    pairs = zip(min(nodes), max(nodes), strict=False)
+    stem = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    ends = [node.removeprefix(stem) for node in nodes]
+    # A letter ends the number: npu2 must not stand for npu20.
+    if not stem[-1:].isdigit() or not all(end[0] in _NEXT for end in ends if end):
+        return [shlex.quote(f"/dev/{node}") for node in nodes]
+    return [f"/dev/{stem}" for end in ends if not end] + [f"/dev/{stem}[_a-z]*"]

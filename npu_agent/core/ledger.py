@@ -709,7 +709,7 @@ class Conflicts:
             # The cores of one card share nodes. That it is one card is sure only if no other card
             # says the same of itself, and nothing speaks against it.
             alike = {card for key in held.keys for card in self._cards.get(key, ())}
-            if len(alike) == 1 and not _contradict(wanted.keys, held.keys):
+            if len(alike) == 1 and not contradict(wanted.keys, held.keys):
                 return None
         nodes = wanted.nodes & held.nodes
         return f"/dev/{min(nodes)}" if nodes else None
@@ -760,7 +760,7 @@ def _meant(id_: str, card: Card) -> Footprint | None:
     return None
 
 
-def _contradict(one: frozenset[str], other: frozenset[str]) -> bool:
+def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     mine, its = ({key.partition(":")[0]: key for key in keys} for keys in (one, other))
     return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
 

@@ -14,15 +14,19 @@ from itertools import groupby
 from typing import Any, Literal
 
 from npu_agent.core.advice import (
+    GONE,
     KUBELET,
     TRENDS,
     UNREADABLE,
     advice,
     by_cause,
+    device_paths,
     plain_reason,
+    typed,
 )
 from npu_agent.core.cordon import unknown as unknown_cordons
-from npu_agent.core.hardware import CardState, Cause, HealthState
+from npu_agent.core.hardware import CardState, Cause, HealthState, by_kind
+from npu_agent.core.ledger import Assignment, Footprint, contradict, footprints_of, keys_of
 from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.timeline import GoneCard
@@ -70,8 +74,9 @@ class Note:
     pods: tuple[str, ...] = field(default=(), kw_only=True)
     """The affected Pods, ``namespace/pod``."""
     command: str = field(default="", kw_only=True)
-    """The first command for it, here or on the node; empty where there is none."""
-
+    """The first command for it, at a desk or on the node; empty where there is none."""
+    last_command: str = field(default="", kw_only=True)
+    """The command that deletes its Pods, if nothing else helps; empty where there are none."""
     waits: str = field(default="", kw_only=True)
     """The part of the agent that waits for the API server; else empty."""
 
@@ -88,8 +93,12 @@ class Note:
 
 def problems(state: AgentState) -> tuple[Note, ...]:
     """Returns the problems that need a person, the most harmful first."""
-    found = (*_of_the_agent(state), *_of_cards(state))
+    found = (_typed(note, state) for note in (*_of_the_agent(state), *_of_cards(state)))
     return tuple(sorted(found, key=lambda note: (_SEVERITIES.index(note.severity), _late(note))))
+
+
+def _typed(note: Note, state: AgentState) -> Note:
+    return replace(note, command=typed(note.command, state.invocation, state.node))
 
 
 def _late(note: Note) -> bool:
@@ -121,6 +130,8 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     unhealthy = (_unhealthy(found, state) for found in causes)
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
+    yield from _replaced(state)
+    yield from _fewer(state)
     # One that flaps may be gone at this very moment.
     flaps = [one.card for one in flapping.values() if not _rests(one.card, state)]
     yield from _lasting(TrendKind.FLAPPING, flaps, state)
@@ -167,20 +178,29 @@ def _lasting(
     if kind is TrendKind.HOT:
         words = words.replace("hot", "very hot") if very else words
         detail = ", ".join(f"{_temperature(card):.1f} °C" for card in cards[:_NAMED])
+    elif kind is TrendKind.ERRORS and several:
+        detail = "; ".join(
+            f"{card.card.name} {_counted(card)}{_used(state.pods_of([card]), ', in use by ')}"
+            for card in cards[:_NAMED]
+        )
     elif kind is TrendKind.ERRORS:
-        named = (f"{card.card.name} " * several + _counted(card) for card in cards[:_NAMED])
-        detail = "; ".join(named)
+        detail = _counted(cards[0])
     elif kind is TrendKind.FLAPPING:
         detail += ", repeatedly"
         away = (pod for card in cards for pod in _held(state).get(_key(card), ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = found.command.format(card=cards[0].card.name)
     remedy, here = found.remedy, set(_ids(state.snapshot.cards))
-    if very:
-        remedy, command = f"{_LOAD}; {remedy}", _delete(pods) or command
+    if very and pods:
+        load = f"stop the load now: delete the Pods that hold it ({_LOST})"
+        remedy, command = f"{load}; {remedy}", _delete(pods)
+    elif very:
+        remedy = f"stop the load now: no Pod holds it, so end the host's process; {remedy}"
+        command = f"fuser -v {device_paths(card.card for card in cards[:_NAMED])}"
+    by_card = several and kind is TrendKind.ERRORS
     yield Note(
         "card",
-        f"{_names(cards)} {words}: {detail}{_used(pods)}",
+        f"{_names(cards)} {words}: {detail}{'' if by_card else _used(pods)}",
         _ids(card for card in cards if card.id in here),
         remedy=remedy,
         runbook="nputemperaturecritical" if very else found.runbook,
@@ -191,7 +211,7 @@ def _lasting(
     )
 
 
-_LOAD = "stop the load now: delete the Pods that hold it"
+_LOST = "a Pod without a controller does not come back"
 _NAMED = 4
 """The most cards that are named; of more there is the number."""
 
@@ -207,8 +227,8 @@ def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
     return tuple(card.id for card in cards)
 
 
-def _used(pods: Sequence[str]) -> str:
-    return f"; in use by {', '.join(pods)}" if pods else ""
+def _used(pods: Sequence[str], words: str = "; in use by ") -> str:
+    return f"{words}{', '.join(pods)}" if pods else ""
 
 
 def _delete(pods: Sequence[str]) -> str:
@@ -230,9 +250,15 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     text = f"{_names(cards, every)} {are} unhealthy: {why}"
     if several and every:
         text += f": {found.shared}"
-    remedy = found.remedy
-    if pods:
-        remedy = f"delete the Pods that hold it to move them to another card; {remedy}"
+    remedy, command, last = found.remedy, found.command, ""
+    if cards[0].health.cause is Cause.NODES:
+        command = f"ls -l {device_paths(card.card for card in cards[:_NAMED])}"
+    if several and every and state.node:
+        remedy = f"cordon the Node, so that new Pods go to other Nodes; then {remedy}"
+        command = shlex.join(("kubectl", "cordon", state.node))
+    elif pods:
+        remedy += f"; if it does not recover, delete the Pods that hold it: {_LOST}"
+        last = _delete(pods)
     return Note(
         "card",
         f"{text}{_used(pods)}",
@@ -242,7 +268,8 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
         severity="critical",
         since=min(card.health.since for card in cards),
         pods=pods,
-        command=_delete(pods) or found.command,
+        command=command,
+        last_command=last,
     )
 
 
@@ -283,7 +310,7 @@ def _gone(state: AgentState) -> Iterator[Note]:
             f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} "
             f"{', '.join(name for _, name in held)}, whose "
             f"card{'s are' if several else ' is'} gone",
-            remedy="delete that Pod if it hangs: its devices no longer exist",
+            remedy=f"delete the Pod if it hangs: its devices no longer exist; {_LOST}",
             runbook="npucardmissing",
             severity="critical",
             pods=tuple(pods),
@@ -295,17 +322,88 @@ def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Note:
     """Cards that left; Pods hold each of them, or none."""
     states, pci = [one.state for one in cards], cards[0].state.card.pci_bus_id
     are, were = ("are", "they were") if len(cards) > 1 else ("is", "it was")
+    then = f"; then delete the Pods that hold it: {_LOST}" if pods else ""
     return Note(
         "card",
         f"{_names(states)} {are} gone: {were} here while this agent ran{_used(pods)}",
-        remedy="if it was not removed on purpose, check on the node with `lspci` whether the bus "
-        "still has it, and with `dmesg` why it left",
+        remedy=f"{GONE}{then}",
         runbook="npucardmissing",
         severity="critical" if pods else "warning",
         since=min(one.since for one in cards),
         pods=pods,
-        command=_delete(pods) or (f"lspci -s {pci}" if pci and len(cards) == 1 else "lspci"),
+        command=f"lspci -s {pci}" if pci and len(cards) == 1 else "lspci",
+        last_command=_delete(pods),
     )
+
+
+def _replaced(state: AgentState) -> Iterator[Note]:
+    """Yields Pods that were given a card in whose place there is another one now."""
+    for card in state.snapshot.cards:
+        usages = state.usages_of(card)
+        pods = [one.assignment.pod_name for one in usages if _is_of_another(one.assignment, card)]
+        for claim in (claim for driver in state.dra for claim in driver.claims):
+            if any(_contradicts(device.footprint, card) for device in claim.devices):
+                pods += [f"{claim.namespace}/{pod}" for pod in claim.pods]
+        if pods := [*dict.fromkeys(pods)]:
+            yield Note(
+                "assignments",
+                f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} a card that was "
+                f"replaced: {card.card.name} is another one now",
+                (card.id,),
+                remedy=f"delete the Pod: the card that it was given is gone; {_LOST}",
+                runbook="npucardmissing",
+                severity="critical",
+                pods=tuple(pods),
+                command=_delete(pods),
+            )
+
+
+def _is_of_another(assignment: Assignment, state: CardState) -> bool:
+    """Whether the device plugin gave out this ID for another card in the same place."""
+    card, device = state.card, assignment.device
+    by_number = device.startswith(f"{card.family}-") or not (card.uuid or card.serial)
+    return not (assignment.claim or by_number or footprints_of(device, [card]))
+
+
+def _contradicts(footprint: Footprint, card: CardState) -> bool:
+    keys = keys_of(card.card)
+    return bool(footprint.keys & keys) and contradict(footprint.keys, keys)
+
+
+def _before(state: AgentState) -> list[str]:
+    """The cards that the agent before this one had, and this one has not seen."""
+    seen = [*state.snapshot.cards, *(gone.state for gone in state.timeline.gone)]
+    keys = frozenset[str]().union(*(keys_of(card.card) for card in seen))
+    return [
+        f"{id_} ({by_kind(identities)['pci']})" if "pci" in by_kind(identities) else id_
+        for id_, identities in state.recorded.items()
+        if state.snapshot.complete and not identities & keys
+    ]
+
+
+def _fewer(state: AgentState) -> Iterator[Note]:
+    """Yields that there are fewer cards than before the start, or than the config says."""
+    before, here = _before(state), len(state.snapshot.cards)
+    if before and state.monotonic - state.started_at < _MISSED:
+        yield Note(
+            "hardware",
+            f"{listed(before, _NAMED)} {'were' if len(before) > 1 else 'was'} here before the "
+            "restart of the agent, and is gone",
+            remedy=GONE,
+            runbook="npucardmissing",
+            since=state.started_at,
+            command="lspci",
+        )
+    missing = len(before) + len(state.missing)
+    if state.snapshot.complete and here + missing < (state.expected_cards or 0):
+        yield Note(
+            "hardware",
+            f"{here} of {state.expected_cards} cards are here: health.expectedCards is "
+            f"{state.expected_cards}",
+            remedy=f"{GONE}; or correct health.expectedCards",
+            runbook="npucardsfewerthanexpected",
+            command="lspci",
+        )
 
 
 def is_hot(card: CardState, state: AgentState) -> bool:
@@ -333,9 +431,10 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     found = [*served, *_of_the_rest(state, away)]
     waiting = [note for note in found if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
-    text = f"the API server does not answer: {state.api_error}; waiting for it: {what}"
+    text = f"the API server does not answer: {state.api_error}; until it does, {what} may be old"
     unready = text if any(note.unready for note in waiting) else ""
-    return _as_one(found, waiting, text=text, unready=unready, since=None)
+    remedy = "check the API server; the agent asks again by itself, and cards are still served"
+    return _as_one(found, waiting, text=text, unready=unready, remedy=remedy, since=None)
 
 
 def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
@@ -379,12 +478,13 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         yield Note(
             "config",
             f"the config file is refused, the last good one stays in force: {first}",
-            remedy="correct the file and check it with `npu-agent config check FILE`: an agent "
-            "restarted now would exit",
+            remedy="correct the file and check it: an agent restarted now would exit",
             runbook="npuconfigrejected",
             unready=f"config: {error}",
             since=_noted(state, "config"),
-            command="npu-agent config check FILE",
+            command=shlex.join(("npu-agent", "config", "check", state.invocation.config_file))
+            if state.invocation.config_file
+            else "",
         )
     yield from _of_tls(state)
     if state.assignments_error is not None and not away:
@@ -392,7 +492,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             "assignments",
             f"the assignments of devices to Pods are unknown: {state.assignments_error}",
             remedy="check that the kubelet's directory pod-resources is mounted into the agent's "
-            "Pod: run `npu-agent doctor` there; cards are still served",
+            "Pod; cards are still served",
             runbook="log-lines",
             command=_DOCTOR,
         )
@@ -467,7 +567,7 @@ def _noted(state: AgentState, subject: Subject) -> float | None:
 
 
 _WITHOUT_CARDS = (SessionPhase.NO_CARDS, SessionPhase.REGISTERING)
-_AGAIN = "run `npu-agent doctor` in its Pod to check all it needs; the agent retries by itself"
+_AGAIN = "check what the agent needs with doctor; it retries by itself"
 _REMEDIES = {SessionPhase.WAITING: _AGAIN, SessionPhase.BLOCKED: _AGAIN}
 _KUBELET = (
     "check the kubelet with `systemctl status kubelet` on the node; the agent registers as soon "
@@ -531,8 +631,8 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
         yield Note(
             "dra",
             f"{what}: its ResourceSlices are incomplete: the scheduler ignores this node's cards",
-            remedy="run `npu-agent doctor` to find slices of other owners; the agent publishes "
-            "missing slices by itself",
+            remedy="find slices of other owners with doctor; the agent publishes missing slices "
+            "by itself",
             runbook="npudrapoolincomplete",
             severity="critical",
             command=_DOCTOR,
@@ -573,7 +673,7 @@ def _reasoned(text: str, session: SessionStatus) -> str:
 
 def notes(state: AgentState) -> Iterator[Note]:
     """Returns remarks that are not problems."""
-    return (replace(note, severity="info") for note in _notes(state))
+    return (replace(_typed(note, state), severity="info") for note in _notes(state))
 
 
 def _notes(state: AgentState) -> Iterator[Note]:
@@ -593,6 +693,9 @@ def _notes(state: AgentState) -> Iterator[Note]:
             text = f"{gone.state.card.name} is gone"
             text += "" if cordoned is None else f", cordoned: {cordoned}"
             yield Note("card", text, runbook="npucardmissing")
+    if state.monotonic - state.started_at >= _MISSED and (before := _before(state)):
+        text = f"{listed(before, _NAMED)}: here before the restart of the agent, and gone"
+        yield Note("hardware", text, runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
         if card.health.state is HealthState.UNKNOWN:
@@ -602,7 +705,6 @@ def _notes(state: AgentState) -> Iterator[Note]:
             yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
             remedy, command = "this brings it back", f"npu-agent uncordon {name}"
-            command += f" --node {state.node}" if state.node else ""
             text = f"{name} is cordoned: {reason}"
             if is_fenced(card) and _rests(card, state):
                 text += f"; it is unhealthy: {plain_reason(card.health)}"
@@ -615,12 +717,12 @@ def _notes(state: AgentState) -> Iterator[Note]:
         most = max(_stray_load(card, state) for card in stray)
         yield Note(
             "card",
-            f"{_names(stray)} {'work' if len(stray) > 1 else 'works'} for no Pod: {most:.0f} % on "
-            "the busiest core",
+            f"{_names(stray)} {'are' if len(stray) > 1 else 'is'} busy without a Pod: {most:.0f} % "
+            "on the busiest core",
             _ids(stray),
             remedy="stop the host's process that has it open, or cordon the card",
             runbook="npuloadwithoutpod",
-            command=f"fuser -v /dev/{stray[0].card.name}*",
+            command=f"fuser -v {device_paths(card.card for card in stray[:_NAMED])}",
         )
     for resource in state.resources:
         for device in state.withheld(resource):

@@ -9,6 +9,7 @@ often set right minutes after the start. `AgentState.wall` makes times of day of
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -192,6 +193,27 @@ class TlsState:
     """Why the files that are there now are refused; None if they are not."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """How a person runs `npu-agent` as this agent was started."""
+
+    pod: str = ""
+    """The agent's Pod, ``namespace/name``; empty: it runs in none."""
+    config_file: str = ""
+    """Empty: it has none."""
+    host_root: str = "/"
+
+    def command(self, *words: str) -> str:
+        """The command line for a reader who has kubectl, or for the host that the agent runs on."""
+        if words[0] == "doctor" and self.config_file:
+            words = (*words, f"--config-file={self.config_file}")
+        if self.host_root != "/" and words[0] in ("doctor", "info"):
+            words = (*words, f"--host-root={self.host_root}")
+        namespace, _, pod = self.pod.partition("/")
+        where = ("kubectl", "-n", namespace, "exec", pod, "--") if pod else ()
+        return shlex.join((*where, "npu-agent", *words))
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
     """The state of the agent and its node. Its counters may go on counting."""
@@ -201,6 +223,7 @@ class AgentState:
     """This Node's name, if known."""
     hostname: str
     """The Node's name, else the host's."""
+    invocation: Invocation = field(default_factory=Invocation)
     started_at: float
     now: float
     """By the wall clock: `time.time`."""
@@ -226,6 +249,10 @@ class AgentState:
     """The cordoned cards and the reasons, by ID."""
     held_by: Mapping[str, str] = field(default_factory=dict)
     """The possible holders of cordoned cards, by ID; free cards are left out."""
+    expected_cards: int | None = None
+    """The config's health.expectedCards."""
+    recorded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The cards that the record of the agent before this one has: their identities by ID."""
     cordons_lost: Mapping[str, str] = field(default_factory=dict)
     """Names in the Node's annotation that match no card here, with the reasons."""
     cordons_wrong: tuple[Trouble, ...] = ()

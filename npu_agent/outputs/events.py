@@ -9,26 +9,30 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.advice import TRENDS, advice, plain_reason
+from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
 from npu_agent.core.changes import ChangeKind, card_changes, news, trend_changes
 from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
+from npu_agent.text import listed
 from npu_agent.ticks import stamp
 
 log = logger(__name__)
 
 NAMESPACE = "default"
 COMPONENT = "npu-agent"
+_NAMED = 4
+"""The most Pods that a message names."""
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
 
@@ -58,14 +62,16 @@ class Event:
     message: str
     """For people. Two Events with the same words are one that repeats."""
     warning: bool
+    pods: tuple[str, ...] = ()
+    """Those that use the card, ``namespace/pod``."""
 
 
 _NO_TRENDS = Trends()
 _CARD_EVENTS = {
-    ChangeKind.REMOVED: ("NPURemoved", "{card} is gone", True),
+    ChangeKind.REMOVED: ("NPURemoved", "{card} is gone{used}: {gone}", True),
     ChangeKind.EXCHANGED: ("NPUExchanged", "{card} replaced {before}: {title}", False),
     ChangeKind.ADDED: ("NPUAdded", "{card} was added: {title}", False),
-    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}: {remedy}", True),
+    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}{used}: {remedy}", True),
     ChangeKind.RECOVERED: ("NPURecovered", "{card} has recovered: {reason}", False),
 }
 """For each change of a card that is an Event: its reason, its message, and whether it warns."""
@@ -81,8 +87,16 @@ _TREND_EVENTS = {
 """For each thing that lasts: the reason of the Event of its beginning, and of its end."""
 
 
-def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) -> Iterator[Event]:
-    """Yields Events for changes of cards between two Snapshots, with these `trends`."""
+def card_events(
+    before: Snapshot,
+    after: Snapshot,
+    trends: Trends = _NO_TRENDS,
+    usages: Collection[Usage] = (),
+) -> Iterator[Event]:
+    """Yields Events for changes of cards between two Snapshots, with these `trends`.
+
+    `usages` are also those of cards that have just left.
+    """
     for change in news(card_changes(before, after), trends):
         if change.kind in _CARD_EVENTS:
             reason, message, warning = _CARD_EVENTS[change.kind]
@@ -93,8 +107,10 @@ def card_events(before: Snapshot, after: Snapshot, trends: Trends = _NO_TRENDS) 
                 title=state.card.title,
                 reason=plain_reason(state.health),
                 remedy=advice(state.health.cause).remedy,
+                used=_used(pods := _pods(state, usages)),
+                gone=GONE,
             )
-            yield Event(reason=reason, message=message, warning=warning)
+            yield Event(reason=reason, message=message, warning=warning, pods=pods)
 
 
 def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
@@ -105,12 +121,14 @@ def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
         yield Event(reason=what, message=f"{name} ({id_}) {words}", warning=False)
 
 
-def trend_events(before: Trends, after: Trends) -> Iterator[Event]:
+def trend_events(before: Trends, after: Trends, usages: Collection[Usage] = ()) -> Iterator[Event]:
     for one in trend_changes(before, after):
         began, ended = _TREND_EVENTS[one.kind]
+        pods = _pods(one.trend.card, usages)
         message = f"{_named(one.trend.card)} {one.text}"
-        message += f": {TRENDS[one.kind].remedy}" if one.began else ""
-        yield Event(reason=began if one.began else ended, message=message, warning=one.began)
+        message += f"{_used(pods)}: {TRENDS[one.kind].remedy}" if one.began else ""
+        reason = began if one.began else ended
+        yield Event(reason=reason, message=message, warning=one.began, pods=pods)
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
@@ -123,6 +141,14 @@ def driver_events(before: SessionStatus, after: SessionStatus) -> Iterator[Event
     if after.phase is SessionPhase.BLOCKED and after.reason != before.reason:
         message = f"the DRA driver {after.resource} does not serve: {after.reason}"
         yield Event(reason="DRANotServed", message=message, warning=True)
+
+
+def _pods(card: CardState, usages: Iterable[Usage]) -> tuple[str, ...]:
+    return tuple(sorted({one.assignment.pod_name for one in usages if one.card_id == card.id}))
+
+
+def _used(pods: tuple[str, ...]) -> str:
+    return f"; in use by {listed(pods, _NAMED)}" if pods else ""
 
 
 def _named(state: CardState) -> str:
@@ -148,6 +174,7 @@ class Sources:
     """The feeds whose changes are reported."""
 
     snapshots: Feed[Snapshot]
+    usages: Feed[tuple[Usage, ...]]
     trends: Feed[Trends]
     configs: Feed[ConfigState]
     cordons: Feed[Cordons]
@@ -194,15 +221,23 @@ class Events:
     async def _follow(self) -> None:
         snapshot, trends = Snapshot(), Trends()
         config, cordons = self._sources.configs.value, Cordons()
+        usages: tuple[Usage, ...] = ()
         drivers = {
             feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
             for feed in self._sources.drivers
         }
-        cards = (self._sources.snapshots, self._sources.trends, self._sources.cordons)
+        cards = (
+            *(self._sources.snapshots, self._sources.usages),
+            *(self._sources.trends, self._sources.cordons),
+        )
         async for _ in changes_of(*cards, self._sources.configs, *self._sources.drivers):
+            # A card that left has no usages any more.
+            known = {*usages, *self._sources.usages.value}
             happened = [
-                *card_events(snapshot, self._sources.snapshots.value, self._sources.trends.value),
-                *trend_events(trends, self._sources.trends.value),
+                *card_events(
+                    snapshot, self._sources.snapshots.value, self._sources.trends.value, known
+                ),
+                *trend_events(trends, self._sources.trends.value, known),
                 *config_events(config, self._sources.configs.value),
                 *cordon_events(cordons, self._sources.cordons.value),
                 *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
@@ -213,7 +248,13 @@ class Events:
                 for feed, before in drivers.items()
             }
             snapshot, trends = self._sources.snapshots.value, self._sources.trends.value
+            usages = self._sources.usages.value
             config, cordons = self._sources.configs.value, self._sources.cordons.value
+            for event in happened:
+                if event.warning and event.pods:
+                    log.warning(
+                        "Pods use a card that fails", event=event.reason, pods=", ".join(event.pods)
+                    )
             for event in happened if self._wanted.value else ():
                 self._add(event)
 

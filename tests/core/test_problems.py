@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
+from npu_agent.core.ledger import Usage, keys_of
 from npu_agent.core.problems import Note, is_hot, notes, problems, unready
 from npu_agent.core.state import (
     AgentState,
@@ -272,9 +273,13 @@ def test_each_cause_has_plain_words_a_remedy_and_its_steps(
     assert remedy in note.remedy
     assert "Pods" not in note.remedy, "nobody holds it"
     assert note.runbook == runbook
+    well = note
     scene.holdings = Holdings(assignments=(held(card, "yolo"),))
     (note,) = problems(scene.state())
-    assert note.remedy.startswith("delete the Pods that hold it")
+    assert note.command == well.command, "it would restore the card; a Pod that is lost is lost"
+    assert note.remedy.startswith(well.remedy)
+    assert note.last_command == "kubectl delete pod -n default yolo"
+    assert note.remedy.endswith(": a Pod without a controller does not come back")
 
 
 def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
@@ -342,6 +347,11 @@ def test_one_cause_of_every_card_is_one_entry_that_names_the_host(
     assert note.text.endswith(f": {shared}")
     assert len(note.cards) == 64
     assert note.since == min(card.health.since for card in scene.cards)
+    scene.holdings = Holdings(assignments=tuple(held(card, card.id) for card in scene.cards[:21]))
+    (note,) = problems(scene.state())
+    assert note.command == "kubectl cordon node-7"
+    assert note.remedy.startswith("cordon the Node, so that new Pods go to other Nodes")
+    assert not note.last_command, "no other card of this Node would take them"
 
 
 def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
@@ -353,11 +363,12 @@ def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
 
 
 def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
-    cards = at(0), at(1)
+    cards = at(0), at(1), state(index=2, uuid="U2", id_="U2")
     pods = held(cards[0], "a"), held(cards[0], "b;rm", namespace="ml"), held(cards[1], "c")
     (note,) = problems(Scene(cards=cards, holdings=Holdings(assignments=pods)).state())
     assert note.pods == ("default/a", "ml/b;rm", "default/c")
-    assert note.command == ("kubectl delete pod -n default a c && kubectl delete pod -n ml 'b;rm'")
+    deletes = "kubectl delete pod -n default a c && kubectl delete pod -n ml 'b;rm'"
+    assert note.last_command == deletes
     assert "in use by default/a, ml/b;rm, default/c" in note.text
 
 
@@ -370,6 +381,10 @@ def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
     (note,) = problems(scene.state())
     assert (note.short, note.severity, note.pods) == ("npu3 is gone", "critical", ("default/yolo",))
     assert note.since == now - 30
+    assert note.command == "lspci"
+    assert note.remedy.endswith(
+        "the Pods that hold it: a Pod without a controller does not come back"
+    )
 
 
 def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
@@ -461,7 +476,7 @@ def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
     for scene in (Scene(cards=(card,)), away):
         (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it comes and goes").state())
         assert note.text == "npu0 is flapping: it comes and goes, repeatedly"
-        assert note.command == "npu-agent cordon npu0 --reason flapping"
+        assert note.command == "kubectl npu cordon node-7 npu0 --reason flapping"
         assert note.cards == tuple(one.id for one in scene.cards), "those that are here"
         assert note.since == pytest.approx(now - 60, abs=1)
 
@@ -482,6 +497,49 @@ def test_a_card_that_was_exchanged_is_not_gone() -> None:
     scene = Scene(cards=(new,), timeline=Timeline().left([old], [new], time.monotonic()))
     assert scene.state().timeline.gone
     assert texts(scene) == noted(scene) == []
+
+
+def test_a_pod_whose_card_was_replaced_is_a_problem_and_the_next_one_is_not() -> None:
+    old = state(index=3, uuid="OLD", id_="OLD", pci_bus_id="0000:03:00.0")
+    new = state(index=3, uuid="NEW", id_="NEW", pci_bus_id="0000:03:00.0")
+    scene = Scene(cards=(new,))
+    # The ledger knows the slot by which the ID was given out.
+    kept = Usage("NEW", new.card.all_cores, held(old, "yolo"))
+    (note,) = problems(replace(scene.state(), usages=(kept,)))
+    assert note.text == "default/yolo holds a card that was replaced: npu3 is another one now"
+    assert note.command == "kubectl delete pod -n default yolo"
+    scene.holdings = Holdings(assignments=(held(new, "yolo"),))
+    assert texts(scene) == []
+    by_claim = Scene(cards=(new,), dra=(driver(claim("c", old)),))
+    assert "ml/c-pod holds a card that was replaced: npu3 is another one now" in texts(by_claim)
+    assert texts(Scene(cards=(new,), dra=(driver(claim("c", new)),))) == []
+
+
+def test_a_card_that_the_agent_before_had_is_missed() -> None:
+    here = state(index=0, uuid="A", id_="A", pci_bus_id="0000:01:00.0")
+    lost = state(index=6, uuid="B", id_="B", pci_bus_id="0000:85:00.0")
+    scene = Scene(cards=(here,), recorded={"A": keys_of(here.card), "B": keys_of(lost.card)})
+    text = "B (0000:85:00.0) was here before the restart of the agent, and is gone"
+    assert texts(scene) == [text]
+    scene.started -= 6 * 3600
+    assert texts(scene) == []
+    assert noted(scene) == ["B (0000:85:00.0): here before the restart of the agent, and gone"]
+    scene.complete = False
+    assert noted(scene) == [], "it may be found yet"
+    # In another slot, or another card in its slot, it is not missed.
+    moved = state(index=6, uuid="B", id_="B", pci_bus_id="0000:86:00.0")
+    other = state(index=6, uuid="C", id_="C", pci_bus_id="0000:85:00.0")
+    for card in (moved, other):
+        assert texts(Scene(cards=(here, card), recorded=scene.recorded)) == []
+
+
+def test_fewer_cards_than_the_config_expects_are_one_problem() -> None:
+    card, left = state(index=0, uuid="A", id_="A"), state(index=1, uuid="B", id_="B")
+    expecting = Scene(cards=(card,), expected_cards=3)
+    assert texts(expecting) == ["1 of 3 cards are here: health.expectedCards is 3"]
+    assert texts(replace(expecting, expected_cards=1)) == []
+    gone = Timeline().left([left], [card], time.monotonic())
+    assert len(texts(replace(expecting, timeline=gone, expected_cards=2))) == 1, "it is named"
 
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0, 315e6, -315e6])
@@ -508,10 +566,13 @@ def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
 def test_a_card_that_works_for_no_pod_is_noted() -> None:
     busy = read(state(), load=80)
     (note,) = notes(Scene(cards=(busy,)).state())
-    assert (note.text, note.severity) == ("npu0 works for no Pod: 81 % on the busiest core", "info")
+    assert (note.text, note.severity) == (
+        "npu0 is busy without a Pod: 81 % on the busiest core",
+        "info",
+    )
     assert "fuser" in note.command
     made_up = replace(busy, card=replace(busy.card, simulated=True))
-    assert not any("no Pod" in text for text in noted(Scene(cards=(made_up,))))
+    assert not any("without a Pod" in text for text in noted(Scene(cards=(made_up,))))
     holds = Holdings(assignments=(held(busy, "yolo"),))
     assert noted(Scene(cards=(busy,), holdings=holds)) == []
     assert noted(Scene(cards=(read(state(), load=18),))) == []

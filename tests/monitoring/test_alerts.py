@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from npu_agent.core.advice import ADVICE
 from tests.monitoring.helpers import (
     DASHBOARDS,
     PAGE,
@@ -62,6 +63,12 @@ def test_each_alert_tells_what_to_do(alert: str) -> None:
     assert section.startswith(f"\n*{rule['labels']['severity']}"), "its severity comes first"
     parts = re.findall(r"^- \*\*(\w+)\*\*: ", section, re.MULTILINE)
     assert parts == ["Meaning", "Impact", "Check", "Fix"]
+
+
+def test_the_alert_of_a_card_has_the_words_of_the_status_page_for_its_reason() -> None:
+    description = ALERTS["NpuCardUnhealthy"]["annotations"]["description"]
+    for cause, words in ADVICE.items():
+        assert re.search(rf'if eq \. "{cause.value}" }}}}{words.means}\b', description), cause
 
 
 def test_rules_ask_for_series_that_there_are() -> None:

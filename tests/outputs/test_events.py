@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.advice import TRENDS, advice
+from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
-from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
@@ -91,9 +92,26 @@ def test_a_card_dies_and_comes_back() -> None:
     )
 
 
+def used(index: int, pod: str) -> Usage:
+    assignment = Assignment("ml", pod, "main", "furiosa.ai/warboy", f"UUID-{index}")
+    return Usage(f"UUID-{index}", CoreRange(0, 1), assignment)
+
+
+def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
+    pods = (used(0, "b"), used(0, "a"), used(1, "other"))
+    (died,) = card_events(snapshot(card(0)), snapshot(dead(0)), usages=pods)
+    assert "alive says 0; in use by ml/a, ml/b: " in died.message
+    (left,) = card_events(snapshot(card(0)), snapshot(), usages=pods)
+    assert "is gone; in use by ml/a, ml/b: " in left.message
+    trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
+    (hot,) = trend_events(Trends(), Trends({(TrendKind.HOT, "UUID-0"): trend}), pods)
+    assert "above 90 °C; in use by ml/a, ml/b: " in hot.message
+    assert {event.pods for event in (died, left, hot)} == {("ml/a", "ml/b")}
+
+
 def test_cards_come_and_go() -> None:
     both, one = snapshot(card(0), card(1)), snapshot(card(0))
-    assert shown(both, one) == [("NPURemoved", "npu1 (UUID-1, 0000:01:00.0) is gone")]
+    assert shown(both, one) == [("NPURemoved", f"npu1 (UUID-1, 0000:01:00.0) is gone: {GONE}")]
     assert shown(one, both) == [
         ("NPUAdded", "npu1 (UUID-1, 0000:01:00.0) was added: FuriosaAI Warboy")
     ]
@@ -204,6 +222,7 @@ class Room:
     wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
     driver: Feed[SessionStatus] = field(default_factory=lambda: Feed(driver()))
     cordons: Feed[Cordons] = field(default_factory=lambda: Feed(Cordons()))
+    usages: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
 
     @asynccontextmanager
     async def running(
@@ -214,6 +233,7 @@ class Room:
             node_name=node_name,
             sources=Sources(
                 snapshots=self.snapshots,
+                usages=self.usages,
                 trends=Feed(Trends()),
                 configs=self.configs,
                 cordons=self.cordons,
@@ -423,3 +443,20 @@ async def test_a_long_message_is_cut(room: Room) -> None:
         (event,) = room.server.objects.values()
         assert len(event["message"]) == 1024
         assert event["message"].endswith("...")
+
+
+async def test_a_card_that_leaves_still_names_its_pod_and_the_log_does_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    async with room.running():
+        room.usages.publish((used(1, "train-0"),))
+        room.configs.publish(config("bad"))
+        await room.server.reached(1)  # so the Events have seen the Pod
+        room.usages.publish(())  # its card is not there any more
+        room.snapshots.publish(snapshot(card(0)))
+        await room.server.reached(2)
+    _, event = room.server.objects.values()
+    assert "is gone; in use by ml/train-0: " in event["message"]
+    (record,) = [one for one in caplog.records if one.message == "Pods use a card that fails"]
+    assert "ml/train-0" in str(record.__dict__)

@@ -45,6 +45,7 @@ _HELP = {
     "node_condition": "Whether the condition of the Node is True: 1 or 0.",
     "node_condition_written": "Whether the condition of the Node could be written: 1 or 0.",
     "node_maintenance": "Whether the Node is marked as under maintenance: 1 or 0.",
+    "cards_expected": "The cards that the node should have: health.expectedCards.",
     "card_cordoned": "Whether a person has taken the card out of service: 1 or 0.",
     "card_degraded": "A working card that is degraded, by cause; always 1.",
     "events_total": "Events about the Node, by result.",
@@ -97,6 +98,8 @@ def _agent(state: AgentState) -> Iterator[Named]:
             yield "node_condition", labels, condition.status
         yield "node_condition_written", labels, condition.error is None
     yield "node_maintenance", "", bool(state.maintenance)
+    if state.expected_cards is not None:
+        yield "cards_expected", "", state.expected_cards
     if state.tls is not None:
         expires_at = state.tls.expires_at
         if expires_at is not None:

@@ -169,7 +169,8 @@ def _to_do(note: Note, number: int) -> str:
     if note.runbook:
         words = say("Steps" if remedy else "What to do")
         steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
-    command = f'<code class="command">{m.text(note.command)}</code>' if note.command else ""
+    commands = filter(None, (note.command, note.last_command))
+    command = "".join(f'<code class="command">{m.text(command)}</code>' for command in commands)
     return f'<p class="do">{remedy} {steps}{command}</p>' if remedy or steps or command else ""
 
 

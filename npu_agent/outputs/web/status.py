@@ -11,7 +11,17 @@ from npu_agent.core.ledger import Assignment, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, SessionStatus
 
-_NOTE = ("subject", "severity", "text", "card", "remedy", "command", "runbook", "unready")
+_NOTE = (
+    "subject",
+    "severity",
+    "text",
+    "card",
+    "remedy",
+    "command",
+    "last_command",
+    "runbook",
+    "unready",
+)
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
@@ -38,6 +48,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
             {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
             for one in state.timeline.entries(state.monotonic)
         ],
+        "expected_cards": state.expected_cards,
         "not_served": [_pick(one, "entry", "reason") for one in state.snapshot.skipped],
         "assignments": {
             "missing": [_holder(gone, cores=None) for gone in state.gone],

@@ -194,5 +194,7 @@ def liveness(raw: bytes | None) -> bool | None:
     said = raw.strip()
     if said in (b"0", b"1"):
         return said == b"1"
-    shown = quoted_json(said[:20].decode("latin-1"))
+    if not (said.isascii() and said.decode("ascii").isprintable()):
+        raise ValueError(f"neither 0 nor 1 but binary data ({len(said)} bytes)")
+    shown = quoted_json(said[:20].decode("ascii"))
     raise ValueError(f"neither 0 nor 1 but {shown}{'...' if len(said) > 20 else ''}")

@@ -98,6 +98,7 @@ def page(found: Snapshot, schema: str, *, openmetrics: bool) -> str:
             dra=(_driver((shared,)),),
             cordons={third.id: "swap fan"},
             trends=at_one_moment(found),
+            expected_cards=3,
             condition=ConditionState(type="example.com/Ready", status=True),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),

@@ -29,6 +29,7 @@ from npu_agent.core.state import (
     AgentState,
     ConfigState,
     DraState,
+    Invocation,
     LabelState,
     ResourceState,
     SessionPhase,
@@ -51,6 +52,11 @@ from tests.outputs.helpers import DRIVER, RESOURCE, claim, holdings
 from tests.until import first
 
 LIMITS = Limits()
+IN_ITS_POD = Invocation(
+    pod="kube-system/npu-agent-x7k2p",
+    config_file="/etc/npu-agent/config.yaml",
+    host_root="/host",
+)
 PROMETHEUS = b"# TYPE furiosa_npu_alive gauge\n" + b"".join(
     f'furiosa_npu_alive{{device="npu{number}"}} 1\n'.encode() for number in range(50)
 )
@@ -140,6 +146,9 @@ class Scene:
     labels: LabelState | None = None
     dra: tuple[DraState, ...] = ()
     node: str | None = "node-7"
+    invocation: Invocation = IN_ITS_POD
+    expected_cards: int | None = None
+    recorded: dict[str, frozenset[str]] = field(default_factory=dict)
     version: str = "1.2.3"
     started: float = field(default_factory=lambda: time.monotonic() - 7_300)
     timeline: Timeline = field(default_factory=Timeline)
@@ -184,6 +193,9 @@ class Scene:
             version=self.version,
             node=self.node,
             hostname=self.node or "a-host",
+            invocation=self.invocation,
+            expected_cards=self.expected_cards,
+            recorded=self.recorded,
             started_at=self.started,
             now=time.time() + self.jump,
             monotonic=time.monotonic(),

@@ -79,8 +79,11 @@ def test_the_drivers_error_file() -> None:
 
 
 def test_liveness_of_another_word_is_refused_with_a_short_reason() -> None:
-    with pytest.raises(ValueError, match=r'^neither 0 nor 1 but "ÿxxx.{,80}$'):
-        parse.liveness(b"\xff" + b"x" * 4000)
+    with pytest.raises(ValueError, match=r'^neither 0 nor 1 but "xxx.{,80}$'):
+        parse.liveness(b"x" * 4000)
+    for binary in (b"\xff" + b"x" * 19, b"\x00" * 20):
+        with pytest.raises(ValueError, match=r"^neither 0 nor 1 but binary data \(20 bytes\)$"):
+            parse.liveness(binary)
 
 
 # Figures of cores.
