@@ -19,8 +19,8 @@ KINDS: dict[str, type[Object]] = {
     each.name: get_args(each.type)[0] for each in fields(Cluster) if each.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
-_OF_DRA = ("claims", "templates", "slices", "classes", "taint_rules")
-"""What Kubernetes 1.33 and earlier does not have."""
+_EVERYWHERE = ("nodes", "pods")
+"""What every API server has; Kubernetes 1.33 and earlier has no DRA."""
 _NAMESPACED = ("pods", "claims", "templates")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 """Selects the Pods that hold something, or will: those that have ended may be many."""
@@ -70,7 +70,7 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
                 refused[KINDS[kind].__name__] = error.what
             elif error.kind is not Kind.NOT_FOUND:
                 raise
-            elif kind not in _OF_DRA:  # every API server has the others
+            elif kind in _EVERYWHERE:
                 raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
             return ()
 

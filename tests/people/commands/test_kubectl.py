@@ -54,6 +54,8 @@ class Cluster:
     objects: dict[str, list[Object]] = field(default_factory=dict)
     forbidden: set[str] = field(default_factory=set)
     """Paths that the user may not read."""
+    missing: set[str] = field(default_factory=set)
+    """Paths that the server does not have."""
     busy: int = 0
     """How often it has too much to do."""
     token: bool = False
@@ -71,6 +73,8 @@ class Cluster:
         path = request.path
         if path in self.forbidden or ("proxy" in path and "proxy" in self.forbidden):
             return await status(403, "pods is forbidden: User cannot list")(request)
+        if path in self.missing:
+            return await status(404, "404 page not found")(request)
         if self.busy:
             self.busy -= 1
             return await status(429, "too many requests", Retry_After="0")(request)
@@ -318,6 +322,20 @@ async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: 
 async def test_a_cluster_without_dra_and_without_the_agent(cluster: Cluster) -> None:
     cluster.objects = {"/api/v1/nodes": [{"metadata": {"name": "plain"}}]}
     assert await shown() == "no NPUs found"
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("pods", "-A"), ("top", "-A"), ("why", "p0"), ("node", "n1")]
+)
+async def test_a_server_that_has_nothing_is_no_empty_cluster(
+    cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    cluster.missing = {*_KINDS, "/api/v1/namespaces/default/pods"}
+    with pytest.raises(ApiError, match="check that this is a Kubernetes API server"):
+        await shown(*words)
+    cluster.missing = {path for path in _KINDS if path.startswith(_DRA)}
+    if words[:1] != ("why",):
+        assert "n2" in await shown(*words) or words[:1] == ("node",)
 
 
 async def test_selectors_names_and_impersonation(cluster: Cluster) -> None:
