@@ -44,7 +44,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
             await asyncio.sleep(10)
             memory = f"{agent.memory() / 1024:.1f} MiB"
             what = f"resident memory, 8 RNGD, {'DRA' if dra else 'device plugin'}"
-            yield Figure(what, memory, "48 to 56 MiB")
+            yield Figure(what, memory, "at most 80 MiB")
 
 
 async def _spent(agent: Agent, seconds: float, how: str, target: str) -> Figure:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import npu_agent
 from npu_agent.cli.main import main
-from npu_agent.kube import serviceaccount
+from npu_agent.kube import credentials
 
 PACKAGE = Path(npu_agent.__file__).parent
 COUNTED = "counted.json"
@@ -28,7 +28,7 @@ def _count(*_: object) -> None:
         "objects": len(gc.get_objects()),
         "lines": sum(len(file.read_text().splitlines()) for file in _loaded()),
     }
-    new = serviceaccount.DIRECTORY.with_name(f"{COUNTED}.new")
+    new = credentials.DIRECTORY.with_name(f"{COUNTED}.new")
     new.write_text(json.dumps(counted))
     new.replace(new.with_name(COUNTED))
 
@@ -42,6 +42,6 @@ def _loaded() -> list[Path]:
 
 if __name__ == "__main__":
     os.environ.pop("SSL_CERT_FILE", None)  # which a developer's shell may have, and no Pod
-    serviceaccount.DIRECTORY = Path(sys.argv.pop(1))
+    credentials.DIRECTORY = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, _count)
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from bench.apiserver import Node, node
@@ -182,6 +183,17 @@ def program(
         popen.wait()
 
 
+@cache
+def _compile() -> None:
+    """Compiles what the agent loads, as it is in the image: else each start would."""
+    loads = (
+        "import npu_agent.agent, npu_agent.cli.main, npu_agent.cli.run, yaml, "
+        "npu_agent.outputs.web.connections, kubernetes_asyncio.config"
+    )
+    environment = {**os.environ, **IMAGE, "PYTHONDONTWRITEBYTECODE": ""}
+    subprocess.run([sys.executable, "-c", loads], env=environment, check=True)
+
+
 @asynccontextmanager
 async def running(
     cards: str,
@@ -204,6 +216,7 @@ async def running(
         log: where it logs to.
         prepare: makes what has to be so in the directory of all this before anybody starts.
     """
+    await asyncio.to_thread(_compile)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
         root, plugins, file = directory / "host", directory / "plugins", directory / "config.yaml"

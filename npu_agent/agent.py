@@ -23,13 +23,20 @@ from npu_agent.core.condition import maintenance
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
-from npu_agent.core.state import AgentState, DraState, Invocation, ResourceState, stale_after
+from npu_agent.core.state import (
+    AgentState,
+    DraState,
+    Invocation,
+    ResourceState,
+    SessionPhase,
+    stale_after,
+)
 from npu_agent.core.trends import degraded
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
-from npu_agent.feed import Feed
+from npu_agent.feed import Feed, changes_of
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kube import Api, serviceaccount
+from npu_agent.kube import Api, credentials
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.cordons import CordonStore
@@ -94,6 +101,8 @@ class Timing:
     drivers: driver.Timing = field(default_factory=driver.Timing)
 
 
+_KUBELET_FIRST = 1.0
+"""Seconds, at most, that the API server is asked later for the kubelet's sake."""
 _JUMP = 0.1
 """Seconds that the wall clock has to jump before pages and metrics follow: less is the time between
 two clock reads."""
@@ -165,7 +174,7 @@ class Agent:
             pod=host.pod, config_file=str(config_file or ""), host_root=str(host_root)
         )
         self._hostname = node_name or platform.node()
-        self._api = api or Api()
+        self._api = api or Api(after=self._kubelet_first)
         self.dra_support = SupportWatch(
             self._api,
             node_name,
@@ -410,6 +419,18 @@ class Agent:
         if self.certificates:
             yield "certificates", self.certificates.run
 
+    async def _kubelet_first(self) -> None:
+        """Waits until the kubelet has our devices, or needs the API server for them; a second."""
+        drivers = [driver.status for driver in self.drivers]
+        sessions = [session.status for session in self.sessions]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KUBELET_FIRST):
+                async for _ in changes_of(*drivers, *sessions):
+                    if any(one.value.phase is SessionPhase.REGISTERED for one in sessions):
+                        return
+                    if any(one.value.phase is not SessionPhase.NO_CARDS for one in drivers):
+                        return
+
     async def _follow_log(self) -> None:
         applied = self._log_settings.value
         async for wanted in self._log_settings.watch():
@@ -611,7 +632,7 @@ async def run(
     )
     if host.simulation:
         log.warning("the cards are simulated: containers get /dev/null in place of device nodes")
-    serviceaccount.trust_only_the_cluster()
+    credentials.trust_only_the_cluster()
     agent = Agent(effective, host, config_file=config_file)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ from npu_agent.core.vendor_spec import label_sets
 from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
+from npu_agent.kube.credentials import at as credentials_at
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
@@ -255,9 +256,9 @@ async def main() -> None:
     """Does what each line of the input says: ``{"do": "start", "of": [0, 100], "spread": 5}``."""
     given = json.loads(sys.argv[1])
     logging.disable(logging.CRITICAL)
-    credentials = Credentials(
-        server=given["server"], source="bench", authorization=given["login"], ca=given["ca"]
-    )
+    credentials = credentials_at(given["server"], "bench")
+    credentials.configuration.api_key["BearerToken"] = given["login"]
+    credentials.configuration.ssl_ca_cert = given["ca"]
     fleet = Fleet(given["names"], credentials)
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()

@@ -340,7 +340,7 @@ def _verify(parser: Parser) -> None:
 
 
 def _add_npu(parser: Parser, *, reason: bool) -> None:
-    parser.set_defaults(login=None)
+    parser.set_defaults(kubectl=None)
     parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
     node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
     parser.add_argument("--node", metavar="NAME", help=node)

@@ -1,30 +1,21 @@
-"""The API client: a deadline for every call, typed answers, and one kind of error.
-
-Plain aiohttp, as importing any of kubernetes_asyncio takes 37 MB and half a second.
-"""
+"""The API client: kubernetes_asyncio's, with deadlines, bounded typed answers and one error."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
-import math
-import os
-import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from npu_agent import __version__
 from npu_agent.core.state import ApiState
-from npu_agent.kube import errors, serviceaccount
-from npu_agent.kube.credentials import Credentials, CredentialsError, tls_context
+from npu_agent.kube import credentials, errors
+from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.request import METADATA, Request
 from npu_agent.logs import logger
@@ -33,9 +24,7 @@ from npu_agent.threads import DaemonThread
 from npu_agent.typedjson import InvalidJsonError, decode
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from aiohttp import ClientResponse, ClientSession
+    from aiohttp import ClientResponse
 
 log = logger(__name__)
 
@@ -58,9 +47,8 @@ class Timing:
 
     deadline: float = 10.0
     """Deadline of a call without its own, including connecting and queueing."""
-    reread: float = 60.0
-    """Until the token is read again, as in client-go: the kubelet replaces it long before it
-    expires."""
+    silence: int = 30
+    """Until a watch whose peer does not acknowledge a probe of the kernel's counts as broken."""
     close: float = 0.3
     """Longest time to close the connections."""
 
@@ -77,13 +65,69 @@ class _Object(msgspec.Struct, frozen=True):
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Login:
-    """The credentials that were read last."""
+class _Connection:
+    """The library's client with one set of credentials; a stale one ends with its last call."""
 
-    credentials: Credentials
-    tls: ssl.SSLContext
-    until: float
+    def __init__(self, found: Credentials, timing: Timing) -> None:
+        """Raises OSError: a file with a certificate or key is missing or damaged."""
+        from aiohttp import ClientSession, UnixConnector
+        from kubernetes_asyncio.client import ApiClient
+
+        self.credentials = found
+        self.stale = False
+        """Whether the next call should have another one: the credentials may have changed."""
+        self._timing = timing
+        self.calls = 0
+        self._client = ApiClient(found.configuration)
+        self._client.user_agent = USER_AGENT
+        rest = self._client.rest_client
+        connector = rest.pool_manager.connector
+        if found.socket:
+            connector = UnixConnector(str(found.socket))
+        # The library's own session has `trust_env`: with a line for this server in ~/.netrc, which
+        # kubectl does not read either, every call would fail.
+        rest.pool_manager.detach()
+        rest.pool_manager = ClientSession(connector=connector)
+
+    @contextlib.asynccontextmanager
+    async def sent(self, request: Request[Any], node: str | None) -> AsyncIterator[ClientResponse]:
+        """Sends a request; yields its answer. `node`: as whom; None: as the account."""
+        self.calls += 1
+        try:
+            async with await self._send(request, node) as response:
+                yield response
+        finally:
+            self.calls -= 1
+            if self.stale and not self.calls:
+                await self.close()
+
+    async def close(self) -> None:
+        """Closes it, in `close` seconds; a call under way fails."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.close):
+                await self._client.close()
+
+    async def _send(self, request: Request[Any], node: str | None) -> ClientResponse:
+        form = f";as={METADATA};g=meta.k8s.io;v=v1" if request.metadata_only else ""
+        headers = {"Accept": f"application/json{form}", "Content-Type": "application/json"}
+        query = dict(request.query)
+        if request.verb == "apply":
+            headers["Content-Type"] = "application/apply-patch+yaml"
+            query = {"fieldManager": request.manager or FIELD_MANAGER, "force": "true"}
+        elif request.verb == "patch":
+            headers["Content-Type"] = "application/merge-patch+json"
+        if node:
+            headers["Impersonate-User"] = f"system:node:{node}"
+        response: ClientResponse = await self._client.call_api(
+            request.path,
+            _METHODS.get(request.verb, "GET"),
+            query_params=query,
+            header_params=headers,
+            body=request.body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+        )
+        return response
 
 
 class Api:
@@ -98,20 +142,26 @@ class Api:
     """
 
     def __init__(
-        self, login: Callable[[], Credentials] | None = None, *, timing: Timing | None = None
+        self,
+        login: Callable[[], Credentials] | None = None,
+        *,
+        after: Callable[[], Awaitable[None]] | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """Does nothing yet.
 
-        `login` gives the credentials: it may block, and is called again when they have expired.
-        None: the Pod's service account, else `from_kubeconfig`.
+        Args:
+            login: gives the credentials, again after each failure; may block. None: the Pod's
+                service account, else the kubeconfig.
+            after: awaited before the library is loaded, which delays the loop here and there.
+            timing: all times.
         """
-        self._log_in = login
+        self._log_in = login or credentials.load
+        self._after = after
         self._timing = timing or Timing()
         self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
-        self._session: ClientSession | None = None
-        self._login: _Login | None = None
-        self._stale = False
+        self._connection: _Connection | None = None
         self.silent: str | None = None
         """Why the last call had no answer at all; None: it had one."""
         self._choosing = asyncio.Lock()
@@ -131,7 +181,7 @@ class Api:
                     # Another server's 401, by the proxy, says nothing of our credentials.
                     if error.kind is not Kind.UNAUTHORIZED or not request.answers:
                         raise
-                # The token was changed on disk, or the login program has to run again.
+                # The token was changed on disk since it was read.
                 return await self._exchange(request)
 
     async def exists(self, request: Request[Any]) -> bool:
@@ -162,6 +212,7 @@ class Api:
             with self._only_api_errors(request, seconds):
                 async with asyncio.timeout(seconds):
                     response, _ = await stack.enter_async_context(self._opened(request))
+            _probe_peer(response, self._timing.silence)
             yield self._events(request, response, silence)
 
     async def _events(
@@ -189,64 +240,67 @@ class Api:
 
     async def close(self) -> None:
         """Closes the connections within 0.3 s; to be called when no call is under way."""
-        session, self._session, self._login = self._session, None, None
-        if session is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.close):
-                    await session.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     @property
     def _credentials(self) -> Credentials | None:
-        return self._login.credentials if self._login else None
+        return self._connection.credentials if self._connection else None
 
     @contextlib.contextmanager
     def _only_api_errors(self, request: Request[Any], seconds: float) -> Iterator[None]:
         """Turns failures of a connection into an ApiError."""
         try:
             yield
+        except ApiError:  # before `_failures`, which would load the library here
+            raise
         except TimeoutError:
-            self._stale = True
             why = f"{errors.server(self._credentials)} has not answered within {seconds:g} s"
             remedy = "check its load, and firewalls and NetworkPolicies on the way"
-            if self._login is None:
+            if self._connection is None:
                 why = f"nothing was sent within {seconds:g} s: the credentials are still being read"
                 remedy = "check for a file system or a login program of the kubeconfig that hangs"
-            found = ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT)
-            self.silent = str(found)
-            raise found from None
+            raise self._failed(
+                ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT)
+            ) from None
         except _failures() as error:
-            self._stale = True
-            found = errors.failed(request, error, self._credentials)
-            self.silent = str(found)
-            raise found from error
+            raise self._failed(errors.failed(request, error, self._credentials)) from error
+
+    def _failed(self, error: ApiError) -> ApiError:
+        """The next call reads the credentials again."""
+        if self._connection:
+            self._connection.stale = True
+        self.silent = str(error)
+        return error
 
     @contextlib.asynccontextmanager
     async def _opened(
         self, request: Request[Any]
     ) -> AsyncIterator[tuple[ClientResponse, Credentials]]:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
-        session, login = await self._connect()
-        node = login.credentials.node if request.reads_of_node else None
-        if node and not await self._may_read_as(node, session, login):
+        connection = await self._connect()
+        node = connection.credentials.node if request.reads_of_node else None
+        if node and not await self._may_read_as(node, connection):
             node = None
-        async with _sent(session, login, request, node) as response:
-            await self._check(request, response, login)
-            yield response, login.credentials
+        async with connection.sent(request, node) as response:
+            await self._check(request, response, connection)
+            yield response, connection.credentials
 
-    async def _check(self, request: Request[Any], response: ClientResponse, login: _Login) -> None:
+    async def _check(
+        self, request: Request[Any], response: ClientResponse, connection: _Connection
+    ) -> None:
         """Raises ApiError unless the answer is a 2xx."""
         status, self.silent = response.status, None
         if 200 <= status < 300:
             return
-        # Unless another call has read them again meanwhile.
-        refused = status == 401 and bool(request.answers)
-        self._stale |= refused and login is self._login
+        connection.stale |= status == 401 and bool(request.answers)
         # Rights were taken or given: the next read finds out which.
         self._doubted |= status == 403 and request.reads_of_node
         body = await _body(response, _LARGEST_ERROR)
-        raise errors.answered(request, status, response.headers, body, login.credentials)
+        raise errors.answered(request, status, response.headers, body, connection.credentials)
 
-    async def _may_read_as(self, node: str, session: ClientSession, login: _Login) -> bool:
+    async def _may_read_as(self, node: str, connection: _Connection) -> bool:
         """Whether it reads as this Node, found out by one read of it; raises ApiError."""
         async with self._choosing:
             if self.reads is None or self._doubted:
@@ -254,8 +308,8 @@ class Api:
                 probe = replace(probe, query={"resourceVersion": "0"})
                 refusal = ""
                 try:
-                    async with _sent(session, login, probe, node) as response:
-                        await self._check(probe, response, login)
+                    async with connection.sent(probe, node) as response:
+                        await self._check(probe, response, connection)
                 except ApiError as error:
                     if error.kind is Kind.FORBIDDEN:
                         refusal = error.what
@@ -280,117 +334,54 @@ class Api:
             )
 
     async def _exchange(self, request: Request[T]) -> T:
-        async with self._opened(request) as (response, credentials):
-            return read_answer(request, await _body(response, request.largest + 1), credentials)
+        async with self._opened(request) as (response, found):
+            return read_answer(request, await _body(response, request.largest + 1), found)
 
-    async def _connect(self) -> tuple[ClientSession, _Login]:
+    async def _connect(self) -> _Connection:
         async with self._connecting:
-            if self._stale or (self._login and self._login.until <= time.monotonic()):
-                self._login, self._stale = None, False
-            if self._login is None:
-                found = await (_on_thread(self._log_in) if self._log_in else _credentials())
-                tls = await _on_thread(partial(_tls, found))
-                until = time.monotonic() + self._timing.reread if found.rotates else math.inf
-                self._login = _Login(found, tls, until)
-            if self._session is None:
-                self._session = _new_session()
-            return self._session, self._login
-
-
-def _tls(credentials: Credentials) -> ssl.SSLContext:
-    importlib.import_module("aiohttp")  # here, as that takes 0.2 to 0.4 s the first time
-    return tls_context(credentials)
-
-
-def _new_session() -> ClientSession:
-    from aiohttp import ClientSession, ClientTimeout
-
-    # Without `trust_env`: a line for this server in ~/.netrc, which kubectl does not read either,
-    # would break every call.
-    return ClientSession(
-        headers={"User-Agent": USER_AGENT},
-        timeout=ClientTimeout(total=None),  # each call and each watch has its own
-    )
+            if self._connection and not self._connection.stale:
+                return self._connection
+            before, self._connection = self._connection, None
+            if before and not before.calls:
+                await before.close()
+            after, self._after = self._after, None
+            if after:
+                await after()
+            # On a thread: files may hang, and the library takes 0.3 s to import the first time.
+            thread = DaemonThread("npu-api")
+            found = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
+            try:
+                self._connection = _Connection(found, self._timing)
+            except OSError as error:
+                raise errors.bad_certificate(error, found) from error
+            return self._connection
 
 
 def _failures() -> tuple[type[Exception], ...]:
     """RuntimeError: aiohttp raises it on a session that was closed."""
     from aiohttp import ClientError
+    from kubernetes_asyncio.config import ConfigException
 
-    return (ClientError, OSError, ValueError, RuntimeError)
-
-
-async def _credentials() -> Credentials:
-    """Returns the service account's credentials in a Pod, else those of the kubeconfig."""
-    if found := await serviceaccount.load() or await _on_thread(from_kubeconfig):
-        return found
-    raise CredentialsError(
-        "no credentials for the API server: there is neither a service account "
-        f"({serviceaccount.DIRECTORY / 'token'}, and KUBERNETES_SERVICE_HOST and _PORT in the "
-        f"environment) nor a kubeconfig ({_paths(None)})",
-        "in a Pod mount its token as k8s/daemonset.yaml does, elsewhere set KUBECONFIG, or set "
-        "labels.output: none, events: false and cordon: false",
-    )
+    return (ClientError, ConfigException, OSError, ValueError, RuntimeError)
 
 
-def from_kubeconfig(given: Path | None = None, context: str | None = None) -> Credentials | None:
-    """Returns a person's credentials: of a file, else $KUBECONFIG, else ~/.kube/config.
+def _probe_peer(response: ClientResponse, seconds: int) -> None:
+    """Has the kernel break a connection whose other end is silent to its probes.
 
-    None: there are none.
-
-    Raises:
-        CredentialsError: they cannot be used.
+    The other end's kernel answers them, so a watch on which nothing happens goes on.
     """
-    expand, paths = os.path.expanduser, _paths(given)
-    if any(os.path.exists(expand(each)) for each in paths.split(os.pathsep) if each):  # noqa: PTH110
-        from npu_agent.kube import kubeconfig
-
-        return kubeconfig.load(paths, context)
-    if given:
-        raise CredentialsError(f"the kubeconfig {given} is missing", "give another one")
-    return None
-
-
-def _paths(given: Path | None) -> str:
-    """Separated by colons."""
-    default = os.path.expanduser("~/.kube/config")  # noqa: PTH111 (Path's raises without a home)
-    return str(given or os.environ.get("KUBECONFIG") or default)
-
-
-async def _on_thread(function: Callable[[], T]) -> T:
-    """Runs a function that may hang, within the call's deadline."""
-    return await asyncio.get_running_loop().run_in_executor(DaemonThread("npu-api"), function)
-
-
-def _sent(
-    session: ClientSession, login: _Login, request: Request[Any], node: str | None
-) -> AbstractAsyncContextManager[ClientResponse]:
-    """`node`: as whom it is asked; None: as the account."""
-    credentials = login.credentials
-    form = f";as={METADATA};g=meta.k8s.io;v=v1" if request.metadata_only else ""
-    headers = {"Accept": f"application/json{form}", "Content-Type": "application/json"}
-    query = dict(request.query)
-    if request.verb == "apply":
-        headers["Content-Type"] = "application/apply-patch+yaml"
-        query = {"fieldManager": request.manager or FIELD_MANAGER, "force": "true"}
-    elif request.verb == "patch":
-        headers["Content-Type"] = "application/merge-patch+json"
-    if credentials.authorization:
-        headers["Authorization"] = credentials.authorization
-    if node:
-        headers["Impersonate-User"] = f"system:node:{node}"
-    return session.request(
-        _METHODS.get(request.verb, "GET"),
-        f"{credentials.server}{request.path}",
-        params=query,
-        headers=[*headers.items(), *credentials.impersonated],
-        data=None if request.body is None else json.dumps(request.body),
-        proxy=credentials.proxy,
-        ssl=login.tls,
-        server_hostname=credentials.server_name,
-        # An API server sends none; what another server fails at would be reported as its failure.
-        allow_redirects=False,
-    )
+    transport = response.connection and response.connection.transport
+    peer = transport and transport.get_extra_info("socket")
+    if not peer or peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):  # it broke meanwhile
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, max(1, seconds // 2)),
+            (socket.TCP_KEEPINTVL, max(1, seconds // 6)),
+            (socket.TCP_USER_TIMEOUT, 1000 * seconds),
+        ):
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _body(response: ClientResponse, most: int) -> bytes:
@@ -402,7 +393,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
     return bytes(body[:most])
 
 
-def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
+def read_answer(request: Request[T], body: bytes, found: Credentials) -> T:
     """Returns the object of an answer; raises ApiError if it is not of the expected kind."""
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
@@ -418,11 +409,11 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
                 except InvalidJsonError as error:
                     raise errors.unusable(request, error) from error
             trouble = f"{one_line(kind)} instead of {request.answers}"
-    what = f"cannot {request}: {credentials.server} answered with {trouble}"
+    what = f"cannot {request}: {found.server} answered with {trouble}"
     raise ApiError(what, errors.IS_IT_KUBERNETES, kind=Kind.GARBAGE)
 
 
-def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
+def read_event(request: Request[Any], line: bytes, found: Credentials | None) -> WatchEvent:
     """Decodes one event of a watch; raises ApiError if the watch failed or it is not an event."""
     try:
         event = decode(line, WatchEvent)
@@ -432,4 +423,4 @@ def read_event(request: Request[Any], line: bytes, credentials: Credentials | No
         return event
     code = event.object.get("code")
     status = code if isinstance(code, int) else 500
-    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), credentials)
+    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), found)

@@ -187,37 +187,42 @@ def answered(
     return ApiError(what, remedy, kind=kind, status=status, retry_after=wait, causes=causes)
 
 
+def bad_certificate(error: OSError, credentials: Credentials) -> ApiError:
+    """A file with a certificate or key is missing or damaged."""
+    of = credentials.configuration
+    files = " and ".join(filter(None, (of.ssl_ca_cert, of.cert_file, of.key_file)))
+    why = "not PEM, or damaged" if isinstance(error, ssl.SSLError) else one_line(error)
+    return ApiError(
+        f"{credentials.source}: {files or 'the CAs of this system'} cannot be used ({why})",
+        "a Pod has the cluster's ca.crt from the ConfigMap kube-root-ca.crt, a kubeconfig names it "
+        "as certificate-authority",
+        kind=Kind.CREDENTIALS,
+    )
+
+
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
     import aiohttp
+    from kubernetes_asyncio.config import ConfigException
 
     kind, why = Kind.UNREACHABLE, one_line(error)
-    source, proxy, ca = "the credentials", None, None
-    if credentials:
-        source, proxy, ca = credentials.source, credentials.proxy_address, credentials.ca
+    source = credentials.source if credentials else "the credentials"
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
             kind = Kind.CREDENTIALS
             why = f"its certificate is not valid ({one_line(cause)})"
+            ca = credentials and credentials.configuration.ssl_ca_cert
             remedy = (
                 f"check that {ca or 'an authority that this system trusts'} signed it: use the CA "
                 "of this cluster, check this host's clock, set the kubeconfig's tls-server-name to "
                 "the name that is in it, and check for a proxy that intercepts TLS"
             )
-        case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
-            status = getattr(error, "status", None)
-            came = f"answered {status}" if status else one_line(getattr(error, "os_error", error))
-            why = f"the proxy {proxy} does not lead there ({came})"
-            remedy = "add the API server's address to NO_PROXY if no proxy is needed"
         case aiohttp.ClientResponseError():
             kind = Kind.GARBAGE
             why = f"does not speak HTTP ({one_line(error.message or error)})"
             remedy = IS_IT_KUBERNETES
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             kind = Kind.CREDENTIALS
-            why = "that is not a URL of a server" + (
-                f", or the proxy {proxy} is none" if proxy else ""
-            )
-            remedy = f"check {source}, and HTTPS_PROXY"
+            why, remedy = "that is not a URL of a server", f"check {source}"
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
             why, remedy = f"no TLS connection ({why})", "check that the port serves https"
         case aiohttp.ClientConnectorDNSError():
@@ -228,6 +233,10 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             why, remedy = f"no connection ({os.strerror(number)})", "check it and the network"
         case ConnectionError() | aiohttp.ClientError():
             why, remedy = f"the connection broke ({why})", "check it and any proxy before it"
+        case ValueError() | ConfigException():
+            kind = Kind.CREDENTIALS
+            why = f"the token of {source} cannot be sent ({why})"
+            remedy = "restart the Pod, or log in again"
         case _:
             why, remedy = f"{type(error).__name__}: {why}", ""
     return ApiError(f"cannot {request}: {server(credentials)}: {why}", remedy, kind=kind)

@@ -17,6 +17,7 @@ _PLACES = {
     "Node": ("/api/v1", "nodes"),
     "Event": ("/api/v1", "events"),
     "Pod": ("/api/v1", "pods"),
+    "APIVersions": ("", "api"),
     "APIResourceList": ("/apis/resource.k8s.io", "v1"),
     "DaemonSet": ("/apis/apps/v1", "daemonsets"),
     "ResourceClaim": (_DRA, "resourceclaims"),

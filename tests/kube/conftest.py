@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.kube import Api, serviceaccount
+from npu_agent.kube import Api, credentials
 from tests.kube.helpers import Authority, Server, authority, client, kubeconfig, says, serving
 
 NODE_META = {"name": "n1", "uid": "7b0c", "resourceVersion": "42"}
@@ -21,7 +21,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trusted: 
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(serviceaccount, "DIRECTORY", tmp_path / "serviceaccount")
+    monkeypatch.setattr(credentials, "DIRECTORY", tmp_path / "serviceaccount")
     # What this system trusts: reading its own 140 authorities takes OpenSSL most of a test.
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted.ca))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))

@@ -14,8 +14,7 @@ import yaml
 from aiohttp import web
 
 from npu_agent.kube import Api, Timing
-from npu_agent.kube.client import from_kubeconfig
-from npu_agent.kube.credentials import Credentials
+from npu_agent.kube.credentials import of_kubeconfig
 from npu_agent.people.simulator.apiserver import Reply, drops, hangs, says, served, status
 
 __all__ = ["Reply", "drops", "hangs", "says", "status"]
@@ -134,13 +133,7 @@ def kubeconfig(
 
 def client(path: Path, deadline: float = DEADLINE) -> Api:
     """Asks the server of a kubeconfig."""
-
-    def login() -> Credentials:
-        found = from_kubeconfig(path)
-        assert found
-        return found
-
-    return Api(login, timing=Timing(deadline=deadline))
+    return Api(lambda: of_kubeconfig(str(path)), timing=Timing(deadline=deadline))
 
 
 @dataclass(frozen=True)

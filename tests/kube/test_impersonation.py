@@ -15,13 +15,12 @@ from npu_agent.kube import (
     Api,
     ApiError,
     Kind,
+    credentials,
     node,
     resourceclaims,
     resourceslices,
     reviews,
-    serviceaccount,
 )
-from npu_agent.kube.credentials import Credentials
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, says, served, status
 from tests.kube.helpers import TIMING
 
@@ -38,7 +37,7 @@ def jwt(claims: object) -> str:
 async def connected(server: StandInApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
     """A client with the token of a Pod on this Node."""
     async with served(server.answer) as url:
-        api = Api(lambda: Credentials(server=url, source="a Pod", node=bound), timing=TIMING)
+        api = Api(lambda: credentials.at(url, "a Pod", node=bound), timing=TIMING)
         try:
             yield api
         finally:
@@ -56,16 +55,15 @@ async def connected(server: StandInApiServer, bound: str | None = "n1") -> Async
         ("a.!.c", None),
     ],
 )
-async def test_the_node_that_a_token_is_bound_to(
+def test_the_node_that_a_token_is_bound_to(
     monkeypatch: pytest.MonkeyPatch, token: str, expected: str | None
 ) -> None:
-    serviceaccount.DIRECTORY.mkdir()
-    (serviceaccount.DIRECTORY / "token").write_text(token)
+    credentials.DIRECTORY.mkdir()
+    (credentials.DIRECTORY / "token").write_text(token)
+    (credentials.DIRECTORY / "ca.crt").write_text("not read yet")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    found = await serviceaccount.load()
-    assert found
-    assert found.node == expected
+    assert credentials.load().node == expected
 
 
 async def refused(api: Api, namespace: str = "default", name: str = "gone") -> ApiError:
@@ -97,7 +95,7 @@ async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
         return await says({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}})(request)
 
     async with served(reply) as url:
-        api = Api(lambda: Credentials(server=url, source="a Pod", node="n1"), timing=TIMING)
+        api = Api(lambda: credentials.at(url, "a Pod", node="n1"), timing=TIMING)
         assert await reviews.allowed(api, "get", "nodes")
         await api.close()
     assert asked == [None]

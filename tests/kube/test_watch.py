@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,16 @@ async def test_silence_is_an_end_and_a_pause_is_none(server: Server, tmp_path: P
     server.replies = [hangs]
     assert (await failure(api)).kind is Kind.TIMEOUT
     await api.close()
+
+
+def test_a_peer_that_vanishes_without_a_word_is_noticed() -> None:
+    """Long before the ten minutes for which it waits for a byte."""
+    own_network = ("unshare", "--map-root-user", "--net")
+    if subprocess.run([*own_network, "true"]).returncode:
+        pytest.skip("no network namespaces for this user")
+    command = (*own_network, sys.executable, "-m", "tests.kube.silent_peer")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.stdout == "UNREACHABLE\n", done.stderr
 
 
 async def test_a_connection_that_breaks(server: Server, api: Api) -> None:

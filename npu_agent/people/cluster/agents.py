@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, Kind
-from npu_agent.kube.objects import AGENT, Pod
-from npu_agent.kube.pods import page_of
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.pods import AGENT, Pod, page_of
 from npu_agent.typedjson import InvalidJsonError, convert
 
 _ALL_PAGES = 15.0

@@ -5,15 +5,60 @@ from __future__ import annotations
 import msgspec
 
 from npu_agent.kube.objects import (
-    DaemonSet,
+    ClaimSpec,
+    Condition,
     DeviceClass,
-    DeviceTaintRule,
     Node,
-    Pod,
+    Object,
+    Plain,
     ResourceClaim,
-    ResourceClaimTemplate,
     ResourceSlice,
+    Struct,
+    Taint,
 )
+from npu_agent.people.cluster.pods import DaemonSet, Pod
+
+
+class ClaimTemplateSpec(Struct, frozen=True):
+    """The claim that is made of it."""
+
+    spec: ClaimSpec = ClaimSpec()
+
+
+class ResourceClaimTemplate(Object, frozen=True):
+    """A ResourceClaimTemplate."""
+
+    spec: ClaimTemplateSpec = ClaimTemplateSpec()
+
+
+class DeviceSelector(Struct, frozen=True):
+    """Devices by name; a field that is missing holds for all."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class TaintRuleSpec(Struct, frozen=True):
+    """A taint for some devices; without a selector for none."""
+
+    taint: Taint
+    device_selector: DeviceSelector | None = None
+
+
+class DeviceTaintRule(Object, frozen=True):
+    """A DeviceTaintRule, by which an administrator taints devices."""
+
+    spec: TaintRuleSpec
+
+
+def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
+    return next((one for one in of if one.type == type_), None)
+
+
+def expressions(of: Plain) -> list[str]:
+    """The CEL selectors of a request."""
+    return [one["cel"]["expression"] for one in of.get("selectors") or () if "cel" in one]
 
 
 class Cluster(msgspec.Struct, frozen=True):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.kube.objects import Container, Device, Node, Pod, condition
+from npu_agent.kube.objects import Device, Node
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.agents import Pages, agents
-from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.objects import Cluster, condition
+from npu_agent.people.cluster.pods import Container, Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

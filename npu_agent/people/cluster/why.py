@@ -10,10 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.kube.objects import Node, Plain, Pod, ResourceClaim, Taint, condition, expressions
+from npu_agent.kube.objects import DeviceClass, Node, Plain, ResourceClaim, Taint
 from npu_agent.people.cluster import cel, view
 from npu_agent.people.cluster.agents import Pages, agents
-from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.objects import Cluster, condition, expressions
+from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.view import Words
 from npu_agent.text import closest, listed, natural, one_line
 
@@ -106,7 +107,7 @@ def _resource(name: str, cluster: Cluster, offered: Sequence[view.Offered]) -> I
     ]
     for class_ in classes:
         of = f"DeviceClass {class_.name}"
-        devices = _selected([(of, one) for one in class_.selectors], offered)
+        devices = _selected([(of, one) for one in _selectors(class_)], offered)
         yield Fact(name, f"{of} serves it by DRA: {devices}")
     if "Node" in cluster.refused:
         return
@@ -196,13 +197,17 @@ def _request(
         class_name = option.get("deviceClassName", "")
         if class_name in classes:
             selectors = [
-                (f"DeviceClass {class_name}", one) for one in classes[class_name].selectors
+                (f"DeviceClass {class_name}", one) for one in _selectors(classes[class_name])
             ]
             selectors += [(f"request {name}", one) for one in expressions(option)]
             yield Fact(subject, f"request {name}: {_selected(selectors, offered)}")
         elif "DeviceClass" not in cluster.refused:
             missing = _missing("DeviceClass", class_name, classes)
             yield Fact(subject, f"request {name}: {missing}")
+
+
+def _selectors(of: DeviceClass) -> list[str]:
+    return expressions({"selectors": of.spec.selectors})
 
 
 def _selected(selectors: Sequence[tuple[str, str]], offered: Sequence[view.Offered]) -> str:

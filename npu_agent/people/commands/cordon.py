@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
-from npu_agent.cli import WRONG, CommandError
+from npu_agent.cli import WRONG, CommandError, program
 from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, Kind, node
+from npu_agent.kube.credentials import in_pod
 from npu_agent.outputs.web.report import Card
 from npu_agent.people.cluster.agents import Agent
 from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.view import devices
+from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line, shown
 from npu_agent.vendors import DRIVERS
 
 _REMEDIES = {
     Kind.FORBIDDEN: "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
     "then `kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`",
-    Kind.CREDENTIALS: "set KUBECONFIG to the file that your kubectl uses",
 }
 """For a person, where the client's own remedies are for the agent."""
 
@@ -32,8 +34,7 @@ _REMEDIES = {
 def main(args: argparse.Namespace) -> int:
     """Cordons the card, or uncordons it."""
     quiet(args)
-    asyncio.run(_change(args))
-    return 0
+    return run_until_signal(_change(args))
 
 
 def node_of(args: argparse.Namespace) -> str:
@@ -46,15 +47,24 @@ def node_of(args: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
-    """The API server; what it refuses is a CommandError with the remedy for a person."""
-    api = Api(args.login)
+    """The API server: in the agent's Pod as its account, elsewhere through a person's kubectl.
+
+    What it refuses is a CommandError with the remedy for a person.
+    """
     try:
-        yield api
+        if args.kubectl is None and in_pod():
+            api = Api()
+            try:
+                yield api
+            finally:
+                await api.close()
+        else:
+            async with through_kubectl(args.kubectl or ()) as (api, place):
+                print(f"{program()}: {place}", file=sys.stderr)
+                yield api
     except ApiError as error:
         remedy = _REMEDIES.get(error.kind)
         raise CommandError(f"{error.what}: {remedy}" if remedy else str(error)) from error
-    finally:
-        await api.close()
 
 
 def card_of(npu: str, cards: Iterable[Card]) -> Card:

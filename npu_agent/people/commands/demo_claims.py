@@ -20,7 +20,7 @@ from npu_agent.config import load
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api
-from npu_agent.kube.credentials import Credentials
+from npu_agent.kube.credentials import at
 from npu_agent.outputs import cdi
 from npu_agent.outputs.web.report import Card
 from npu_agent.people import simulator
@@ -213,8 +213,7 @@ class ClaimsNode:
             await part.start()
         # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
         os.environ.pop("POD_UID", None)
-        here = Credentials(server=url, source="the demo")
-        config, self._api = load(file, REGISTRY), Api(lambda: here)
+        config, self._api = load(file, REGISTRY), Api(lambda: at(url, "the demo"))
         self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
         parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
-from npu_agent.kube import Api, pods
-from npu_agent.kube.objects import Pod
+from npu_agent.kube import Api
 from npu_agent.outputs.web.report import Card, Report
-from npu_agent.people.cluster import view
+from npu_agent.people.cluster import pods, view
 from npu_agent.people.cluster.agents import Agent, Pages
 from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.commands.cordon import api_server, card_of, known_ids, node_of, set_cordon
+from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS
 
@@ -32,8 +33,7 @@ _WORDS = view.Words(drivers=DRIVERS, domain=DRIVERS[0].partition(".")[2], cores=
 def main(args: argparse.Namespace) -> int:
     """Runs the command; fails if a Pod cannot be evicted within --timeout."""
     quiet(args)
-    asyncio.run(_drain(args))
-    return 0
+    return run_until_signal(_drain(args))
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ async def _drain(args: argparse.Namespace) -> None:
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
         await _empty(api, agent, card.id, args)
     again = f"npu-agent uncordon {args.npu} --node {name}"
-    if args.login:
+    if args.kubectl is not None:
         again = f"kubectl npu uncordon {name} {args.npu}"
     print(f"{args.npu} is free and can be reset; then `{again}`")
 

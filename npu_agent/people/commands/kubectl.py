@@ -10,7 +10,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,14 @@ from npu_agent.cli import CommandError
 from npu_agent.cli.parser import Parser
 from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError
-from npu_agent.kube.client import from_kubeconfig
-from npu_agent.kube.credentials import Credentials, CredentialsError
-from npu_agent.kube.objects import AGENT
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import Holder
 from npu_agent.people.cluster import view as rows
 from npu_agent.people.cluster.agents import Agent, Pages, agents, pages
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands import kubectl_why, view
 from npu_agent.people.commands.screen import run_until_signal, watch
 from npu_agent.text import one_line
@@ -131,36 +130,22 @@ def _add_listing(parser: Parser) -> None:
     add("-l", "--selector", metavar="LABELS", help="of Nodes; of Pods for pods and top")
 
 
-class Login:
-    """Reads the kubeconfig; at first without a deadline, as a login program may ask a person."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Raises ApiError: there are no credentials that can be used."""
-        self._args = args
-        first = self._load()
-        self._first: Credentials | None = first
-        self.namespace = first.namespace
-
-    def __call__(self) -> Credentials:
-        found, self._first = self._first, None
-        return found or self._load()
-
-    def _load(self) -> Credentials:
-        headers = [("Impersonate-Group", group) for group in self._args.groups]
-        if self._args.impersonate:
-            headers.insert(0, ("Impersonate-User", self._args.impersonate))
-        found = from_kubeconfig(self._args.kubeconfig, self._args.context)
-        if found is None:
-            what = "no kubeconfig was found"
-            raise CredentialsError(what, "set KUBECONFIG or --kubeconfig")
-        return replace(found, impersonated=tuple(headers))
+def flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """The options that are kubectl's own, for kubectl."""
+    given = (
+        ("kubeconfig", args.kubeconfig),
+        ("context", args.context),
+        ("as", args.impersonate),
+        *(("as-group", group) for group in args.groups),
+    )
+    return tuple(f"--{name}={value}" for name, value in given if value)
 
 
 def main(args: argparse.Namespace) -> int:
     """Does it."""
     gc.set_threshold(10**6)  # millions of objects that all stay: to look through them takes seconds
     try:
-        args.login = Login(args)
+        args.kubectl = flags(args)
         if args.command in ("cordon", "uncordon"):
             from npu_agent.people.commands import cordon
 
@@ -175,7 +160,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> None:
-    api = Api(args.login)
     said: set[str] = set()
 
     async def text() -> str:
@@ -186,12 +170,11 @@ async def _show(args: argparse.Namespace) -> None:
         said.update(notes)
         return found
 
-    try:
+    async with through_kubectl(flags(args)) as (api, place):
+        args.namespace = args.namespace or place.namespace
         if args.watch:
             await watch(args, text)
         print(await text())
-    finally:
-        await api.close()
 
 
 async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -205,7 +188,7 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         found: Sequence[Any] = await _node_rows(api, cluster, words)
         notes = _refusals(cluster)
         return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
-    space = "" if args.all_namespaces else args.namespace or args.login.namespace
+    space = "" if args.all_namespaces else args.namespace
     if args.command == "why":
         answer, cluster = await kubectl_why.answer(api, space or "default", args.pod, words)
         if view.is_data(args):

@@ -18,11 +18,12 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from npu_agent.cli import CommandError
-from npu_agent.kube import Api, ApiError
-from npu_agent.kube.objects import AGENT
+from npu_agent.kube import ApiError
 from npu_agent.people.cluster.agents import Agent, agents
 from npu_agent.people.cluster.fetch import Scope, fetch
-from npu_agent.people.commands.kubectl import DEFAULTS, Login, parser
+from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.proxy import through_kubectl
+from npu_agent.people.commands.kubectl import DEFAULTS, flags, parser
 from npu_agent.text import one_line
 
 _FILES, _NO_FILES = 0, 4
@@ -110,17 +111,15 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
     if wanted is None or wanted.dest not in _NAMED:
         return [(name, "") for name in (wanted and wanted.choices) or ()]
     try:
-        login = Login(line.args)
-        names = asyncio.run(_names(wanted.dest, line, login))
+        names = asyncio.run(_names(wanted.dest, line))
     except (ApiError, CommandError):
         return []  # a person who has pressed Tab gets no error
     return [(name, "") for name in names]
 
 
-async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
+async def _names(kind: str, line: _Line) -> Sequence[str]:
     """Returns the names in the cluster for an argument."""
-    api = Api(login)
-    try:
+    async with through_kubectl(flags(line.args), asks=False) as (api, place):
         if kind == "npu":
             return [card.name for card in (await Agent(api, line.named[0]).report()).cards]
         if kind == "node":
@@ -128,7 +127,5 @@ async def _names(kind: str, line: _Line, login: Login) -> Sequence[str]:
             return sorted(agents(await fetch(api, Scope((*selectors,), selectors=selectors))))
         if kind == "namespace":
             return sorted({one.namespace for one in (await fetch(api, Scope(("pods",)))).pods})
-        space = line.args.namespace or login.namespace
+        space = line.args.namespace or place.namespace
         return [one.name for one in (await fetch(api, Scope(("pods",), space))).pods]
-    finally:
-        await api.close()

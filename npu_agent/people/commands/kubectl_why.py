@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api
-from npu_agent.kube.objects import AGENT
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.view import Words
 from npu_agent.people.cluster.why import Answer, why
 from npu_agent.text import listed, one_line

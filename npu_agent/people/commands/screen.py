@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
+from threading import current_thread, main_thread
 from typing import Any, Self
 
 from npu_agent.cli import program
@@ -120,7 +121,7 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> int:
             code = 128 + number
             this.cancel()
 
-        for number in _SIGNALS:
+        for number in _SIGNALS if current_thread() is main_thread() else ():
             loop.add_signal_handler(number, end, number)
         await work
 

@@ -19,7 +19,7 @@ from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube import Timing as ApiTiming
-from npu_agent.kube.serviceaccount import DIRECTORY
+from npu_agent.kube.credentials import DIRECTORY
 from npu_agent.people.doctor.check import CONFIGURATION, Check, State, Unknown
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread

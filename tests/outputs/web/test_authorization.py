@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from npu_agent.kube import Api
-from npu_agent.kube.credentials import Credentials
+from npu_agent.kube.credentials import at
 from npu_agent.outputs.web.authorization import Authorizer, Timing
 from tests.kube.helpers import hangs
 from tests.kube.helpers import serving as api_server
@@ -61,7 +61,7 @@ async def cluster() -> Cluster:
 @pytest.fixture
 async def authorizer(cluster: Cluster) -> AsyncIterator[Authorizer]:
     async with api_server(cluster.reply) as server:
-        api = Api(lambda: Credentials(server=server.url, source="a test"))
+        api = Api(lambda: at(server.url, "a test"))
         yield Authorizer(api, Timing(deadline=30.0))
         await api.close()
 

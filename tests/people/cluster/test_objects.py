@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent.kube.objects import Node, Pod, ResourceClaim, ResourceSlice, condition
+from npu_agent.kube.objects import Node, ResourceClaim, ResourceSlice
+from npu_agent.people.cluster.objects import condition
+from npu_agent.people.cluster.pods import Pod
 from npu_agent.typedjson import InvalidJsonError
 from tests.people.cluster.build import read
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from npu_agent.kube.objects import Pod
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.agents import Pages
+from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.view import holdings, node_rows, requests
 from tests.people.cluster.build import (
     NPU,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.kube.objects import Pod
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.why import Answer, why
 from tests.people.cluster.build import (
     DRIVER,

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from npu_agent.people.commands import drain
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, served, status
-from tests.kube.helpers import kubeconfig
+from tests.people.commands.reached import reach
 from tests.people.commands.test_kubectl import DAEMON_SET, agent, asks, device, pod
 
 NODE = "n1"
@@ -155,10 +154,10 @@ def budget() -> web.Response:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     found = Cluster()
     async with served(found.answer) as url:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        reach(url, monkeypatch)
         yield found
 
 
@@ -222,13 +221,10 @@ async def test_missing_rights_and_agents_are_said(cluster: Cluster) -> None:
         await cluster.run("drain", "npu1")
 
 
-async def test_without_a_kubeconfig_the_remedy_is_a_persons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(CommandError, match="set KUBECONFIG to") as caught:
+async def test_without_kubectl_the_remedy_is_a_persons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(CommandError, match=r"kubectl is not in PATH.*: install it"):
         await _change(catalogue.parse(["cordon", "npu0", "--node", NODE]))
-    assert "labels.output" not in str(caught.value)
 
 
 async def test_a_drain_evicts_the_pods_of_the_card_and_no_other(

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ from npu_agent.people.cluster import fetch
 from npu_agent.people.cluster.why import Answer, Fact
 from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
 from npu_agent.people.simulator.apiserver import served, status
-from tests.kube.helpers import kubeconfig
+from tests.people.commands.reached import reach
 
 Object = dict[str, Any]
 _DRA = "/apis/resource.k8s.io/v1"
@@ -245,10 +244,10 @@ def example() -> dict[str, list[Object]]:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     found = Cluster(example())
     async with served(found.answer) as url:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        reach(url, monkeypatch)
         yield found
 
 
@@ -257,14 +256,12 @@ async def shown(*words: str) -> str:
 
     def act() -> str:
         args = kubectl.parse(words)
-        args.login = kubectl.Login(args)
+        reached: Any = vars(kubectl)["through_kubectl"]
 
         async def text() -> str:
-            api = Api(args.login)
-            try:
+            async with reached(()) as (api, place):
+                args.namespace = args.namespace or place.namespace
                 found, notes = await kubectl._text(api, args)
-            finally:
-                await api.close()
             return "\n".join([found, *(f"! {note}" for note in notes)])
 
         return asyncio.run(text())
@@ -338,13 +335,10 @@ async def test_a_server_that_has_nothing_is_no_empty_cluster(
         assert "n2" in await shown(*words) or words[:1] == ("node",)
 
 
-async def test_selectors_names_and_impersonation(cluster: Cluster) -> None:
-    found = await shown("-l", "zone=a", "--as", "jane", "--as-group", "a", "--as-group", "b")
-    assert found == "no NPUs found"
+@pytest.mark.usefixtures("cluster")
+async def test_selectors_and_names() -> None:
+    assert await shown("-l", "zone=a") == "no NPUs found"
     assert await shown("-o", "name") == "node/n1\nnode/n2"
-    first = cluster.asked[0].headers
-    assert first["Impersonate-User"] == "jane"
-    assert first.getall("Impersonate-Group") == ["a", "b"]
 
 
 async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
@@ -355,13 +349,6 @@ async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None
     with pytest.raises(ApiError, match="port-forward agent-2 9100"):
         await shown("node", "n2")
     assert "wants a token" in await shown("pods", "-A")
-
-
-@pytest.mark.usefixtures("cluster")
-async def test_a_context_that_there_is_not() -> None:
-    args = kubectl.parse(["--context", "nowhere"])
-    with pytest.raises(CommandError, match="nowhere"):
-        await asyncio.to_thread(kubectl.main, args)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -480,7 +467,6 @@ async def test_watching_prints_what_differs(
 
     monkeypatch.setattr(screen, "set_within", pause)
     args = kubectl.parse(["-w", "--no-headers"])
-    args.login = await asyncio.to_thread(kubectl.Login, args)
     with pytest.raises(asyncio.CancelledError):
         await kubectl._show(args)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
@@ -549,22 +535,10 @@ async def test_without_an_agent(cluster: Cluster) -> None:
         await shown("node", "n2")
 
 
-async def test_a_kubeconfig_that_is_missing_or_expired_or_broken(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_credentials_that_have_expired(cluster: Cluster) -> None:
     cluster.expired = True
     with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*log in again"):
         await shown()
-    (tmp_path / "broken").write_text("clusters: [")
-    for path, words in (
-        ("none", "no kubeconfig was found.*set KUBECONFIG or --kubeconfig"),
-        ("broken", "broken cannot be used"),
-    ):
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / path))
-        with pytest.raises(CommandError, match=words):
-            await asyncio.to_thread(kubectl.main, kubectl.parse([]))
-    with pytest.raises(CommandError, match="the kubeconfig /none is missing"):
-        await asyncio.to_thread(kubectl.main, kubectl.parse(["--kubeconfig", "/none"]))
 
 
 async def test_an_api_server_that_has_too_much_to_do_for_long(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,9 +9,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from npu_agent.kube import serviceaccount
-from npu_agent.kube.client import from_kubeconfig
-from npu_agent.kube.credentials import Credentials
+from npu_agent.kube import credentials
 from tests.people.doctor.helpers import NODE_NAME, Node, good_node
 
 
@@ -28,10 +25,6 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
 def bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """The good node, where the token is that of a Pod."""
 
-    async def load() -> Credentials:
-        found = await asyncio.to_thread(from_kubeconfig, None)
-        assert found
-        return replace(found, node=NODE_NAME)
-
-    monkeypatch.setattr(serviceaccount, "load", load)
+    load = credentials.load
+    monkeypatch.setattr(credentials, "load", lambda: replace(load(), node=NODE_NAME))
     return node

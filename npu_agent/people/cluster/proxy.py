@@ -1,0 +1,198 @@
+"""The API server through a person's own kubectl: `kubectl proxy` on a socket of this command alone.
+
+So each kubeconfig means what it means to kubectl: contexts, `as`, login programs, proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube.credentials import DIRECTORY, CredentialsError, at
+from npu_agent.kube.request import Request
+from npu_agent.text import one_line, shown
+from npu_agent.typedjson import InvalidJsonError, decode
+
+_LOGIN = 300.0
+"""Seconds for the first answer: a login program of the kubeconfig may ask the person."""
+_START = 60.0
+"""Seconds for kubectl to start: gcloud's asks the server for its version before."""
+_LONGEST = 80
+"""Characters of a directory whose sockets still have an address: 107 are possible."""
+_TRY = "try `kubectl version` with the same options"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a person's kubectl acts on."""
+
+    context: str = ""
+    """Of the kubeconfig; "": there is none, as in a Pod."""
+    server: str = "the API server"
+    """Its URL."""
+    namespace: str = "default"
+    """The one that commands are about, if they name none."""
+
+    def __str__(self) -> str:
+        """Describes it for people."""
+        return (
+            f"context {shown(self.context)} ({shown(self.server)})"
+            if self.context
+            else "no context"
+        )
+
+
+@contextlib.asynccontextmanager
+async def through_kubectl(
+    flags: Sequence[str], *, asks: bool = True
+) -> AsyncIterator[tuple[Api, Place]]:
+    """Runs `kubectl proxy`, and yields the API server that it leads to.
+
+    Args:
+        flags: of kubectl, such as ``--context=test``.
+        asks: whether a login program may ask the person, on this terminal.
+
+    Raises:
+        ApiError: kubectl is missing, or does not reach the API server.
+    """
+    program = shutil.which("kubectl")
+    if program is None:
+        raise CredentialsError(
+            "kubectl is not in PATH, and this command reaches the API server through it",
+            "install it; for k3s or MicroK8s make a link named kubectl to theirs",
+        )
+    place = await _place(program, flags)
+    with tempfile.TemporaryDirectory(prefix="npu-", dir=_short_directory()) as directory:
+        socket = Path(directory, "api")
+        command = [program, "proxy", f"--unix-socket={socket}", *flags]
+        if urlsplit(place.server).path.strip("/"):  # as Rancher's, below one server for many
+            command.append("--append-server-path")
+        process = await _started(*command, asks=asks)
+        source = f"your kubectl, {place}"
+        api = Api(lambda: at("http://localhost", source, socket=socket, name=place.server))
+        try:
+            await _until_served(process)
+            await _until_answered(api)
+            yield api, place
+        except ApiError as error:
+            if error.kind is Kind.UNREACHABLE and await _has_ended(process):
+                what = f"`kubectl proxy` ended under this command ({process.returncode})"
+                raise ApiError(what, "run the command again", kind=error.kind) from error
+            raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await api.close()
+            await process.wait()
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    server: str = ""
+
+
+class _NamedCluster(msgspec.Struct, frozen=True):
+    cluster: _Cluster = _Cluster()
+
+
+class _Context(msgspec.Struct, frozen=True):
+    namespace: str = ""
+
+
+class _NamedContext(msgspec.Struct, frozen=True):
+    name: str
+    context: _Context = _Context()
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """What `kubectl config view --minify` prints: the context that counts, and its cluster."""
+
+    contexts: tuple[_NamedContext, ...]
+    clusters: tuple[_NamedCluster, ...]
+
+
+async def _place(program: str, flags: Sequence[str]) -> Place:
+    """Where kubectl finds no context it has the Pod's account, or says later what is wrong."""
+    view = await _started(
+        program, "config", "view", "--minify", "--output=json", *flags, asks=False
+    )
+    try:
+        async with asyncio.timeout(_START):
+            printed, _ = await view.communicate()
+        config = decode(printed, _Config)
+        context, cluster = config.contexts[0], config.clusters[0].cluster
+    except (TimeoutError, InvalidJsonError, IndexError):
+        with contextlib.suppress(ProcessLookupError):
+            view.kill()
+        return Place(namespace=_own_namespace() or "default")
+    namespace = context.context.namespace or "default"
+    return Place(context=context.name, server=cluster.server, namespace=namespace)
+
+
+def _own_namespace() -> str:
+    """That of this Pod; "": it is none."""
+    with contextlib.suppress(OSError):
+        return (DIRECTORY / "namespace").read_text()
+    return ""
+
+
+def _short_directory() -> str:
+    """For a socket, whose path has 107 characters at most."""
+    directory = tempfile.gettempdir()
+    return directory if len(directory) < _LONGEST else "/tmp"  # noqa: S108 (a private one is made in it)
+
+
+async def _started(*command: str, asks: bool) -> Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=None if asks else DEVNULL,
+            stdout=PIPE,
+            stderr=None if asks else DEVNULL,
+        )
+    except OSError as error:
+        raise CredentialsError(
+            f"{command[0]} cannot be run ({one_line(error)})", "install kubectl again"
+        ) from error
+
+
+async def _until_served(process: Process) -> None:
+    """Waits for the line that `kubectl proxy` prints when it listens."""
+    assert process.stdout is not None  # noqa: S101  (for the type checker)
+    try:
+        async with asyncio.timeout(_START):
+            async for line in process.stdout:
+                if b"Starting to serve" in line:
+                    return
+            code = f"it ended with {await process.wait()}"
+    except TimeoutError:
+        code = f"nothing within {_START:g} s"
+    raise CredentialsError(f"`kubectl proxy` does not start: {code}", _TRY)
+
+
+async def _until_answered(api: Api) -> None:
+    """Waits for any answer of the API server: what it says matters to the requests that follow."""
+    try:
+        await api.ask(Request("get", "APIVersions", object), deadline=_LOGIN)
+    except ApiError as error:
+        if error.kind is Kind.SERVER:  # kubectl itself answers so where there is no way
+            raise ApiError(error.what, _TRY, kind=error.kind, status=error.status) from error
+        if error.kind in (Kind.UNAUTHORIZED, Kind.UNREACHABLE, Kind.TIMEOUT):
+            raise
+
+
+async def _has_ended(process: Process) -> bool:
+    """Whether it has, or does so now."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await process.wait()
+    return process.returncode is not None

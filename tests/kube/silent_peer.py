@@ -1,0 +1,37 @@
+"""A program in a network of its own: prints how a watch ends whose peer has vanished."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+
+from npu_agent.kube import Api, ApiError, Timing
+from npu_agent.kube.client import WatchEvent
+from npu_agent.kube.credentials import at
+from npu_agent.kube.request import Request
+from npu_agent.people.simulator.apiserver import hangs, served
+from tests.kube.test_watch import line, streams
+
+WATCH = Request("watch", "Node", WatchEvent, query={"watch": "true"})
+
+
+def loopback(state: str) -> None:
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+
+
+async def main() -> None:
+    loopback("up")
+    async with served(streams(line("ADDED", {}), then=hangs)) as url:
+        api = Api(lambda: at(url, "a test"), timing=Timing(silence=2))
+        async with api.watch(WATCH, silence=600) as events:
+            await anext(events)
+            loopback("down")
+            try:
+                await anext(events)
+            except ApiError as error:
+                print(error.kind.name)
+        await api.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,329 @@
+"""The API server through kubectl: side by side with the real one, and with what is no kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from npu_agent.kube import ApiError, Kind
+from npu_agent.kube.objects import ObjectList
+from npu_agent.kube.request import Request
+from npu_agent.people.cluster import proxy
+from npu_agent.people.cluster.pods import Pod
+from npu_agent.people.cluster.proxy import Place, through_kubectl
+from tests.kube.helpers import Authority, authority
+
+_BUILT = sorted(Path.home().glob(".cache/npu-agent/kubernetes-*/kubectl"))
+KUBECTL = str(_BUILT[-1]) if _BUILT else shutil.which("kubectl")
+"""That of tests/cluster, if it was built: others may be wrappers that ask the server first."""
+real = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl here")
+PODS = Request("list", "Pod", ObjectList[Pod])
+DEADLINE = 30.0
+"""Seconds; guards against hanging and measures nothing."""
+
+
+@pytest.fixture(autouse=True)
+def _in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if KUBECTL:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "real" / "kubectl").symlink_to(KUBECTL)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'real'}:{os.environ['PATH']}")
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls"))
+
+
+class Asked(list[tuple[str, dict[str, str]]]):
+    """Paths with the headers that say who asks."""
+
+    cluster: dict[str, str]
+    """In a kubeconfig."""
+
+
+@contextmanager
+def serving(signed: Authority) -> Iterator[Asked]:
+    """An API server with no Pods, on a thread, so that kubectl may be waited for.
+
+    By TLS: kubectl sends no credentials without.
+    """
+    asked = Asked()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            who = {
+                name: value
+                for name, value in self.headers.items()
+                if name.startswith("Impersonate") or name == "Authorization"
+            }
+            asked.append((self.path.partition("?")[0], who))
+            kind = "PodList" if self.path.endswith("/pods") else "APIVersions"
+            body = json.dumps({"kind": kind, "metadata": {}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = signed.context().wrap_socket(server.socket, server_side=True)
+    url = f"https://127.0.0.1:{server.server_port}"
+    asked.cluster = {"server": url, "certificate-authority": str(signed.ca)}
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(*flags: str) -> Place:
+    """Lists Pods."""
+
+    async def act() -> Place:
+        async with asyncio.timeout(DEADLINE), through_kubectl(flags) as (api, place):
+            await api.ask(PODS)
+            return place
+
+    return asyncio.run(act())
+
+
+def kubeconfig(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **content}))
+    return path
+
+
+def only(cluster: dict[str, str], user: dict[str, Any]) -> dict[str, Any]:
+    """A kubeconfig with one context."""
+    return {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+    }
+
+
+NAMES = st.sampled_from(["a", "b", "prod/eu 1"])
+USERS = st.fixed_dictionaries(
+    {"token": st.sampled_from(["t1", "t2"])},
+    optional={
+        "as": st.sampled_from(["viewer", "jane@example.com"]),
+        "as-groups": st.lists(st.sampled_from(["g1", "g2"]), max_size=2, unique=True),
+        "as-uid": st.just("42"),
+    },
+)
+FILES = st.fixed_dictionaries(
+    {
+        "current-context": st.one_of(st.just(""), NAMES),
+        "contexts": st.dictionaries(NAMES, st.sampled_from(["", "team"]), max_size=2),
+        "user": USERS,
+        "path": st.sampled_from(["", "/", "/k8s/clusters/c-1"]),
+    }
+)
+FLAGS = st.sets(
+    st.sampled_from(["--context=a", "--context=nowhere", "--as=admin", "--as-group=ops"]),
+    max_size=2,
+)
+
+
+@real
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(files=st.lists(FILES, min_size=1, max_size=2), flags=FLAGS)
+def test_a_kubeconfig_means_what_it_means_to_kubectl(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signed: Authority,
+    files: list[dict[str, Any]],
+    flags: set[str],
+) -> None:
+    with serving(signed) as asked:
+        paths = []
+        for at, file in enumerate(files):
+            contexts = [
+                {"name": name, "context": {"cluster": f"c{at}", "user": f"u{at}", "namespace": in_}}
+                for name, in_ in file["contexts"].items()
+            ]
+            cluster = {**asked.cluster, "server": asked.cluster["server"] + file["path"]}
+            content = {
+                "current-context": file["current-context"],
+                "contexts": contexts,
+                "clusters": [{"name": f"c{at}", "cluster": cluster}],
+                "users": [{"name": f"u{at}", "user": file["user"]}],
+            }
+            paths.append(str(kubeconfig(tmp_path / f"config{at}", content)))
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join(paths))
+
+        theirs = kubectl("get", "--raw", "/api/v1/pods", *flags)
+        expected = [*asked]
+        asked.clear()
+        try:
+            place = ask(*flags)
+        except ApiError:
+            assert theirs is None
+            assert not asked
+            return
+        assert theirs is not None
+        assert asked[-1:] == expected[-1:]
+        view = json.loads(kubectl("config", "view", "--raw", "--minify", "-ojson", *flags) or "")
+        [context] = view["contexts"]
+        assert place == Place(
+            context=context["name"],
+            server=view["clusters"][0]["cluster"]["server"],
+            namespace=context["context"].get("namespace", "default"),
+        )
+
+
+def kubectl(*arguments: str) -> str | None:
+    """What it prints; None: it fails."""
+    assert KUBECTL
+    done = subprocess.run([KUBECTL, *arguments], capture_output=True, text=True, timeout=DEADLINE)
+    return done.stdout if done.returncode == 0 else None
+
+
+def program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def logs_in(path: Path, script: str) -> dict[str, Any]:
+    """The user of a kubeconfig with a login program."""
+    run = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": str(program(path, script)),
+        "interactiveMode": "IfAvailable",
+    }
+    return {"exec": run}
+
+
+TOKEN = json.dumps(
+    {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "fresh"},
+    }
+)
+
+
+@real
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_login_program_talks_to_the_person(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    signed: Authority,
+    succeeds: bool,
+) -> None:
+    script = "echo 'enter ABCD' >&2; " + (f"echo '{TOKEN}'" if succeeds else "exit 3")
+    with serving(signed) as asked:
+        user = logs_in(tmp_path / "login", script)
+        path = kubeconfig(tmp_path / "config", only(asked.cluster, user))
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        if succeeds:
+            ask()
+            assert asked[-1][1] == {"Authorization": "Bearer fresh"}
+        else:
+            with pytest.raises(ApiError, match=r"login failed with exit code 3\): try `kubectl v"):
+                ask()
+    assert "enter ABCD" in capfd.readouterr().err
+
+
+@real
+def test_a_login_program_that_hangs_ends_at_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "_LOGIN", 0.5)
+    user = logs_in(tmp_path / "login", f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    monkeypatch.setenv(
+        "KUBECONFIG", str(kubeconfig(tmp_path / "config", only({"server": "https://h"}, user)))
+    )
+    with pytest.raises(ApiError, match=r"has not answered within 0\.5 s") as caught:
+        ask()
+    assert caught.value.kind is Kind.TIMEOUT
+    os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+@real
+def test_a_proxy_that_dies_under_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
+) -> None:
+    """A kubectl that ends when it is told to."""
+    (tmp_path / "bin").mkdir()
+    script = (
+        f'if [ "$1" != proxy ]; then exec {KUBECTL} "$@"; fi\n'
+        f'{KUBECTL} "$@" & read line < {tmp_path}/die; kill $!; wait $!; exit 7'
+    )
+    program(tmp_path / "bin" / "kubectl", script)
+    os.mkfifo(tmp_path / "die")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    async def act() -> None:
+        async with asyncio.timeout(DEADLINE), through_kubectl(()) as (api, _):
+            await api.ask(PODS)
+            await asyncio.to_thread((tmp_path / "die").write_text, "now\n")
+            while True:
+                await api.ask(PODS)
+
+    with serving(signed) as asked:
+        path = kubeconfig(tmp_path / "config", only(asked.cluster, {"token": "t"}))
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with pytest.raises(
+            ApiError, match=r"ended under this command \(7\): run the command again"
+        ):
+            asyncio.run(act())
+
+
+def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ApiError, match="kubectl is not in PATH") as caught:
+        ask()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 2", "does not start: it ended with 2: try `kubectl version`"),
+        ("echo hello; exec sleep 60", "does not start: nothing within 0.5 s"),
+        ("echo 'unknown flag: --unix-socket' >&2; exit 1", "it ended with 1"),  # of 2015
+    ],
+)
+def test_what_is_no_kubectl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    monkeypatch.setattr(proxy, "_START", 0.5)
+    program(tmp_path / "kubectl", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ApiError) as caught:
+        ask()
+    assert words in str(caught.value)
+
+
+def test_a_kubectl_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubectl").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ApiError, match="kubectl cannot be run"):
+        ask()

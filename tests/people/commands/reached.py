@@ -1,0 +1,28 @@
+"""A stand-in in place of the API server that kubectl leads to, which test_proxy.py is about."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from npu_agent.kube import Api
+from npu_agent.kube.credentials import at
+from npu_agent.people.cluster.proxy import Place
+from npu_agent.people.commands import cordon, kubectl, kubectl_complete
+
+
+def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each command ask the server there."""
+
+    @asynccontextmanager
+    async def through_kubectl(*_: object, **__: object) -> AsyncIterator[tuple[Api, Place]]:
+        api = Api(lambda: at(url, "a test"))
+        try:
+            yield api, Place(context="here", server="https://10.96.0.1")
+        finally:
+            await api.close()
+
+    for command in (cordon, kubectl, kubectl_complete):
+        monkeypatch.setattr(command, "through_kubectl", through_kubectl)
