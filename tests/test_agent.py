@@ -484,6 +484,27 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
     assert ids["npu1"] not in UUIDS
 
 
+async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> None:
+    node.cards("warboy=2")
+    async with node.agent():
+        await node.listed(2)
+        await node.kubelet.allocate(NPU, 1)  # so that the record stays
+    node.fault("npu1", "gone")
+    async with node.agent() as agent:
+        await node.listed(1)
+
+        def missed() -> list[str]:
+            texts = [note.text for note in problems(agent.state())]
+            return [text for text in texts if "before the restart" in text]
+
+        await until(missed)
+        (text,) = missed()
+        assert text.startswith(f"{UUIDS[1]} (")
+        assert text.endswith(") was here before the restart of the agent, and is gone")
+        node.fault("npu1", "back")
+        await until(lambda: not missed())
+
+
 async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

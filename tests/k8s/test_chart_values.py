@@ -334,7 +334,8 @@ def test_alerts_lead_to_a_runbook_and_a_dashboard() -> None:
         assert rule["annotations"]["runbook_url"] == f"{pages['runbookBaseUrl']}#{name.lower()}"
         assert rule["annotations"]["dashboard_url"] == (
             "https://grafana.example.com/d/npu-agent"
-            "{{ with $labels.hostname }}?var-node={{ . }}{{ end }}"
+            "{{ with $labels.hostname }}?var-node={{ . }}"
+            "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}{{ end }}"
         )
     assert not any("dashboard_url" in rule["annotations"] for rule in alerts().values())
     tls = template({"prometheusRule": {"enabled": True}, "metricsTLS": True}, namespace="npus")

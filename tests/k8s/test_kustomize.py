@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,14 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
     assert fit["scoringStrategy"]["type"] == "MostAllocated"
     assert {"cpu", "memory"}.isdisjoint(r["name"] for r in fit["scoringStrategy"]["resources"])
     assert seen["leaderElection"]["leaderElect"] is False
+
+
+def test_the_docs_have_an_overlay_write_its_namespace_into_the_runbooks_address(
+    overlay: Overlay,
+) -> None:
+    page = (K8S.parent / "docs/monitoring.md").read_text()
+    (text,) = re.findall(r"```yaml\n(replacements:.+?)```", page, re.DOTALL)
+    made = overlay(["alerts", "own-namespace"], namespace="npus", **yaml.safe_load(text))
+    rules = by_kind(made, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    urls = [rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule]
+    assert all(url.startswith("http://npu-agent.npus.svc:9100/runbook#npu") for url in urls)
