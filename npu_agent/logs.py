@@ -20,6 +20,8 @@ _SELDOM = 60.0
 """Seconds."""
 _PIECE = 1024
 """Characters, 4096 bytes at most: as many fit into any pipe that poll says can be written to."""
+_LONGEST, _LONGEST_TRACE = 4_000, 20_000
+"""Characters of a message or a field, and of a traceback."""
 _PATIENCE = 100
 """Milliseconds that the log may stop the event loop, once, where it is not read."""
 
@@ -96,6 +98,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
         self._left_out = 0
         """Lines, since the pipe is full."""
+        self._cut = ""
+        """What ends the last line, of which only the beginning was written."""
         self._room: select.poll | None = select.poll()
         try:
             self._room.register(sys.stderr.fileno(), select.POLLOUT)
@@ -104,13 +108,15 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record) + self.terminator
+            line = self._cut + self.format(record) + self.terminator
             for start in range(0, len(line), _PIECE):
                 if not self._takes_more():
                     self._left_out += 1
+                    self._cut = self._cut or (self.terminator if start else "")
                     return
                 self.stream.write(line[start : start + _PIECE])
                 self.stream.flush()
+            self._cut = ""
         except Exception:  # as every handler: what cannot be logged fails nothing
             self.handleError(record)
         if self._left_out:
@@ -143,10 +149,10 @@ def _stamp(record: logging.LogRecord) -> str:
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        line = f"{_stamp(record)} {record.levelname.lower():7} {record.getMessage()}"
+        line = f"{_stamp(record)} {record.levelname.lower():7} {_bounded(record.getMessage())}"
         line += "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + _bounded(self.formatException(record.exc_info), _LONGEST_TRACE)
         return line
 
 
@@ -155,24 +161,36 @@ class _Json(logging.Formatter):
         line: dict[str, Any] = {
             "time": _stamp(record),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             "logger": record.name,
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _bounded(self.formatException(record.exc_info), _LONGEST_TRACE)
         for key, value in getattr(record, "fields", {}).items():
-            line[f"field_{key}" if key in line else key] = value
+            shown = _bounded(value) if isinstance(value, str) else value
+            line[f"field_{key}" if key in line else key] = shown
         return _json(line)
+
+
+def _bounded(text: str, most: int = _LONGEST) -> str:
+    """The beginning and the end: foreign text may be as long as an annotation (256 KiB)."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {len(text) - most} characters … {text[-most // 2 :]}"
 
 
 def _quoted(value: object) -> str:
     """A value in the text form."""
-    word = str(value)
+    word = _bounded(str(value))
     plain = word and word.isprintable() and not any(c in word for c in ' "=')
     return word if plain else _json(word)
 
 
 def _json(value: object) -> str:
     """JSON on one line, in ASCII if it has what a terminal might obey."""
-    shown = json.dumps(value, default=str, ensure_ascii=False)
-    return shown if shown.isprintable() else json.dumps(value, default=str)
+
+    def text(other: object) -> str:
+        return _bounded(str(other))
+
+    shown = json.dumps(value, default=text, ensure_ascii=False)
+    return shown if shown.isprintable() else json.dumps(value, default=text)

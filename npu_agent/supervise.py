@@ -25,7 +25,7 @@ async def keep_running(
 
     After `steady` seconds without a failure the next one counts as the first again.
 
-    The one place where any exception is caught: a fault in one part takes no other part down.
+    A fault in one part takes no other part down.
     """
     pause = Backoff(first=0.2, longest=30.0, least=0.1)
     loop = asyncio.get_running_loop()

@@ -222,6 +222,33 @@ def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert "warning log lines were dropped because no process reads the log lines=9" in read
 
 
+def test_a_line_that_was_cut_ends_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    with os.fdopen(writer, "w") as unread, os.fdopen(reader) as late:
+        monkeypatch.setattr(sys, "stderr", unread)
+        logs.setup(form="json")
+        log.info("x" * 3900, more="y" * 3900)
+        cut = os.read(late.fileno(), 100_000).decode()
+        log.info("next")
+        read = cut + os.read(late.fileno(), 100_000).decode()
+    whole = [line for line in read.splitlines() if line.endswith("}")]
+    assert [json.loads(line)["message"] for line in whole][:1] == ["next"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_is_bounded_whatever_is_in_it(stderr: Stderr, form: logs.Format) -> None:
+    """An annotation may have 256 KiB, and an error that quotes it as many."""
+    logs.setup(form=form)
+    huge = "begin" + "x" * 262_144 + "end"
+    error = ValueError(huge)
+    log.error(huge, reason=error, value=huge, exc_info=error)
+    line = stderr.getvalue()
+    assert len(line) < 50_000
+    assert line.count("begin") >= 3
+    assert line.count("xend") >= 3
+
+
 def test_a_failure_is_logged_when_its_reason_changes_and_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

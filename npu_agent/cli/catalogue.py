@@ -1,4 +1,4 @@
-"""Every command: its help, and the arguments and options that it takes.
+"""Every command of `npu-agent`: its help, and the arguments and options that it takes.
 
 A command is a function here, with its help (as data: python -OO has no docstrings), and a module
 of its own. What is heavy is imported when a command is asked for: the agent itself loads what `run`

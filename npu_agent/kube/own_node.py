@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,8 +60,11 @@ class NodeWatch:
         return self._reporter.reason
 
     async def run(self) -> None:
-        """Follows the Node until cancelled."""
-        while name := self._node_name:
+        """Follows the Node until cancelled; without a name it has nothing to do."""
+        if (name := self._node_name) is None:
+            await asyncio.Event().wait()
+            return
+        while True:
             await self._wanted.until(bool)
             async with background(
                 follow.follow(

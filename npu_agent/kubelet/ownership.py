@@ -9,7 +9,7 @@ A kubelet needs up to a second to find a DRA driver. So an owner that ends signs
 waits for the next one to register (`Ownership.hand_over`), which has a byte of the file locked
 until then. Of several that wait, the one with the lock on another byte is the next. Earlier than
 that none registers: if two agents were installed, each claim would wait for one that never owns the
-node.
+node. If the next one hangs, another one takes the lock that stays free.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import struct
@@ -42,7 +43,13 @@ for new sockets once a second (k8s.io/kubernetes, pluginmanager, `loopSleepDurat
 class Timing:
     """The times of an ownership, in seconds."""
 
+    stand_by: float = 0.25
+    """Between tries to own the node, until its owner is about to end."""
     try_every: float = 0.02
+    """Between these, and between checks that the next owner is registered."""
+    free: float = 8.0
+    """For which the lock is free before one takes it that is not the next, which then hangs: to
+    register early takes less."""
     settle: float = 0.02
     """From the end of the owner before us to our turn: a kubelet that has not put its stream away
     yet would take our registration for it and drop it."""
@@ -154,10 +161,15 @@ class Ownership:
         waited = registered = False
         now = asyncio.get_running_loop().time
         since: float | None = None
+        free_at = math.inf
         try:
-            while not (following := self._owns or _lock_byte(self._descriptor, _NEXT)) or (
-                not self._owned()
-            ):
+            while True:
+                following = self._owns or _lock_byte(self._descriptor, _NEXT)
+                if following or not _is_free(self._descriptor):
+                    free_at = math.inf
+                free_at = min(free_at, now())
+                if (following or now() - free_at > self._timing.free) and self._owned():
+                    break
                 if not waited:
                     waited = True
                     self._unregistered[last] += 1
@@ -177,7 +189,8 @@ class Ownership:
                         registered = True
                         self._unregistered[last] -= 1
                     _lock_byte(self._descriptor, _REGISTERS, on=any(self._unregistered.values()))
-                await asyncio.sleep(self._timing.try_every)
+                pause = self._timing.stand_by if since is None else self._timing.try_every
+                await asyncio.sleep(pause)
         finally:
             self._unregistered[last] -= waited and not registered
         self._owns = True
@@ -244,6 +257,16 @@ def _locked(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether no other agent has the lock; not to be asked by its owner, who would lose it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     return True
 
 

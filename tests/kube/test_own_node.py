@@ -43,7 +43,7 @@ async def world(tmp_path: Path, name: str | None = NODE) -> AsyncIterator[World]
         task = asyncio.create_task(watch.run())
         try:
             yield World(server, watch, wanted)
-            assert name is None or not task.done()
+            assert not task.done()
         finally:
             task.cancel()
             await asyncio.wait([task])

@@ -15,9 +15,11 @@ import pytest
 
 from npu_agent.feed import Feed
 from npu_agent.kubelet.ownership import (
+    _NEXT,
     HAND_OVER,
     Ownership,
     Timing,
+    _lock_byte,
     _registers,
     lock_path,
 )
@@ -26,7 +28,7 @@ from tests.until import until
 DEADLINE = 20.0
 
 
-QUICK = Timing(try_every=0.005, settle=0.005)
+QUICK = Timing(stand_by=0.005, try_every=0.005, settle=0.005)
 
 
 def ownership(
@@ -364,6 +366,29 @@ async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Pa
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_another_one_takes_over_if_the_next_one_hangs(tmp_path: Path, killed: bool) -> None:
+    impatient = Second(tmp_path, replace(QUICK, free=0.0))
+    owner = start(tmp_path)
+    try:
+        descriptor = os.open(lock_path(tmp_path), os.O_RDWR)
+        assert _lock_byte(descriptor, _NEXT)  # stands by, and does nothing more
+        running = asyncio.create_task(impatient.run())
+        async with asyncio.timeout(DEADLINE):
+            await impatient.waited(5)
+            assert not impatient.owns.is_set()
+            if not killed:  # an owner that ends in order takes the file with it
+                lock_path(tmp_path).unlink()
+            owner.kill()
+            await impatient.owns.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        os.close(descriptor)
+    finally:
+        owner.kill()
+        owner.communicate()
 
 
 async def test_who_comes_last_registers_when_the_others_are_registered_or_take_too_long(

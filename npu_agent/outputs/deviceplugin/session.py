@@ -38,6 +38,12 @@ log = logger(__name__)
 API_VERSION = "v1beta1"
 _REGISTER = "/v1beta1.Registration/Register"
 
+_FAILS = ".none"
+"""The ending of a socket for a registration that is to fail: shorter than that of ours, so that
+its path is never too long."""
+_SUFFIX = r"-[0-9a-f]{8}\.(sock|none)"
+"""What follows `Plugin.socket_name` in the names of our sockets, and of no other program's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
@@ -149,7 +155,7 @@ class Session:
                         self._register_early,
                         last=True,
                     ) as still_ours:
-                        sweep(self._directory, rf"{re.escape(self._config.socket_name)}-.*\.sock")
+                        sweep(self._directory, re.escape(self._config.socket_name) + _SUFFIX)
                         await self._hooks.prepare()
                         self._ours.publish(True)
                         await self._hold(still_ours)
@@ -224,7 +230,7 @@ class Session:
 
     async def _fail_to_register(self, endpoint: _Endpoint) -> bool:
         """Registers a plugin without methods; returns whether the kubelet refused it."""
-        fails = UnixServer([], endpoint.server.path.with_suffix(".none.sock"))
+        fails = UnixServer([], endpoint.server.path.with_suffix(_FAILS))
         await fails.listen()
         try:
             await self._ask_to_register(fails.path)

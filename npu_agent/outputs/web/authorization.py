@@ -1,8 +1,8 @@
 """Authorizes readers of pages by the API server (`metrics.authorization: kubernetes`).
 
 A client sends a bearer token. A TokenReview says whose it is, a SubjectAccessReview whether that
-user may get the path. That it may is kept for a while, so that a scraper costs the API server two
-requests each two minutes, and is served on while the API server is away.
+user may get the path. That it may is kept for two minutes, so that a scraper costs the API server
+two requests in that time, and is served for as long while the API server is away.
 """
 
 from __future__ import annotations

@@ -58,8 +58,12 @@ class Wanted(NamedTuple):
 
     openmetrics: bool
     language: str
-    """One of `LANGUAGES`."""
+    """One of `LANGUAGES`; "" where the answer does not depend on it."""
 
+
+_BY_LANGUAGE = ("/", "/runbook")
+_BY_FORMAT = ("/metrics",)
+"""The paths whose answers depend on the client's language, or on OpenMetrics."""
 
 Routes = Mapping[str, Callable[[Wanted], Answer]]
 """By path, what makes an answer."""
@@ -121,12 +125,16 @@ class Pages:
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         # As the clients of Prometheus and most servers have it: weights are not compared.
-        wanted = Wanted("application/openmetrics-text" in accept, _language(languages))
+        wanted = Wanted(
+            openmetrics=path in _BY_FORMAT and "application/openmetrics-text" in accept,
+            language=_language(languages) if path in _BY_LANGUAGE else "",
+        )
         form = (path, wanted, "gzip" in encodings)
         now = time.monotonic()
         until, answer = self._cache.get(form, (now, None))
         if answer is None or now >= until:
             answer = self._rendered(*form)
+            self._cache = {key: kept for key, kept in self._cache.items() if kept[0] > now}
             self._cache[form] = now + self._fresh, answer
         return answer
 

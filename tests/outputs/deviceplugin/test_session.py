@@ -564,11 +564,14 @@ async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_agai
 async def test_sockets_of_killed_agents_are_swept_at_the_start(room: Room) -> None:
     await room.kubelet.start()  # which sweeps, too, but only now
     dead = room.directory / "npu-00000000.sock"
-    with socket.socket(socket.AF_UNIX) as left:
+    other = room.directory / "npu-exporter.sock"  # of another program, which listens soon
+    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as foreign:
         left.bind(os.fspath(dead))
-    async with room.running():
-        await room.registered()
-        assert not dead.exists()
+        foreign.bind(os.fspath(other))
+        async with room.running():
+            await room.registered()
+            assert not dead.exists()
+            assert other.exists()
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -91,6 +91,32 @@ def test_an_answer_is_made_once_for_all_who_ask(path: str, monkeypatch: pytest.M
     assert pages.answer("GET", path, encodings="gzip").body != first.body
 
 
+@pytest.mark.parametrize(
+    ("path", "same"),
+    [
+        ("/status.json", {"languages": "ko", "accept": PROMETHEUS_3}),
+        ("/metrics", {"languages": "ko"}),
+        ("/", {"accept": PROMETHEUS_3}),
+    ],
+)
+def test_what_an_answer_does_not_depend_on_makes_no_other_one(
+    path: str, same: dict[str, str]
+) -> None:
+    """One client would keep the loop busy with all forms of every page."""
+    pages = Scene(fresh=60.0).pages()
+    assert pages.answer("GET", path, **same) is pages.answer("GET", path)
+
+
+def test_answers_that_are_no_longer_fresh_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pages = 100.0, Scene(fresh=0.9).pages()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    for language in ("en", "ko", "ja"):
+        pages.answer("GET", "/", languages=language)
+    now += 1
+    pages.answer("GET", "/metrics")
+    assert len(pages._cache) == 1
+
+
 @pytest.mark.parametrize("now", [-1.0, 2.0**33])
 def test_pages_are_packed_whatever_the_clock_says(
     monkeypatch: pytest.MonkeyPatch, now: float
