@@ -47,7 +47,7 @@ def prefer(
         RefusalError: the request contradicts itself.
     """
     free = list(dict.fromkeys(available))
-    _check(free, must, size)
+    _check(free, must, size, len(devices))
     # In card order, not in the order asked for: of equally good ones the first is taken.
     places = dict(
         sorted(
@@ -88,7 +88,10 @@ def prefer(
     return Choice(tuple(chosen), _reason([places[id_] for id_ in chosen]))
 
 
-def _check(free: Sequence[str], must: Sequence[str], size: int) -> None:
+def _check(free: Sequence[str], must: Sequence[str], size: int, listed: int) -> None:
+    if len(free) > 2 * listed:  # a few were removed since: that fails no Pod
+        message = f"{len(free)} devices are said to be available, and {listed} are listed"
+        raise RefusalError(Refusal.INVALID, message)
     if size <= 0:
         raise RefusalError(Refusal.INVALID, f"allocation_size is {size}: must be at least 1")
     if size > len(free):
@@ -96,8 +99,7 @@ def _check(free: Sequence[str], must: Sequence[str], size: int) -> None:
             Refusal.INVALID,
             f"allocation_size is {size}, but only {len(free)} devices are available",
         )
-    strange = [id_ for id_ in must if id_ not in set(free)]
-    if strange:
+    if strange := sorted(set(must).difference(free)):
         raise RefusalError(
             Refusal.INVALID,
             f"must_include_deviceIDs names {quoted(strange[0])}, which is not available",

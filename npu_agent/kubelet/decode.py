@@ -14,6 +14,9 @@ from npu_agent.core.ledger import Assignment
 
 Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
+_MOST = 4096
+"""Allocations of a resource; 64 cards of 8 cores have 512."""
+
 _Message = dict[int, list[bytes]]
 """The contents of each length-delimited field, by its number."""
 
@@ -23,20 +26,26 @@ def read_list(answer: bytes) -> Listed:
 
     The kubelet lists a device once for each near NUMA node, one of a claim once for each prepare,
     and all in an order that changes. A claim's device is known by pool and name: some of its CDI
-    names are other devices' (kubelet 1.36).
+    names are other devices' (kubelet 1.36). A resource with more than 4,096 allocations is left
+    out: no node has so many cores, and other plugins offer hundreds of thousands of devices.
 
     Raises:
         ValueError: the answer is broken.
     """
-    held: set[tuple[str, ...]] = set()
+    held: dict[str, set[tuple[str, ...]]] = {}
     used: set[tuple[str, ...]] = set()
     for pod in map(_message, _message(answer).get(1, ())):
         for container in map(_message, pod.get(3, ())):
             holder = _text(pod, 2), _text(pod, 1), _text(container, 1)
-            held.update((*holder, *device) for device in _devices(container.get(2, ())))
+            for resource, id_ in _devices(container.get(2, ())):
+                devices = held.setdefault(resource, set())
+                if len(devices) <= _MOST:
+                    devices.add((*holder, resource, id_))
             used.update((*holder, *device) for device in _claimed(container.get(5, ())))
-    assignments = (Assignment(*names) for names in sorted(held))
-    return tuple(assignments), tuple(ClaimUse(*names) for names in sorted(used))
+    ours = sorted(names for devices in held.values() if len(devices) <= _MOST for names in devices)
+    return tuple(Assignment(*names) for names in ours), tuple(
+        ClaimUse(*names) for names in sorted(used)
+    )
 
 
 def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:

@@ -143,6 +143,12 @@ def test_the_same_id_twice_counts_once() -> None:
         (["U0"], [], -1, "allocation_size is -1: must be at least 1"),
         ([], [], 1, "allocation_size is 1, but only 0 devices are available"),
         (["U0", "U0"], [], 2, "allocation_size is 2, but only 1 devices are available"),
+        (
+            [f"GONE-{n}" for n in range(20_000)],
+            [],
+            1,
+            "20000 devices are said to be available, and 8 are listed",
+        ),
         (["U0"], ["U1"], 1, "must_include_deviceIDs names 'U1', which is not available"),
         (["U0", "U1"], ["U0", "U1"], 1, "2 devices must be included in an allocation of 1"),
     ],

@@ -99,6 +99,24 @@ def expected(response: wire.ListPodResourcesResponse) -> decode.Listed:
     return tuple(sorted(held)), tuple(sorted(used))
 
 
+def test_a_resource_with_more_allocations_than_a_node_has_cores_is_left_out() -> None:
+    """Other plugins offer hundreds of thousands of devices, which took hundreds of MiB."""
+    crowd = [f"fuse-{number}" for number in range(200_000)]
+    devices = [
+        wire.ContainerDevices(resource_name="example.com/fuse", device_ids=crowd),
+        wire.ContainerDevices(resource_name="furiosa.ai/npu", device_ids=["U0", "U1"]),
+    ]
+    pod = wire.PodResources(
+        name="pod", namespace="ns", containers=[wire.ContainerResources(name="c", devices=devices)]
+    )
+    answer = bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+    assigned, _ = read_list(answer)
+    assert [(one.resource, one.device) for one in assigned] == [
+        ("furiosa.ai/npu", "U0"),
+        ("furiosa.ai/npu", "U1"),
+    ]
+
+
 @FEW
 @given(ANSWERS)
 def test_reads_what_betterproto_writes(response: wire.ListPodResourcesResponse) -> None:

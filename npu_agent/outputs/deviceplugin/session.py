@@ -39,10 +39,9 @@ API_VERSION = "v1beta1"
 _REGISTER = "/v1beta1.Registration/Register"
 
 _FAILS = ".none"
-"""The ending of a socket for a registration that is to fail: shorter than that of ours, so that
-its path is never too long."""
+"""The ending of a socket for a registration that is to fail: no longer than that of a plugin's."""
 _SUFFIX = r"-[0-9a-f]{8}\.(sock|none)"
-"""What follows `Plugin.socket_name` in the names of our sockets, and of no other program's."""
+"""What follows `Plugin.socket_name` in the name of a plugin's socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

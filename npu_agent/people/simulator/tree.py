@@ -27,7 +27,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -187,6 +187,8 @@ class _Tree:
     root: Path
     plain_nodes: bool
     made: frozenset[str]
+    _safe: set[Path] = field(default_factory=set)
+    """Directories that are below the root."""
 
     def save(self, cards: _Cards) -> None:
         state = _State(cards, self.plain_nodes)
@@ -214,7 +216,7 @@ class _Tree:
         """
         stale = self.made - wanted.keys()
         for base in sorted(bases):
-            _mkdir(self.root / base)
+            _mkdir(self._below(base))
         # Links go first and come last, so that a card is never listed without its files.
         for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
             self._remove(path, bases)
@@ -222,8 +224,19 @@ class _Tree:
             if path not in self.made or known.get(path) != wanted[path]:
                 self._put(path, wanted[path])
 
-    def _put(self, path: str, content: Content) -> None:
+    def _below(self, path: str) -> Path:
+        """Returns the place of a path; raises a SimulatorError if it is not below the root."""
         target = self.root / path
+        if (parent := target.parent) not in self._safe:
+            if not parent.resolve().is_relative_to(self.root.resolve()):
+                raise SimulatorError(
+                    f"{path} is not below {self.root}: remove {self.root} and make it again"
+                )
+            self._safe.add(parent)
+        return target
+
+    def _put(self, path: str, content: Content) -> None:
+        target = self._below(path)
         if _shows(target, content):
             return
         _mkdir(target.parent)
@@ -251,7 +264,7 @@ class _Tree:
             new.replace(target)
 
     def _remove(self, path: str, bases: Collection[str]) -> None:
-        target = self.root / path
+        target = self._below(path)
         with _released(target, ""):
             _discard(target)
         for parent in Path(path).parents[:-2]:  # never the top directory, nor root itself

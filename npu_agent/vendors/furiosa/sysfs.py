@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _LARGEST_FILE = 64 * 1024
 """sysfs answers at most a page; what is larger is not from a driver."""
 
+_POWER = range(2_000_000_001)
+"""What a card can take, in µW: three times what RNGD's limit allows (`power_max_mw`, 675 W)."""
+
 _NODE = re.compile("npu([0-9]{1,4})")
 
 _HWMON = {
@@ -222,7 +225,7 @@ class Furiosa:
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
             for path, kind, label in _sensor_files(directory):
                 value = parse.integer(_optional(path))
-                if value is not None:
+                if value is not None and (kind is not SensorKind.POWER or value in _POWER):
                     sensors.append(Sensor(kind, label, value))
         return tuple(sensors)
 
