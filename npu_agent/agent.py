@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import platform
 import signal
 import time
@@ -223,7 +222,6 @@ class Agent:
                 words,
                 driver.Host(
                     node_name=node_name,
-                    pod_uid=os.environ.get("POD_UID"),
                     kubelet_root=directory.parent,
                     cdi_root=host_root / cdi.DIRECTORY,
                 ),

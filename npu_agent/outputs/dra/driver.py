@@ -38,7 +38,7 @@ from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.outputs.dra.claims import Claims, LocalPool
-from npu_agent.outputs.dra.endpoint import Endpoint, instance_of, sweep_all
+from npu_agent.outputs.dra.endpoint import Endpoint, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
 from npu_agent.supervise import background
@@ -78,7 +78,6 @@ class Host:
 
     node_name: str | None
     """None: unknown, and claims cannot be served."""
-    pod_uid: str | None
     kubelet_root: Path
     """``/var/lib/kubelet``, by the kubelet's own path for it."""
     cdi_root: Path
@@ -146,7 +145,6 @@ class Driver:
         self._standing = Standing(dra.driver)
         self.status = self._standing.status
         self._host = host
-        self._instance = instance_of(host.pod_uid)
         self._snapshots, self._store = shared.snapshots, shared.store
         self._ownership = shared.ownership
         self._cordons = shared.cordons
@@ -445,7 +443,6 @@ class Driver:
         endpoint = Endpoint(
             driver=self._dra.driver,
             kubelet_root=self._host.kubelet_root,
-            instance=self._instance,
             plugin=DraPlugin(self._prepare, self._unprepare),
             health=Health(self._host.node_name or "", Feed(None)),
         )

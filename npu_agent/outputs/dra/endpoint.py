@@ -6,11 +6,13 @@ services' socket whose path it knows: each instance has names of its own.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from pathlib import Path
 
 from npu_agent.feed import Feed
+from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import UnixServer, sweep, wait_drained
 from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
 
@@ -18,15 +20,8 @@ REGISTRY, PLUGINS = "plugins_registry", "plugins"
 """In the kubelet's root: its directory of registrations, and that with a directory for each
 driver."""
 
-_INSTANCE = r"[0-9a-f][0-9a-f-]{6,34}[0-9a-f]"
-"""A Pod's UID, or as many hexadecimal digits."""
-
-
-def instance_of(pod_uid: str | None) -> str:
-    """The agent's name in its sockets' names: its Pod's UID, else at random."""
-    if pod_uid and re.fullmatch(_INSTANCE, pod_uid):
-        return pod_uid
-    return secrets.token_hex(4)
+_UNIQUE = "[0-9a-f]{12}"
+"""Not a Pod's UID: below the kubelet's directory of MicroK8s that path would be too long."""
 
 
 def made_by_us(name: str, driver: str) -> bool:
@@ -34,22 +29,22 @@ def made_by_us(name: str, driver: str) -> bool:
 
 
 def _registration(driver: str) -> str:
-    return rf"{re.escape(driver)}-{_INSTANCE}-[0-9a-f]{{4}}-reg\.sock"
+    return rf"{re.escape(driver)}-{_UNIQUE}-reg\.sock"
 
 
 def sweep_all(driver: str, kubelet_root: Path) -> None:
     sweep(kubelet_root / REGISTRY, _registration(driver))
-    sweep(kubelet_root / PLUGINS / driver, rf"dra-{_INSTANCE}-[0-9a-f]{{4}}\.sock")
+    sweep(kubelet_root / PLUGINS / driver, rf"dra-{_UNIQUE}\.sock")
 
 
 class Endpoint:
     """A driver on two sockets that are this process's alone."""
 
     def __init__(
-        self, *, driver: str, kubelet_root: Path, instance: str, plugin: DraPlugin, health: Health
+        self, *, driver: str, kubelet_root: Path, plugin: DraPlugin, health: Health
     ) -> None:
         """`kubelet_root` is ``/var/lib/kubelet``, by the kubelet's own path for it."""
-        unique = f"{instance}-{secrets.token_hex(2)}"  # a container of the Pod may be restarted
+        unique = secrets.token_hex(6)
         self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
         self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
         self.plugin = plugin
@@ -65,6 +60,13 @@ class Endpoint:
         Raises:
             OSError: a socket cannot be made, or its path is too long; nothing is left behind.
         """
+        longest = max(len(os.fsencode(path)) for path in (self.path, self.registration_path))
+        if longest > SOCKET_PATH_MAX:
+            raise OSError(
+                f"the kubelet's directory is {longest - SOCKET_PATH_MAX} bytes too long for the "
+                f"socket {self.registration_path}: start the kubelet with a shorter --root-dir, or "
+                "set allocation.api: device-plugin"
+            )
         registry = self.registration_path.parent
         if not registry.is_dir():
             raise FileNotFoundError(

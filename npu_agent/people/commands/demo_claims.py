@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -211,8 +210,6 @@ class ClaimsNode:
         url = await self._served.enter_async_context(served(self._api_server.answer))
         for part in (self._kubelet, self._manager):
             await part.start()
-        # This agent is in no Pod, and a Pod's UID would make the paths of its sockets too long.
-        os.environ.pop("POD_UID", None)
         config, self._api = load(file, REGISTRY), Api(lambda: at(url, "the demo"))
         self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
         parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())

@@ -17,7 +17,6 @@ from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
 
 DRIVER = "npu.furiosa.ai"
-POD_UID = "0b0c1bb0-3a5e-4c3f-9d5b-6a3c0c5d7f10"
 POOL = "node-1"
 
 
@@ -76,7 +75,6 @@ class Driver:
         given = {
             "driver": DRIVER,
             "kubelet_root": root,
-            "instance": POD_UID,
             "plugin": DraPlugin(self.prepare, self.unprepare),
             "health": Health(POOL, self.devices),
         }

@@ -81,7 +81,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         cordons = CordonStore(annotation, snapshots, directory, start=0.0)
         driver = Driver(
             SPEC,
-            Host(node_name=NODE, pod_uid=None, kubelet_root=root, cdi_root=root / "cdi"),
+            Host(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
             Shared(
                 snapshots=snapshots,
                 store=store,

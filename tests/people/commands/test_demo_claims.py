@@ -58,7 +58,6 @@ async def test_each_step_says_what_happened() -> None:
 async def test_an_agent_in_a_pod_of_a_cluster_is_none_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("POD_UID", "0b0c1bb0-3a5e-4c3f-9d5b-6a3c0c5d7f10")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     async with chapter() as node:
