@@ -39,6 +39,7 @@ from npu_agent.kube import Api, credentials
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.cordons import CordonStore
+from npu_agent.kubelet.directories import until_deleted
 from npu_agent.kubelet.ownership import HAND_OVER, Ownership
 from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
 from npu_agent.kubelet.pods import Pods
@@ -241,6 +242,12 @@ class Agent:
             for words in SPECS
             if words.dra
         )
+        self.directories = (
+            directory,
+            socket_beside(directory).parent,
+            *(path for driver in self.drivers for path in driver.directories),
+        )
+        """The kubelet's that this agent uses."""
         self.events = Events(
             api=self._api,
             node_name=node_name,
@@ -615,8 +622,11 @@ async def run(
     *,
     config_file: Path | None,
     shutdown: Shutdown,
-) -> None:
-    """Runs the agent until SIGTERM or SIGINT (`npu-agent run`). SIGHUP reads the config now."""
+) -> bool:
+    """Runs the agent until SIGTERM or SIGINT (`npu-agent run`). SIGHUP reads the config now.
+
+    Returns False if it ends by itself: only a new container gets back to the kubelet.
+    """
     config = effective.config
     log.info(
         "npu-agent starts",
@@ -642,5 +652,15 @@ async def run(
 
     shutdown.begin(end)
     loop.add_signal_handler(signal.SIGHUP, agent.poller.read_now)
+    deleted = asyncio.create_task(until_deleted(agent.directories))
+    deleted.add_done_callback(lambda _: stop.set())
     await agent.run(stop, shutdown.allow)
+    if deleted.done():
+        log.error(
+            "a directory of the kubelet was deleted: exiting, because only a new container sees "
+            "the directory in its place",
+            directory=deleted.result(),
+        )
+        return False
     log.info("ended")
+    return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from npu_agent.kubelet.record import RECORD
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import kubeconfig
@@ -58,14 +60,17 @@ class Node:
             process.communicate()
 
     @contextmanager
-    def agent(self, **env: str) -> Iterator[subprocess.Popen[str]]:
-        where = ("--host-root", self.root, "--plugin-dir", self.plugins)
+    def agent(self, mount: int | None = None, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """`mount` is a descriptor that leads to the kubelet's directory, as a mount does."""
+        plugins = self.plugins if mount is None else f"/proc/self/fd/{mount}"
+        where = ("--host-root", self.root, "--plugin-dir", plugins)
         quick = ("--health-interval=0.05", "--metrics-listen=127.0.0.1:0")
         process = subprocess.Popen(
             [sys.executable, "-m", "npu_agent", "run", *where, *quick],
             stderr=subprocess.PIPE,
             text=True,
             env=environment(env),
+            pass_fds=() if mount is None else (mount,),
         )
         try:
             yield process
@@ -97,6 +102,21 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGTERM)
     _, log = await asyncio.to_thread(process.communicate, timeout=LONG)
     return process.returncode, log
+
+
+async def test_a_directory_that_was_deleted_under_its_mount_ends_it(node: Node) -> None:
+    mount = os.open(node.plugins, os.O_PATH)
+    try:
+        with node.agent(mount) as agent:
+            await until((node.plugins / RECORD).exists)
+            shutil.rmtree(node.plugins)
+            node.plugins.mkdir()
+            _, log = await asyncio.to_thread(agent.communicate, timeout=LONG)
+    finally:
+        os.close(mount)
+    assert agent.returncode == 1
+    assert "a directory of the kubelet was deleted: exiting, because" in log
+    assert f"directory=/proc/self/fd/{mount}" in log
 
 
 async def test_with_a_token_that_blocks(node: Node, kubelet: StandInKubelet) -> None:

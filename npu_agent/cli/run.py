@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
     pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
     host = agent.Host(host_root(args), node, pod.strip("/"), simulation)
     file = getattr(args, "config_file", None)
-    asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
-    return 0
+    as_asked = asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
+    return 0 if as_asked else FAILED
 
 
 def _simulated(

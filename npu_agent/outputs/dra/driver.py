@@ -38,7 +38,7 @@ from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.outputs.dra.claims import Claims, LocalPool
-from npu_agent.outputs.dra.endpoint import Endpoint, sweep_all
+from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
 from npu_agent.supervise import background
@@ -194,6 +194,11 @@ class Driver:
         """Whether cards cannot be cut: the API server does not count their cores."""
         self._untainted = self.slices.state.map(lambda state: state.untainted)
         """Whether tainted devices are left out: the API server drops taints."""
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        root = self._host.kubelet_root
+        return root / REGISTRY, root / PLUGINS / self._dra.driver
 
     def prepared(self) -> tuple[PreparedClaim, ...]:
         claims = self._store.prepared.value.values()
