@@ -17,6 +17,7 @@ from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.agents import Pages, agents
 from npu_agent.people.cluster.objects import Cluster, condition
 from npu_agent.people.cluster.pods import Container, Pod
+from npu_agent.people.cluster.quantity import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +250,15 @@ def requests(pod: Pod) -> Mapping[str, int]:
 
 def _counted(container: Container) -> Counter[str]:
     wanted = {**container.resources.limits, **container.resources.requests}
-    return Counter({name: int(count) for name, count in wanted.items() if count.isdigit()})
+    return Counter({name: number(text) for name, text in wanted.items() if "/" in name})
+
+
+def number(text: str) -> int:
+    """A number of devices, which Kubernetes may write as ``1k``."""
+    try:
+        return int(quantity(text))
+    except ValueError:
+        return 0
 
 
 def _plugin_requests(pod: Pod, words: Words) -> dict[str, int]:
@@ -331,9 +340,9 @@ def _from_page(page: Report, others: _Sums) -> _Sums:
 
 def _counts(quantities: Mapping[str, str], words: Words) -> dict[str, int]:
     return {
-        name: int(text)
+        name: count
         for name, text in quantities.items()
-        if words.is_resource(name) and text.isdigit() and int(text)
+        if words.is_resource(name) and (count := number(text))
     }
 
 

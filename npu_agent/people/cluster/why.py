@@ -115,9 +115,9 @@ def _resource(name: str, cluster: Cluster, offered: Sequence[view.Offered]) -> I
     for pod in cluster.pods:
         used[pod.spec.node_name] += view.requests(pod).get(name, 0)
     there = {
-        node.name: (int(node.status.allocatable.get(name, "0")), int(count))
+        node.name: (view.number(node.status.allocatable.get(name, "0")), count)
         for node in cluster.nodes
-        if (count := node.status.capacity.get(name, "")).isdigit() and int(count)
+        if (count := view.number(node.status.capacity.get(name, "0")))
     }
     most = sorted(there, key=lambda node: (used[node] - there[node][0], natural(node)))
     if there:

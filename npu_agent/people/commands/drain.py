@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from npu_agent.cli import CommandError
@@ -66,8 +66,13 @@ async def _drain(args: argparse.Namespace) -> None:
     print(f"{args.npu} is free and can be reset; then `{again}`")
 
 
-async def _held(api: Api, node: str, card: Card, report: Report) -> _Held:
-    """Who holds a card, by the objects of Pods and claims, and by the agent's page."""
+async def _held(
+    api: Api, node: str, card: Card, report: Report, evicted: Collection[str] = ()
+) -> _Held:
+    """Who holds a card, by the objects of Pods and claims, and by the agent's page.
+
+    Of Pods that were `evicted` the objects may be gone before their containers are.
+    """
     cluster = await fetch(api, Scope(("pods", "claims", "slices"), node=node))
     if {"Pod", "ResourceClaim"} & cluster.refused.keys():
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
@@ -85,9 +90,8 @@ async def _held(api: Api, node: str, card: Card, report: Report) -> _Held:
         key = one_line(f"{holder.namespace}/{holder.pod}")
         if key in known:
             continue
-        held.unclear.append(
-            f"the agent names {key}, which no object shows as a Pod of Node {node} with NPUs"
-        )
+        what = f"the agent names {key}, which no object shows as a Pod of Node {node} with NPUs"
+        held.unclear.append(f"{key} is ending" if key in evicted else what)
     return held
 
 
@@ -110,7 +114,7 @@ async def _empty(api: Api, agent: Agent, card_id: str, args: argparse.Namespace)
     while True:
         report = await agent.report()
         card = card_of(card_id, report.cards)
-        held = await _held(api, agent.node, card, report)
+        held = await _held(api, agent.node, card, report, evictions.granted.values())
         waits = [*held.unclear]
         if card.cordoned is None:
             waits = ["the agent has not seen the cordon: set `cordon: true` in its config"]
@@ -135,7 +139,8 @@ class _Evictions:
 
     def __init__(self, api: Api, grace_period: int | None) -> None:
         self._api, self._grace_period = api, grace_period
-        self._granted: set[str] = set()
+        self.granted: dict[str, str] = {}
+        """The names of Pods by UID."""
         self.wait = 0.0
         """Seconds that the API server asked to wait."""
 
@@ -145,7 +150,7 @@ class _Evictions:
         return [await self._ask(pod) for pod in holders]
 
     async def _ask(self, pod: Pod) -> str:
-        if pod.metadata.deletion_timestamp or pod.uid in self._granted:
+        if pod.metadata.deletion_timestamp or pod.uid in self.granted:
             return f"{pod.key} is ending"
         if pod.stays:
             raise CommandError(
@@ -154,7 +159,7 @@ class _Evictions:
             )
         refused = await pods.evict(self._api, pod, self._grace_period)
         if refused is None:
-            self._granted.add(pod.uid)
+            self.granted[pod.uid] = pod.key
             print(f"evicted {pod.key}", flush=True)
             return f"{pod.key} is ending"
         self.wait = max(self.wait, refused.retry_after or 0.0)

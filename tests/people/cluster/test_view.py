@@ -25,7 +25,7 @@ from tests.people.cluster.build import (
 )
 
 
-def container(count: int, **fields: Any) -> Json:
+def container(count: int | str, **fields: Any) -> Json:
     limits = {NPU: str(count)} if count else {}
     return {"name": f"c{count}", "resources": {"limits": limits, "requests": limits}, **fields}
 
@@ -37,6 +37,7 @@ ALWAYS = {"restartPolicy": "Always"}
     ("main", "inits", "count"),
     [
         (1, [], 1),
+        ("1k", [], 1000),
         (0, [container(2, **ALWAYS)], 2),
         (0, [container(1)], 1),
         (1, [container(2)], 2),
@@ -47,13 +48,13 @@ ALWAYS = {"restartPolicy": "Always"}
     ],
 )
 def test_sidecars_and_init_containers_count_as_the_scheduler_counts_them(
-    main: int, inits: list[Json], count: int
+    main: int | str, inits: list[Json], count: int
 ) -> None:
     made = pod(containers=[container(main)], initContainers=inits, on="n1")
     assert requests(read(Pod, made)).get(NPU) == count
-    labels = {"beta.furiosa.ai/npu.count": "8", "beta.furiosa.ai/npu.family": "rngd"}
-    (row,) = node_rows(cluster(node("n1", {NPU: "8"}, labels=labels), made), WORDS)
-    assert (row.allocated, row.free) == (8 * count, 64 - 8 * count)
+    labels = {"beta.furiosa.ai/npu.count": "2000", "beta.furiosa.ai/npu.family": "rngd"}
+    (row,) = node_rows(cluster(node("n1", {NPU: "2k"}, labels=labels), made), WORDS)
+    assert (row.allocated, row.free) == (8 * count, 16000 - 8 * count)
     assert [one.pod for one in holdings(cluster(made), WORDS, Pages())] == ["train"]
 
 

@@ -50,6 +50,8 @@ class Cluster:
     claims: list[dict[str, Any]] = field(default_factory=list)
     elsewhere: set[str] = field(default_factory=set)
     """Pods that the page names and that are on another Node."""
+    lingers: int = 0
+    """How often the page still names evicted Pods whose objects are gone."""
     more: list[dict[str, Any]] = field(default_factory=list)
     """More Pods of the Node."""
     page: dict[str, Any] | None = None
@@ -96,6 +98,10 @@ class Cluster:
                 if name != f"{self.agent}:":
                     return await status(404, "not found")(request)
                 cards = [self.card(card) for card in CARDS]
+                if self.elsewhere and self.lingers:
+                    self.lingers -= 1
+                    if not self.lingers:
+                        self.held.clear()
                 return web.json_response(self.page or {"cards": cards})
             case ["namespaces", "team", "pods", name, "eviction"]:
                 if self.refusals:
@@ -103,7 +109,10 @@ class Cluster:
                     return self.refusals.pop(0)
                 assert self.held[name] in self.annotation, "cordoned first"
                 self.evictions.append(await request.json())
-                del self.held[name]
+                if self.lingers:
+                    self.elsewhere.add(name)
+                else:
+                    del self.held[name]
                 return web.json_response({"kind": "Status", "status": "Success"}, status=201)
         return await self.server.answer(request)
 
@@ -286,6 +295,17 @@ async def test_pods_that_no_object_shows_to_hold_an_npu_of_the_node_are_not_evic
         await cluster.run("drain", "npu1", "--timeout", "0.1")
     assert [one["metadata"]["name"] for one in cluster.evictions] == ["a"]
     assert "is free" not in capsys.readouterr().out
+
+
+async def test_an_evicted_pod_that_the_page_still_names_is_ending(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drain, "_EVERY", 0.0)
+    cluster.held, cluster.lingers = {"a": "npu1"}, 3
+    await cluster.run("drain", "npu1")
+    said = capsys.readouterr().out.splitlines()[1:]
+    assert said[:2] == ["evicted team/a", "team/a is ending"]
+    assert said[2].startswith("npu1 is free and can be reset")
 
 
 async def test_a_card_that_a_claim_or_an_unknown_pod_has_is_not_free(cluster: Cluster) -> None:
