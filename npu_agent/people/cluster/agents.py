@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,24 +60,14 @@ def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
 class Agent:
     """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
 
-    def __init__(self, api: Api, node: str, pods: Sequence[Pod] = ()) -> None:
-        """Takes its Pods where they are known.
-
-        Raises:
-            CommandError: they belong to several DaemonSets.
-        """
+    def __init__(self, api: Api, node: str) -> None:
         self.node = node
         self._api = api
-        self._pods = only(node, pods)
+        self._pods: list[Pod] = []
 
     async def report(self) -> Report:
         """/status.json; raises as `status`."""
-        status = await self.status()
-        try:
-            return convert(status, Report)
-        except InvalidJsonError as error:
-            what = f"the page of the agent on Node {self.node} cannot be used (another version?)"
-            raise CommandError(f"{what}: {error}") from error
+        return _report(self.node, await self.status())
 
     async def status(self) -> dict[str, object]:
         """/status.json as it is.
@@ -86,10 +77,8 @@ class Agent:
             CommandError: no agent runs there, or several do.
         """
         if self._pods:
-            try:
-                return await self._first()
-            except ApiError:
-                pass  # another Pod may be the agent by now
+            with contextlib.suppress(ApiError):  # another Pod may be the agent by now
+                return await _first(self._api, self._pods)
         selectors = {"pods": AGENT, "daemon_sets": AGENT}
         pods, sets = await asyncio.gather(
             fetch(self._api, Scope(("pods",), selectors=selectors, node=self.node)),
@@ -103,18 +92,26 @@ class Agent:
             raise CommandError(
                 f"no agent runs on Node {self.node}: `kubectl get pods -A -o wide -l {AGENT}`"
             )
-        return await self._first()
+        return await _first(self._api, self._pods)
 
-    async def _first(self) -> dict[str, object]:
-        """The first page that can be read."""
-        failed: ApiError | None = None
-        for pod in self._pods:
-            try:
-                return await page_of(self._api, pod.namespace, pod.name)
-            except ApiError as error:
-                failed = failed or error
-        assert failed is not None  # noqa: S101  (for the type checker)
-        raise failed
+
+async def _first(api: Api, pods: Sequence[Pod]) -> dict[str, object]:
+    """The first page that can be read; else the first error."""
+    errors: list[ApiError] = []
+    for pod in pods:
+        try:
+            return await page_of(api, pod.namespace, pod.name)
+        except ApiError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _report(node: str, status: object) -> Report:
+    try:
+        return convert(status, Report)
+    except InvalidJsonError as error:
+        what = f"the page of the agent on Node {node} cannot be used (another version?)"
+        raise CommandError(f"{what}: {error}") from error
 
 
 async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
@@ -127,7 +124,7 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
         if refused:
             return
         try:
-            found[node] = await Agent(api, node, pods).report()
+            found[node] = _report(node, await _first(api, only(node, pods)))
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:
