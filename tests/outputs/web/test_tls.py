@@ -164,14 +164,15 @@ async def test_without_a_good_one_nothing_is_served_until_there_is(
         assert await scrape(await listening(server), ours.trusting()) == PROMETHEUS
 
 
-async def test_one_that_clients_refuse_is_served_with_the_time_of_its_end(
-    ours: Authority, tmp_path: Path
+@pytest.mark.parametrize("days", [-1, 2, 20_000])  # from 2050 on the time has another form
+async def test_one_is_served_with_the_time_of_its_end_also_if_clients_refuse_it(
+    ours: Authority, tmp_path: Path, days: int
 ) -> None:
-    expired = ours.sign("expired", days=-1)
-    async with encrypted(placed(tmp_path, expired)) as (certificates, address):
+    cert = ours.sign("one", days=days)
+    async with encrypted(placed(tmp_path, cert)) as (certificates, address):
         expires_at = certificates.state.value.expires_at
-        assert expires_at == pytest.approx(time.time() - DAY, abs=600)
-        assert await shown(address) == der(expired[0])
+        assert expires_at == pytest.approx(time.time() + days * DAY, abs=600)
+        assert await shown(address) == der(cert[0])
 
 
 async def test_a_handshake_that_never_ends_is_ended(ours: Authority, tmp_path: Path) -> None:
