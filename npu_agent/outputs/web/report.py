@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Cores = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}(-[0-9]{1,3})?\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -23,7 +28,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     namespace: str
     pod: str
-    cores: str | None = None
+    cores: Cores | None = None
     claim: str | None = None
     resource: str = ""
 
@@ -39,7 +44,7 @@ class Card(msgspec.Struct, frozen=True):
     """A card, as its agent sees it."""
 
     name: str
-    core_count: int
+    core_count: Count
     id: str = ""
     uuid: str | None = None
     pci_bus_id: str | None = None

@@ -503,7 +503,16 @@ async def test_hostile_words_of_objects_and_pages_reach_no_terminal(
     assert not [line for line in text.splitlines() if line.startswith("root")]
 
 
-@pytest.mark.parametrize("card", [{}, {"name": "npu0"}, {"name": 0, "core_count": 8}, None])
+HUGE = {"namespace": "ml", "pod": "p", "cores": "0-9999999999"}
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        *({}, {"name": "npu0"}, {"name": 0, "core_count": 8}, None),
+        *({"name": "a", "core_count": 10**12}, {"name": "a", "core_count": 8, "holders": [HUGE]}),
+    ],
+)
 async def test_a_page_of_another_version_is_named_and_the_rest_is_shown(
     cluster: Cluster, card: Any
 ) -> None:
