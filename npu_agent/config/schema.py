@@ -196,8 +196,8 @@ class HealthConfig:
     )
     expected_cards: int | None = _live(
         None,
-        "Healthy cards that make the Node's condition True; without it, the most that were healthy "
-        "at one time since it booted.",
+        "Cards of the node; fewer are a problem. So many healthy ones make the Node's condition "
+        "True; without it, the most that were healthy at one time since it booted.",
         number(int, 0, 1024),
     )
     condition: ConditionConfig = ConditionConfig()
