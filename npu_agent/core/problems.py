@@ -431,7 +431,8 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     found = [*served, *_of_the_rest(state, away)]
     waiting = [note for note in found if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
-    text = f"the API server does not answer: {state.api_error}; until it does, {what} may be old"
+    text = f"the API server does not answer: {state.api_error}; until it does, "
+    text += f"{what} may be old or unknown"
     unready = text if any(note.unready for note in waiting) else ""
     remedy = "check the API server; the agent asks again by itself, and cards are still served"
     return _as_one(found, waiting, text=text, unready=unready, remedy=remedy, since=None)
