@@ -1,4 +1,4 @@
-from tests.words import found, long_sentences, questions_in_code, questions_in_tables
+from tests.words import by_name, found, long_sentences, questions_in_code, questions_in_tables
 
 LONG = " ".join(["word"] * 13)
 
@@ -42,3 +42,19 @@ def test_a_question_is_no_remedy() -> None:
     assert [line for line, _ in questions_in_tables(table)] == [4]
     code = 'Note("did you mean a?",\n    remedy="do it" if a else f"{b}: is it there?")'
     assert [line for line, _ in questions_in_code(code)] == [2]
+
+
+def test_a_package_that_is_not_registered_is_never_named_for_an_installation() -> None:
+    for command in (
+        "pipx install npu-agent",
+        "pip install -U 'npu-agent[kubectl]'",
+        "uvx npu-agent",
+    ):
+        assert [line for line, _ in by_name(f"\nRun `{command}`.")] == [2], command
+    for command in (
+        "pipx install .",
+        "pipx install '.[kubectl]'",
+        "helm install npu-agent k8s/chart",
+    ):
+        assert not by_name(command)
+    assert not by_name("pipx install dist/npu_agent-0.1.0-py3-none-any.whl, or uv tool install")

@@ -56,6 +56,7 @@ _PAGES = (
     *("docs/*.md", "docs/dev/*.md", "k8s/components/*.md", "k8s/chart/*.md"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
+_TRANSLATED = ("docs/ko/*.md", "docs/ja/*.md", "README.ko.md", "README.ja.md")
 _CODE = ("npu_agent/**/*.py",)
 _OTHERS = (
     *("npu_agent/**/*.js", "Makefile", "k8s/*.yaml", "k8s/components/**/*.yaml"),
@@ -69,6 +70,7 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _SHORT = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|no)\.", re.IGNORECASE)
 _END = re.compile(r"[.!?][)*\"”]*(?=\s|$)")
 _QUESTION = re.compile(r"(?i)(^|[:;,.] )(is|are|has|have|does|do|may|can|should|was)\b[^?\n]*\?")
+_BY_NAME = re.compile(r"\b(?:pipx?|uvx?)\s+(?:\w+\s+)*(?:-\S+\s+)*[\"']?npu-agent\b")
 _DO = re.compile(r"\b(do|fix|remedy)\b", re.IGNORECASE)
 
 
@@ -78,6 +80,14 @@ def found(text: str, *, code: bool = False) -> list[tuple[int, str]]:
         (_line(text, match.start()), f"{' '.join(match[0].split())!r}: prefer {prefer}")
         for prefer, words in (PREFER | (IN_CODE if code else {})).items()
         for match in re.finditer(rf"\b(?:{_spaced(words)})\b", text, re.IGNORECASE)
+    ]
+
+
+def by_name(text: str) -> list[tuple[int, str]]:
+    """For each command that installs a package by our name its line: any user may register it."""
+    return [
+        (_line(text, match.start()), "npu-agent is not registered on PyPI: `pipx install .`")
+        for match in _BY_NAME.finditer(text)
     ]
 
 
@@ -172,6 +182,10 @@ def _spaced(words: str) -> str:
 
 
 def _wrong(name: str, text: str) -> list[tuple[int, str]]:
+    return by_name(text) + ([] if any(map(Path(name).match, _TRANSLATED)) else _english(name, text))
+
+
+def _english(name: str, text: str) -> list[tuple[int, str]]:
     if name.endswith(".py"):
         return found(text, code=True) + questions_in_code(text)
     if name.endswith(".md"):
@@ -183,7 +197,7 @@ def main(only: list[str]) -> int:
     """Prints every place; returns 1 if there is any."""
     names = only or [
         str(path.relative_to(ROOT))
-        for pattern in (*_PAGES, *_CODE, *_OTHERS)
+        for pattern in (*_PAGES, *_TRANSLATED, *_CODE, *_OTHERS)
         for path in sorted(ROOT.glob(pattern))
     ]
     places: list[str] = []

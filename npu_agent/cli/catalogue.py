@@ -113,7 +113,8 @@ def _add_common(parser: Parser) -> None:
         type=Path,
         metavar="DIR",
         default=argparse.SUPPRESS,
-        help="where the host's / is mounted, or a simulated tree (default: /)",
+        help="where the host's / is mounted, or a simulated tree (default: $NPU_AGENT_HOST_ROOT, "
+        "else /)",
     )
 
 
@@ -131,6 +132,17 @@ def _add_output(parser: Parser) -> None:
 def _add_table(parser: Parser) -> None:
     _add_output(parser)
     parser.add_argument("--no-headers", action="store_true", help="only the rows of a table")
+
+
+def _add_plugin_dir(parser: Parser) -> None:
+    parser.add_argument(
+        "--plugin-dir",
+        type=Path,
+        metavar="DIR",
+        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
+        "(default: pluginDir of $NPU_AGENT_CONFIG_FILE, else $NPU_AGENT_PLUGIN_DIR, else "
+        f"{config.Config().plugin_dir})",
+    )
 
 
 def _add_watch(parser: Parser) -> None:
@@ -190,6 +202,7 @@ def _example() -> str:
 def _info(parser: Parser) -> None:
     _add_table(parser)
     _add_watch(parser)
+    _add_plugin_dir(parser)
 
 
 @_command(
@@ -208,15 +221,7 @@ def _info(parser: Parser) -> None:
 def _allocations(parser: Parser) -> None:
     _add_table(parser)
     _add_watch(parser)
-    directory = config.Config().plugin_dir
-    parser.add_argument(
-        "--plugin-dir",
-        type=Path,
-        default=Path(directory),
-        metavar="DIR",
-        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
-        f"(default: {directory})",
-    )
+    _add_plugin_dir(parser)
 
 
 @_command(
@@ -292,7 +297,7 @@ def _config_schema(_: Parser) -> None:
 
 @_command(
     "doctor",
-    """Check what the agent needs, here and in the cluster.
+    """Ask the running agent, and check what it needs, here and in the cluster.
 
     Changes nothing. Lists first what to fix, in order and with commands. The exit
     code is 1 if something is wrong.
@@ -300,11 +305,8 @@ def _config_schema(_: Parser) -> None:
     Also takes the options of `npu-agent run`.
 
     Examples:
-      npu-agent doctor        # on the host, as root
-      npu-agent doctor --all  # with lines that follow from others
-
-      # in the agent's Pod
-      npu-agent doctor --config-file=/etc/npu-agent/config.yaml --host-root=/host
+      npu-agent doctor        # in the agent's Pod, or on the host as root
+      npu-agent doctor --all  # with lines that do not apply here
     """,
 )
 def _doctor(parser: Parser) -> None:
@@ -312,7 +314,7 @@ def _doctor(parser: Parser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="also show lines that follow from other lines or do not apply here",
+        help="also show lines that do not apply here",
     )
 
 
@@ -357,7 +359,7 @@ def _add_npu(parser: Parser, *, reason: bool) -> None:
     uncordon`, also over restarts of agent and node.
 
     Examples:
-      npu-agent cordon npu3 --host-root=/host           # in the agent's Pod
+      npu-agent cordon npu3                             # in the agent's Pod
       npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
     """,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from npu_agent import config, logs
@@ -10,10 +11,14 @@ from npu_agent.core.vendor import Vendor
 from npu_agent.files import SIMULATION
 from npu_agent.vendors import REGISTRY, VENDORS
 
+ROOT_VARIABLE = "NPU_AGENT_HOST_ROOT"
+"""The environment variable for the default of --host-root."""
+
 
 def host_root(args: argparse.Namespace) -> Path:
-    root: Path = getattr(args, "host_root", Path("/"))
-    return root
+    """Returns where the host's / is: by the option, else by the environment, else /."""
+    root: Path | None = getattr(args, "host_root", None)
+    return root or Path(os.environ.get(ROOT_VARIABLE) or "/")
 
 
 def vendors(args: argparse.Namespace) -> list[Vendor]:
@@ -21,13 +26,25 @@ def vendors(args: argparse.Namespace) -> list[Vendor]:
     return [vendor(root, simulated=(root / SIMULATION).is_dir()) for vendor in VENDORS]
 
 
-def effective(args: argparse.Namespace) -> config.Effective:
-    return config.from_args(args, REGISTRY)
+def quiet(
+    args: argparse.Namespace, level: str = "error", *, tolerant: bool = True
+) -> config.Config:
+    """Returns the configuration; logs only errors (`level`), unless the options ask for more.
+
+    `tolerant`: of a bad file that the environment names it is what is good in it.
+    """
+    wanted = "config.log.level" in args
+    try:
+        found = config.from_args(args, REGISTRY).config
+    except config.ConfigError as error:
+        if not tolerant or any(one.place.source.startswith("--") for one in error.problems):
+            raise
+        found = error.good or config.default_config(REGISTRY)
+    logs.setup(found.log.level if wanted else level, found.log.format)
+    return found
 
 
-def quiet(args: argparse.Namespace, level: str = "error") -> config.Config:
-    """Returns the configuration; logs only errors (`level`), unless the options ask for more."""
-    found = effective(args)
-    default = found.origins["log.level"] == "default"
-    logs.setup(level if default else found.config.log.level, found.config.log.format)
-    return found.config
+def plugin_dir(args: argparse.Namespace, found: config.Config) -> Path:
+    """Returns the kubelet's directory of a command with `--plugin-dir`."""
+    given: Path | None = args.plugin_dir
+    return given or Path(found.plugin_dir)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from npu_agent import config
-from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, program
+from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, common, program
 from npu_agent.text import printable, reason
 
 
@@ -95,17 +95,16 @@ def _drop_stdout() -> None:
 
 
 def _check_host_root(args: argparse.Namespace) -> None:
-    root: Path | None = getattr(args, "host_root", None)
-    if root is None:
-        return
+    root = common.host_root(args)
     try:
         there = stat.S_ISDIR(root.stat().st_mode)
         wrong = "" if there else f"{root}: no directory"
     except (OSError, ValueError) as error:
         wrong = reason(error)
     if wrong:
+        named_by = "--host-root" if "host_root" in args else common.ROOT_VARIABLE
         raise CommandError(
-            f"--host-root: {wrong}: name the directory where the host's / is mounted, or one that "
+            f"{named_by}: {wrong}: name the directory where the host's / is mounted, or one that "
             "`npu-agent simulate` made",
             WRONG,
         )

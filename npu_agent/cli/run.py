@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from npu_agent import logs
+from npu_agent import config, logs
 from npu_agent.cli import FAILED, WRONG, CommandError
-from npu_agent.cli.common import effective, host_root
+from npu_agent.cli.common import host_root
 from npu_agent.shutdown import Shutdown
-from npu_agent.vendors import VENDORS
+from npu_agent.vendors import REGISTRY, VENDORS
 
 _MOST = 64
 """Simulated cards of a node. The simulator makes more, for tests; nodes have 16 at most."""
@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
     # The first process of a container has no default for SIGTERM: without this, an agent that is
     # ended while it still imports would be waited for until it is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    found = effective(args)
+    found = config.from_args(args, REGISTRY, strict=True)
     logs.setup(found.config.log.level, found.config.log.format)
     node = os.environ.get("NODE_NAME") or None
     simulation = _simulated(args.simulate, host_root(args), node) if args.simulate else None
@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     shutdown = Shutdown()
     pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
     host = agent.Host(host_root(args), node, pod.strip("/"), simulation)
-    file = getattr(args, "config_file", None)
+    file = config.file_of(args)
     as_asked = asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
     return 0 if as_asked else FAILED
 

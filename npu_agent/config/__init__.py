@@ -1,12 +1,13 @@
 """The configuration: its keys, how it is read from a file or from options, and how it changes.
 
 `Config` is an immutable value. `from_args` makes one from a command line, `parse` from a file's
-content; both raise only `ConfigError`. Nothing here reads the environment.
+content; both raise only `ConfigError`. Of the environment only NPU_AGENT_CONFIG_FILE and
+NPU_AGENT_PLUGIN_DIR are read, as defaults.
 """
 
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.load import Effective, load, parse
-from npu_agent.config.options import add_options, from_args
+from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, load, parse
+from npu_agent.config.options import add_options, file_of, from_args
 from npu_agent.config.poller import Poller
 from npu_agent.config.schema import (
     KEYS,
@@ -28,6 +29,7 @@ from npu_agent.config.show import json_schema, show
 
 __all__ = [
     "KEYS",
+    "PLUGIN_DIR_VARIABLE",
     "AllocationConfig",
     "Config",
     "ConfigError",
@@ -45,6 +47,7 @@ __all__ = [
     "add_options",
     "default_config",
     "disabled_for",
+    "file_of",
     "from_args",
     "json_schema",
     "load",

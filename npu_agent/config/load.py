@@ -21,6 +21,8 @@ from npu_agent.config.values import Null, Value, Written, written_yaml
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
 
+PLUGIN_DIR_VARIABLE = "NPU_AGENT_PLUGIN_DIR"
+"""The environment variable for the default of pluginDir."""
 MAX_BYTES = 1 << 18
 """The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
 
@@ -36,9 +38,14 @@ class Effective:
 
 def load(path: Path, words: VendorSpec) -> Effective:
     """Reads a configuration file; raises a ConfigError if that fails, or it is refused."""
+    return build(written_file(path), words)
+
+
+def written_file(path: Path) -> Written:
+    """Reads a configuration file, as it is written; raises a ConfigError if that fails."""
     with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         data = file.read(MAX_BYTES + 1)
-    return parse(data, str(path), words)
+    return _written(data, str(path))
 
 
 @contextmanager
@@ -67,26 +74,47 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
     Raises:
         ConfigError: with every problem, unless it is not YAML, or larger than `MAX_BYTES`.
     """
+    return build(_written(data, source), words)
+
+
+def _written(data: bytes, source: str) -> Written:
     if len(data) > MAX_BYTES:
         message = "larger than 256 KiB: this is not a configuration of npu-agent"
         raise ConfigError.at(Place(source), message)
-    return build(written_yaml(data, source), words)
+    return written_yaml(data, source)
 
 
 def build(written: Written, words: VendorSpec) -> Effective:
     """Builds the configuration; raises a ConfigError with every problem in it."""
+    _add_plugin_dir(written)
     schema, defaults = schema_of(words), default_config(words)
     reader = _Reader(written)
     config = good = reader.root(schema, defaults)
-    values_are_good = not reader.problems
+    bad = {_top(problem.key) for problem in reader.problems}
     for message, keys in broken_rules(config, words.families):
-        tops = {schema.keys[re.split(r"[.[]", key)[0]].attributes[0] for key in keys}
+        tops = {schema.keys[_top(key)].attributes[0] for key in keys}
         good = replace(good, **{top: getattr(defaults, top) for top in tops})
-        if values_are_good:
+        if bad.isdisjoint(map(_top, keys)):
             reader.wrong(next(key for key in keys if key in written.places), message)
     if reader.problems:
         raise ConfigError(reader.problems, good)
     return Effective(config, {k.name: str(reader.origins.get(k.name, "default")) for k in KEYS})
+
+
+def _top(key: str) -> str:
+    """The first part of a dotted key: ``resources`` of ``resources[0].family``."""
+    return re.split(r"[.[]", key)[0]
+
+
+def _add_plugin_dir(written: Written) -> None:
+    """Takes the kubelet's directory from the environment where nothing names it."""
+    if not (directory := os.environ.get(PLUGIN_DIR_VARIABLE)):
+        return
+    if isinstance(written.value, Null):
+        written.value = {}
+    if isinstance(written.value, dict) and "pluginDir" not in written.value:
+        written.value["pluginDir"] = directory
+        written.places["pluginDir"] = Place(PLUGIN_DIR_VARIABLE)
 
 
 class _Reader:
@@ -106,6 +134,10 @@ class _Reader:
 
     def root(self, schema: Group, defaults: Config) -> Any:
         found = self.written.value
+        if isinstance(found, dict) and {"apiVersion", "kind"} <= found.keys():
+            what = f"this is an object of Kubernetes ({_named(found['kind'])})"
+            self.wrong("kind", f"{what}: pass the text of its data, config.yaml")
+            return defaults
         if isinstance(found, dict):
             return self.group(found, schema, "")
         if not isinstance(found, Null):  # such as "---" alone

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.config.errors import ConfigError, Place
-from npu_agent.config.load import Effective, build, load
+from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, written_file
 from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import Value, Written, scalar
@@ -17,6 +17,8 @@ from npu_agent.text import shown
 if TYPE_CHECKING:
     import argparse
 
+FILE_VARIABLE = "NPU_AGENT_CONFIG_FILE"
+"""The environment variable that names the config file where no option does."""
 _DEST = "config."
 
 
@@ -44,7 +46,7 @@ def add_options(
             type=Path,
             default=SUPPRESS,
             help="Read the configuration from this YAML file; not together with an option for "
-            "one of its keys.",
+            f"one of its keys (default: ${FILE_VARIABLE}).",
         )
     schema = schema_of(words)
     about = {"": "", **{name: each.about for name, each in groups_of(schema)}}
@@ -71,45 +73,55 @@ def _placeholder(key: Key) -> str:
     return f"{one},..." if key.many else one
 
 
-def from_args(args: argparse.Namespace, words: VendorSpec) -> Effective:
+def file_of(args: argparse.Namespace) -> Path | None:
+    """Returns the config file: of `--config-file`, else of the environment."""
+    given: Path | None = getattr(args, "config_file", None)
+    named = os.environ.get(FILE_VARIABLE)
+    return given or (Path(named) if named else None)
+
+
+def from_args(args: argparse.Namespace, words: VendorSpec, *, strict: bool = False) -> Effective:
     """Reads the configuration of a command line, parsed by a parser with `add_options`.
+
+    Options win over a file that the environment names, or are refused (`strict`).
 
     Raises:
         ConfigError: options together with `--config-file`, a bad value, or a bad file.
     """
-    given = vars(args)
+    given, path = vars(args), file_of(args)
     keys = [key for key in KEYS if _DEST + key.name in given]
-    path: Path | None = given.get("config_file")
-    if path is None:
-        return build(_written({key: given[_DEST + key.name] for key in keys}), words)
-    if keys:
+    source = "--config-file" if "config_file" in given else FILE_VARIABLE
+    if path and keys and (strict or source == "--config-file"):
         options, names = (
             ", ".join(words) for words in zip(*((k.option, k.name) for k in keys), strict=True)
         )
         message = f"not together with {options}: set {names} in {path} instead"
-        raise ConfigError.at(Place("--config-file"), message)
-    return load(path, words)
+        raise ConfigError.at(Place(source), message)
+    written = written_file(path) if path else Written({}, {"": Place("command line")})
+    for key in keys:
+        _put(written, key, given[_DEST + key.name])
+    return build(written, words)
 
 
-def _written(given: Mapping[Key, str]) -> Written:
-    """The options in the shape of a file; the place of each is the option."""
-    written = Written({}, {"": Place("command line")})
-    for key, text in given.items():
-        place = Place(key.option)
-        inner: Any = written.value
-        for name in key.name.split(".")[:-1]:
-            inner = inner.setdefault(name, {})
-        value: Value = scalar(text)
-        if key.many:
-            parts = text.split(",") if text.strip() else []
-            value = [_item(key, part.strip(), place) for part in parts]
-            for number, item in enumerate(value):
-                at = f"{key.name}[{number}]"
-                written.places[at] = place
-                written.places |= {f"{at}.{name}": place for name in item if isinstance(item, dict)}
-        inner[key.name.rpartition(".")[2]] = value
-        written.places[key.name] = place
-    return written
+def _put(written: Written, key: Key, text: str) -> None:
+    """Sets a key as an option does, whose place is the option."""
+    place = Place(key.option)
+    inner: Any = written.value
+    *groups, last = key.name.split(".")
+    for name in groups:
+        inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
+        return  # of a file that is refused
+    value: Value = scalar(text)
+    if key.many:
+        parts = text.split(",") if text.strip() else []
+        value = [_item(key, part.strip(), place) for part in parts]
+        for number, item in enumerate(value):
+            at = f"{key.name}[{number}]"
+            written.places[at] = place
+            written.places |= {f"{at}.{name}": place for name in item if isinstance(item, dict)}
+    inner[last] = value
+    written.places[key.name] = place
 
 
 def _item(key: Key, text: str, place: Place) -> Value:
@@ -123,6 +135,8 @@ def _item(key: Key, text: str, place: Place) -> Value:
 
 
 def _default(key: Key) -> str:
+    if key.name == "pluginDir":
+        return f"${PLUGIN_DIR_VARIABLE}, else {key.default}"
     if isinstance(key.default, tuple):
         return ",".join(map(as_yaml, key.default))
     return key.default if isinstance(key.default, str) else as_yaml(key.default)

@@ -544,6 +544,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         yield Note(
             "cdi",
             text,
+            remedy="let the agent write the host's /var/run/cdi: add k8s/components/cdi, or dra",
             runbook="log-lines",
             unready=text,
             severity="critical",

@@ -350,3 +350,29 @@ def test_what_is_good_in_a_file_that_is_refused(text: str, good: dict[str, Any] 
     defaults = default_config(REGISTRY)
     expected = None if good is None else replace(defaults, **good)
     assert refused.value.good == expected
+
+
+def test_a_family_that_is_unknown_is_named_with_the_other_errors() -> None:
+    content = b"intervall: 5\nresources: [{name: a.b/c, family: rgnd}]\nhealth: {failures: x}\n"
+    with pytest.raises(ConfigError) as refused:
+        parse(content, "f", REGISTRY)
+    first, family, last = map(str, refused.value.problems)
+    assert first == "f:1: intervall: unknown key: did you mean interval?"
+    assert family.startswith("f:2: resources[0].family: there is no family rgnd, only rngd and")
+    assert last == "f:3: health.failures: must be a whole number, not x"
+
+
+def test_a_rule_is_not_applied_to_a_key_that_is_wrong_itself() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(b"metrics: {listen: 5, probes: ':9100'}", "f", REGISTRY)
+    assert [problem.key for problem in refused.value.problems] == ["metrics.listen"]
+
+
+def test_a_config_map_is_named_as_one() -> None:
+    content = b"apiVersion: v1\nkind: ConfigMap\ndata: {config.yaml: 'interval: 5'}\n"
+    with pytest.raises(ConfigError) as refused:
+        parse(content, "f", REGISTRY)
+    assert str(refused.value) == (
+        "f:2: kind: this is an object of Kubernetes (ConfigMap): pass the text of its data, "
+        "config.yaml"
+    )

@@ -183,3 +183,49 @@ def test_help_says_meaning_and_default() -> None:
     assert "--default-pe {Fusion,Single} Size of a device" in text
     assert "(default: beta)" in text
     assert "(default: true)" in text
+
+
+def test_a_file_of_the_environment_counts_as_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "config.yaml", tmp_path / "other.yaml"
+    file.write_text("interval: 5\nhealth: {failures: 4}\n")
+    other.write_text("interval: 6\n")
+    monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", str(file))
+    found = effective_of("--health-recoveries=9", "--interval=7")
+    assert (found.config.interval, found.config.health.failures) == (7.0, 4)
+    assert found.config.health.recoveries == 9
+    assert [found.origins[key] for key in ("interval", "health.failures")] == [
+        "--interval",
+        f"{file}:2",
+    ]
+    assert effective_of("--config-file", str(other)).config.interval == 6.0
+    # The agent itself takes one or the other.
+    args = parser().parse_args(["--interval=7"])
+    with pytest.raises(ConfigError) as refused:
+        from_args(args, REGISTRY, strict=True)
+    assert str(refused.value) == (
+        f"NPU_AGENT_CONFIG_FILE: not together with --interval: set interval in {file} instead"
+    )
+    assert from_args(parser().parse_args([]), REGISTRY, strict=True).config.interval == 5.0
+    # What is wrong in the file is named, whatever options there are.
+    file.write_text("health: bad\n")
+    assert f"{file}:1: health: must be" in error_of("--health-recoveries=9")
+    monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", "")
+    assert effective_of().config == default_config(REGISTRY)
+
+
+def test_the_plugin_directory_of_the_environment_is_the_keys_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NPU_AGENT_PLUGIN_DIR", "/k/device-plugins")
+    for content, expected, origin in (
+        (b"", "/k/device-plugins", "NPU_AGENT_PLUGIN_DIR"),
+        (b"interval: 5", "/k/device-plugins", "NPU_AGENT_PLUGIN_DIR"),
+        (b"pluginDir: /own", "/own", "f:1"),
+    ):
+        found = parse(content, "f", REGISTRY)
+        assert (found.config.plugin_dir, found.origins["pluginDir"]) == (expected, origin)
+    assert effective_of("--plugin-dir=/own").config.plugin_dir == "/own"
+    monkeypatch.setenv("NPU_AGENT_PLUGIN_DIR", "relative")
+    assert error_of() == ("NPU_AGENT_PLUGIN_DIR: pluginDir: must be an absolute path, not relative")

@@ -175,7 +175,7 @@ class Node:
 
     def signal_agent(self, signal: str) -> None:
         """Sends a signal to the agent's process."""
-        pattern = "npu-agent run --config-file=/etc/"
+        pattern = "npu-agent run"
         subprocess.run(self.cluster.command("pkill", f"-{signal}", "-f", pattern), check=True)
 
     def wait_restarted(self, before: tuple[str, int], timeout: float = 2 * SOON) -> None:

@@ -70,8 +70,8 @@ def test_a_cordoned_card_is_not_given_away_and_its_pod_stays(node: Node) -> None
     assert f"{card} (" in described
     assert "swap fan" in described
     assert "NPUCordoned" in described
-    assert "swap fan" in node.in_agent("npu-agent", "info", "--host-root=/host", "-o", "wide")
-    printed = node.in_agent("npu-agent", "uncordon", card, "--host-root=/host")
+    assert "swap fan" in node.in_agent("npu-agent", "info", "-o", "wide")
+    printed = node.in_agent("npu-agent", "uncordon", card)
     assert printed.strip() == f"{card} of Node {node.name} is uncordoned"
     node.wait_allocatable(2)
     assert KEY not in node.get("node", node.name)["metadata"]["annotations"]

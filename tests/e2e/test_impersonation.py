@@ -218,7 +218,7 @@ def test_the_agent_works_whole_as_its_node(node: Node) -> None:
     node.label({COUNT: None})  # which it sees by its watch
     node.wait_for("the label to be put back", whole)
     lines = {one["name"]: one for one in checks(node)}
-    assert lines["reads as"]["detail"].startswith("its Node (constrained impersonation)")
+    assert lines["API server"]["detail"].endswith("reads as its Node (constrained impersonation)")
     assert lines["rights"]["state"] == "ok", lines["rights"]
 
 
@@ -347,8 +347,8 @@ def test_api_servers_before_1_36_have_the_agent_read_by_its_own_rights(
             found = reads(node)
             assert found is not None
             assert found["as_node"] == as_node, (version, found)
-            (line,) = (one["detail"] for one in checks(node) if one["name"] == "reads as")
-            assert line.startswith("its Node" if as_node else "its account"), line
+            (line,) = (one["detail"] for one in checks(node) if one["name"] == "API server")
+            assert f"; reads as its {'Node' if as_node else 'account'}" in line, line
             check_reads(node, token, "impersonation" if as_node else "policies")
             check_attacks(node, token)
             node.delete_pods()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.e2e.doctor import checks
 from tests.e2e.node import Node
 
 pytestmark = pytest.mark.usefixtures("repaired")
@@ -21,6 +24,25 @@ def test_the_agent_runs_without_privileges(node: Node) -> None:
     assert int(fields["CapEff"], 16) == 0
     assert fields["NoNewPrivs"] == "1"
     assert fields["Seccomp"] == "2"
+
+
+@pytest.mark.one_kubelet
+def test_commands_in_the_agents_pod_need_no_option(node: Node) -> None:
+    node.run("holder", 1)
+    index = int(node.environment("holder", "NPU_DEVNAME")[3])
+    cards = json.loads(node.in_agent("npu-agent", "info", "-o", "json"))
+    assert {card["name"]: [one["pod"] for one in card["pods"]] for card in cards} == {
+        f"npu{index}": ["holder"],
+        f"npu{1 - index}": [],
+    }
+    (held,) = json.loads(node.in_agent("npu-agent", "allocations", "-o", "json"))
+    assert (held["pod"], held["card"], held["cores"]) == ("holder", f"npu{index}", "0-1")
+    lines = {check["name"]: check for check in checks(node)}
+    assert lines["config"]["detail"] == "/etc/npu-agent/config.yaml is good"
+    assert lines["/sys"]["detail"].startswith("/host/sys")
+    assert lines["agent"]["detail"].endswith("answers: it reports no problem")
+    assert lines["cards"]["detail"].startswith("2: npu0")
+    assert not [check for check in lines.values() if check["state"] in ("wrong", "unknown")]
 
 
 def test_two_pods_get_a_card_each_and_a_third_waits(node: Node) -> None:

@@ -24,6 +24,14 @@ _UNIQUE = "[0-9a-f]{12}"
 """Not a Pod's UID: below the kubelet's directory of MicroK8s that path would be too long."""
 
 
+def socket_paths(driver: str, kubelet_root: Path, unique: str) -> tuple[Path, Path]:
+    """Returns the socket of the services, and that of the registration."""
+    return (
+        kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock",
+        kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock",
+    )
+
+
 def made_by_us(name: str, driver: str) -> bool:
     return re.fullmatch(_registration(driver), name) is not None
 
@@ -44,9 +52,7 @@ class Endpoint:
         self, *, driver: str, kubelet_root: Path, plugin: DraPlugin, health: Health
     ) -> None:
         """`kubelet_root` is ``/var/lib/kubelet``, by the kubelet's own path for it."""
-        unique = secrets.token_hex(6)
-        self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
-        self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
+        self.path, self.registration_path = socket_paths(driver, kubelet_root, secrets.token_hex(6))
         self.plugin = plugin
         self.health = health
         self._service = UnixServer([plugin, health], self.path)

@@ -69,35 +69,6 @@ class Problem(msgspec.Struct, frozen=True):
     """IDs."""
 
 
-class Served(msgspec.Struct, frozen=True):
-    """A resource of the device plugin."""
-
-    resource: str
-    healthy: int
-
-
-class Slices(msgspec.Struct, frozen=True):
-    """The ResourceSlices of a DRA driver."""
-
-    dropped: tuple[str, ...] = ()
-    """Fields that the API server does not keep."""
-
-
-class Driver(msgspec.Struct, frozen=True):
-    """A DRA driver."""
-
-    driver: str
-    slices: Slices = Slices()
-
-
-class Labels(msgspec.Struct, frozen=True):
-    """The Node's labels."""
-
-    in_place: bool = False
-    error: str | None = None
-    labels: dict[str, str] = {}
-
-
 class Report(msgspec.Struct, frozen=True):
     """The report of a running agent, as far as it is used."""
 
@@ -107,10 +78,4 @@ class Report(msgspec.Struct, frozen=True):
     ready: bool = False
     unready: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
-    resources: tuple[Served, ...] | None = None
-    dra: tuple[Driver, ...] | None = None
-    labels: Labels | None = None
-
-    def healthy(self, resource: str) -> int | None:
-        """How many healthy devices it offers; None: not known."""
-        return next((one.healthy for one in self.resources or () if one.resource == resource), None)
+    notes: tuple[Problem, ...] = ()

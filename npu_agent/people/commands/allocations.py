@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 from functools import partial
+from pathlib import Path
 
 from npu_agent.cli import CommandError
-from npu_agent.cli.common import quiet, vendors
+from npu_agent.cli.common import plugin_dir, quiet, vendors
 from npu_agent.core.hardware import Snapshot
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet import podresources
@@ -17,20 +18,20 @@ from npu_agent.vendors import DRIVERS
 
 
 def main(args: argparse.Namespace) -> int:
-    quiet(args)
+    directory = plugin_dir(args, quiet(args))
     if args.watch:
-        return run_until_signal(watch_cards(args, partial(_text, args)))
-    print(asyncio.run(_once(args)))
+        return run_until_signal(watch_cards(args, partial(_text, args, directory)))
+    print(asyncio.run(_once(args, directory)))
     return 0
 
 
-async def _once(args: argparse.Namespace) -> str:
-    return await _text(args, await read_once(vendors(args)))
+async def _once(args: argparse.Namespace, directory: Path) -> str:
+    return await _text(args, directory, await read_once(vendors(args)))
 
 
-async def _text(args: argparse.Namespace, snapshot: Snapshot) -> str:
+async def _text(args: argparse.Namespace, directory: Path, snapshot: Snapshot) -> str:
     try:
-        held = await podresources.fetch(podresources.socket_beside(args.plugin_dir), DRIVERS)
+        held = await podresources.fetch(podresources.socket_beside(directory), DRIVERS)
     except podresources.UnavailableError as error:
         raise CommandError(str(error)) from error
     if view.is_data(args):

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 
 from npu_agent import config
-from npu_agent.cli.common import effective
 from npu_agent.vendors import REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
     match args.action:
         case "check":
-            config.load(args.file, REGISTRY)
+            found = config.load(args.file, REGISTRY).config
             print(f"{args.file}: good")
+            for remark in remarks(found):
+                print(f"note: {remark}")
         case "show":
-            print(config.show(effective(args)), end="")
+            print(config.show(config.from_args(args, REGISTRY)), end="")
         case "schema":
             print(json.dumps(config.json_schema(REGISTRY), indent=2))
     return 0
+
+
+def remarks(found: config.Config) -> Iterator[str]:
+    """Yields what is valid and has no effect."""
+    apis = {found.allocation.api, *(node.api for node in found.allocation.nodes)}
+    apis |= {resource.api for resource in found.resources if resource.api}
+    if found.health.evict and apis.isdisjoint({"dra", "auto"}):
+        yield "health.evict has no effect: no card is offered by DRA (allocation.api)"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterable
 
 from npu_agent import logs
 from npu_agent.cli import FAILED
 from npu_agent.cli.common import host_root, vendors
 from npu_agent.people.commands import view
 from npu_agent.people.doctor import report
-from npu_agent.people.doctor.check import State
-from npu_agent.people.doctor.context import Context, config_not_given, configuration
-from npu_agent.people.doctor.examine import examine, no_node
+from npu_agent.people.doctor.check import Check, State
+from npu_agent.people.doctor.context import Context, configuration
+from npu_agent.people.doctor.examine import examine
 from npu_agent.vendors import REGISTRY
 
 NO_NODE = (
@@ -32,21 +33,29 @@ def main(args: argparse.Namespace) -> int:
     context = Context.here(wanted, host_root(args), vendors(args))
 
     async def act() -> int:
-        people = not view.is_data(args)
-        if people and not args.all and good.state is State.OK and await no_node(context):
+        checks = (good, *await examine(context))
+        if view.is_data(args):
+            print(view.data([check.as_json() for check in checks], args))
+        elif not args.all and not context.in_pod and no_node(checks):
             view.show(NO_NODE.format(directory=context.directory))
-            sys.stdout.flush()
-            return FAILED
-        checks = (config_not_given(args, context, good), *await examine(context))
-        # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
-        if people:
+        else:
             wide = args.output == "wide"
             columns = None if wide else view.terminal_width()
             parts = report.parts(checks, everything=wide or args.all, columns=columns)
             view.show(*parts, wide=wide)
-        else:
-            print(view.data([check.as_json() for check in checks], args))
+        # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
         sys.stdout.flush()
         return FAILED if report.failed(checks) else 0
 
     return asyncio.run(act())
+
+
+def no_node(checks: Iterable[Check]) -> bool:
+    """Whether this host has nothing to do with NPUs and Kubernetes, such as a laptop."""
+    states = {check.name: check.state for check in checks}
+    return [states.get(name) for name in ("config", "plugin directory", "PCI", "cards")] == [
+        State.OK,
+        State.WRONG,
+        State.UNUSED,
+        State.NOTE,
+    ]

@@ -5,59 +5,107 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
-from npu_agent.cli.common import host_root, quiet, vendors
+from npu_agent.cli.common import host_root, plugin_dir, quiet, vendors
 from npu_agent.config import Config
-from npu_agent.core.hardware import Snapshot
+from npu_agent.core.hardware import HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
+from npu_agent.outputs.web.report import Report
+from npu_agent.people import page
 from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
+from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS
+
+_ANSWER = 2.0
+"""Seconds for the running agent's answer."""
+NO_WARNINGS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def main(args: argparse.Namespace) -> int:
     """Shows them once, or with --watch at every change."""
-    quiet(args)
+    wanted = quiet(args)
+    directory = plugin_dir(args, wanted)
     if args.watch:
-        return run_until_signal(watch_cards(args, partial(_shown, args)))
-    asyncio.run(_once(args))
+        return run_until_signal(watch_cards(args, partial(_shown, args, directory)))
+    asyncio.run(_once(args, wanted, directory))
     return 0
 
 
-async def _once(args: argparse.Namespace) -> None:
-    snapshot = await read_once(vendors(args), load=args.output != "table")
+async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
+    snapshot, report = await asyncio.gather(
+        read_once(vendors(args), load=args.output != "table"), page.report(wanted.metrics, _ANSWER)
+    )
+    snapshot, warnings = as_reported(snapshot, report or Report(cards=()))
     if view.is_data(args) or args.no_headers:
         for note in view.remarks(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
-    print(await _shown(args, snapshot))
+    print(await _shown(args, directory, snapshot, warnings))
 
 
-async def _shown(args: argparse.Namespace, snapshot: Snapshot) -> str:
-    return _text(args, snapshot, await _assignments())
+def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str, list[str]]]:
+    """Returns the cards with what the running agent alone knows: one read does not show it.
+
+    Any process may answer in its place, so no card gets better by it; warnings by the card's ID.
+    """
+    unhealthy = {card.id: card for card in report.cards if card.health.state == "unhealthy"}
+    cards = tuple(
+        replace(
+            state,
+            health=replace(
+                state.health,
+                state=HealthState.UNHEALTHY,
+                reason=one_line(unhealthy[state.id].health.reason),
+                cause=None,
+            ),
+        )
+        if state.id in unhealthy and state.health.state is not HealthState.UNHEALTHY
+        else state
+        for state in snapshot.cards
+    )
+    warnings: dict[str, list[str]] = {}
+    for state in cards:
+        if state.health.state is not HealthState.UNHEALTHY:
+            warnings[state.id] = [
+                one_line(problem.text).removeprefix(f"{state.card.name} ")
+                for problem in report.problems
+                if state.id in problem.cards
+            ]
+    return replace(snapshot, cards=cards), warnings
 
 
-async def _assignments() -> tuple[Assignment, ...] | None:
-    try:
-        return await podresources.fetch(socket_beside(Path(Config().plugin_dir)), DRIVERS)
-    except UnavailableError:
-        return None  # no kubelet here, or not ours to ask: the column is left out
-
-
-def _text(args: argparse.Namespace, snapshot: Snapshot, held: tuple[Assignment, ...] | None) -> str:
-    cordons = last_cordons(Path(Config().plugin_dir), snapshot).cards
+async def _shown(
+    args: argparse.Namespace,
+    directory: Path,
+    snapshot: Snapshot,
+    warnings: Mapping[str, Sequence[str]] = NO_WARNINGS,
+) -> str:
+    held, cordons = await _assignments(directory), last_cordons(directory, snapshot).cards
     if view.is_data(args):
-        return view.data(view.cards_as_json(snapshot, held, cordons), args)
+        return view.data(view.cards_as_json(snapshot, held, cordons, warnings), args)
     wide = args.output == "wide"
     notes = [] if args.no_headers else view.remarks(snapshot)
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)
     width = None if wide else view.terminal_width()
-    table = view.cards_table(snapshot, held, cordons=cordons, wide=wide, width=width)
+    table = view.cards_table(
+        snapshot, held, cordons=cordons, warnings=warnings, wide=wide, width=width
+    )
     return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)
+
+
+async def _assignments(directory: Path) -> tuple[Assignment, ...] | None:
+    try:
+        return await podresources.fetch(socket_beside(directory), DRIVERS)
+    except UnavailableError:
+        return None  # no kubelet here, or not ours to ask: the column is left out

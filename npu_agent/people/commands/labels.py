@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _act(args: argparse.Namespace) -> int:
-    wanted, root = quiet(args).labels, host_root(args)
+    wanted, root = quiet(args, tolerant=False).labels, host_root(args)
     api = Api()
     # Where the config wants no labels, these are about what the default would do.
     method = "api" if wanted.output == "none" else wanted.output

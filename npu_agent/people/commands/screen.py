@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from threading import current_thread, main_thread
@@ -34,25 +36,45 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Screen:
     """The alternate screen, from entering the context until it is left, however that happens.
 
-    What was on the terminal before is there again afterwards.
+    What was on the terminal before is there again afterwards. A key ends the task that entered it.
     """
 
     def __init__(self, title: str) -> None:
         self._title = title
+        self._keyboard: list[Any] | None = None
+        """The terminal's own settings, while keys are read one by one."""
+        self.quit = False
+        """Whether `q` was typed."""
 
     def __enter__(self) -> Self:
         sys.stdout.write(_ENTER)
+        with suppress(OSError, ValueError, termios.error):  # stdin is not this terminal
+            if os.tcgetpgrp(0) == os.getpgrp():
+                self._keyboard = termios.tcgetattr(0)
+                tty.setcbreak(0)
+                asyncio.get_running_loop().add_reader(0, self._typed, asyncio.current_task())
         return self
 
+    def _typed(self, task: asyncio.Task[Any] | None) -> None:
+        keys = os.read(0, 64)
+        if b"q" in keys.lower() and task:
+            self.quit = True
+            task.cancel()
+        if not keys:  # the terminal is gone
+            asyncio.get_running_loop().remove_reader(0)
+
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # the terminal itself is gone
+        with suppress(OSError, termios.error):  # the terminal itself is gone
+            if self._keyboard:
+                asyncio.get_running_loop().remove_reader(0)
+                termios.tcsetattr(0, termios.TCSADRAIN, self._keyboard)
             sys.stdout.write(_LEAVE)
             sys.stdout.flush()
 
     def draw(self, text: str) -> None:
         """Shows these lines in place of those before; as many as there is room for."""
         height = shutil.get_terminal_size().lines
-        lines = [f"{self._title}   {time.strftime('%Y-%m-%d %H:%M:%S')}   Ctrl-C ends", ""]
+        lines = [f"{self._title}   {time.strftime('%Y-%m-%d %H:%M:%S')}   q or Ctrl-C ends", ""]
         lines += text.splitlines()
         if len(lines) > height:
             more = len(lines) - height + 1
@@ -67,7 +89,7 @@ async def watch(
     text: Callable[[], Awaitable[str]],
     changed: Callable[[], asyncio.Event] = asyncio.Event,
 ) -> None:
-    """Shows `text` until cancelled: on a screen of its own, or printed when it differs.
+    """Shows `text` until cancelled or quit: on a screen of its own, or printed when it differs.
 
     `changed` gives an event that is set when it may differ. It is made every two seconds anyway,
     and less often where that takes long.
@@ -76,16 +98,20 @@ async def watch(
     full = terminal and not view.is_data(args)
     with Screen(f"{program()} {args.command}") if full else nullcontext() as screen:
         before = None
-        while True:
-            event, began = changed(), time.monotonic()
-            shown = await text()
-            pause = max(_REFRESH, _CALM * (time.monotonic() - began))
-            if screen:
-                screen.draw(shown)
-            elif shown != before:
-                print(shown, flush=True)
-            before = shown
-            await set_within(event, pause)
+        try:
+            while True:
+                event, began = changed(), time.monotonic()
+                shown = await text()
+                pause = max(_REFRESH, _CALM * (time.monotonic() - began))
+                if screen:
+                    screen.draw(shown)
+                elif shown != before:
+                    print(shown, flush=True)
+                before = shown
+                await set_within(event, pause)
+        except asyncio.CancelledError:
+            if not (screen and screen.quit):
+                raise
 
 
 async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Awaitable[str]]) -> None:

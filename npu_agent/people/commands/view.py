@@ -50,13 +50,14 @@ def cards_as_json(
     snapshot: Snapshot,
     assignments: Sequence[Assignment] | None = None,
     cordons: Mapping[str, str] | None = None,
+    warnings: Mapping[str, Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """The cards for programs; None where the driver, or the kubelet, does not say.
 
     The keys are a contract: those that there are stay. `assignments` None: it is not known who
-    holds them; `cordons` are the reasons by the card's ID.
+    holds them; `cordons` are the reasons by the card's ID, `warnings` those of the running agent.
     """
-    held, lasts = holders(snapshot, assignments or ()), _lasting(snapshot)
+    held, lasts = holders(snapshot, assignments or ()), _lasting(snapshot, warnings or {})
     return [
         {
             **state.card.as_json(),
@@ -83,12 +84,12 @@ def cards_as_json(
     ]
 
 
-def _lasting(snapshot: Snapshot) -> dict[str, list[str]]:
-    """Returns the trends of healthy cards: ``is hot: above 90 °C``."""
+def _lasting(snapshot: Snapshot, warnings: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Returns the trends of healthy cards: ``is hot: above 90 °C``; the agent knows more."""
     found: dict[str, list[str]] = {state.id: [] for state in snapshot.cards}
     for (kind, id_), trend in at_one_moment(snapshot).found.items():
         found[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
-    return found
+    return {id_: warnings.get(id_) or lasts for id_, lasts in found.items()}
 
 
 def _load(state: CardState) -> float | None:
@@ -165,6 +166,7 @@ def cards_table(
     assignments: Sequence[Assignment] | None = None,
     *,
     cordons: Mapping[str, str] | None = None,
+    warnings: Mapping[str, Sequence[str]] | None = None,
     wide: bool = False,
     width: int | None = None,
 ) -> Table:
@@ -175,7 +177,7 @@ def cards_table(
     has all that identifies a card, and `width` None as many columns as are needed.
     """
     held = holders(snapshot, assignments or ())
-    lasts = _lasting(snapshot)
+    lasts = _lasting(snapshot, warnings or {})
     rows = [
         _cells(state, held[state.id], lasts[state.id], (cordons or {}).get(state.id))
         for state in snapshot.cards

@@ -1,8 +1,8 @@
-"""`npu-agent doctor`: checks all that the agent needs, on this host and in this cluster.
+"""`npu-agent doctor`: asks the running agent, and checks what needs no agent.
 
-`examine` runs everything; each subject is a module, with what reads its part of the host and what
-judges it. Nothing here changes anything. What the running agent knows is taken from its
-/status.json (`agent`); only what it cannot see is judged here.
+`page` asks the agent on this host, and `agent` shows the problems that it reports; they are judged
+nowhere else. The other modules check what the agent needs, a subject each. `examine` runs them all.
+Nothing here changes anything.
 
 A line of the report is a check: an `async def` that takes the `Context` and returns a `Check`, made
 by `ok`, `note`, `unused`, `unknown` or `wrong`. To add one:

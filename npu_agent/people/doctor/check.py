@@ -10,10 +10,7 @@ from typing import Any
 
 from npu_agent.core.trouble import TroubleKind
 
-CONFIGURATION = "Configuration and this process"
 SUDO = "run this as root: sudo npu-agent doctor"
-DRIVER_LOG = "dmesg | tail -n 50"
-KUBELET = "systemctl status kubelet"
 
 
 class State(enum.Enum):
@@ -40,8 +37,6 @@ class Check:
     remedy: str = ""
     command: str = ""
     section: str = ""
-    follows: str = ""
-    """The line that causes it; empty: none does."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"state": self.state.value}

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from npu_agent.core.offer import Resource
 from npu_agent.core.state import ApiState
-from npu_agent.kube import FIELD_MANAGER, ApiError, Kind, Node, NodeMeta
+from npu_agent.kube import ApiError, Kind
 from npu_agent.kube.node import read, read_whole
 from npu_agent.kube.request import OF_NODES, READS
 from npu_agent.kube.reviews import allowed as is_allowed
-from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.events import NAMESPACE
-from npu_agent.people.doctor import offer
-from npu_agent.people.doctor.agent import report
-from npu_agent.people.doctor.check import Check, Lines, Unknown, note, ok, unknown, unused, wrong
+from npu_agent.people.doctor import dra
+from npu_agent.people.doctor.check import Check, Lines, note, ok, unknown, unused, wrong
 from npu_agent.people.doctor.context import Context
-from npu_agent.people.doctor.host import has_unread, snapshot
-from npu_agent.people.doctor.kubelet import healthy
-from npu_agent.people.doctor.sockets import owner
 
 _COMPONENTS = {
     "nodes/status": "node-condition (Helm: nodeCondition)",
@@ -30,6 +23,9 @@ _COMPONENTS = {
     "resource.k8s.io": "dra (Helm: dra.enabled)",
 }
 """The component that has the rights for an API group, or for a resource."""
+
+_READER = {True: "Node (constrained impersonation)", False: "account"}
+"""As whom the agent's account reads from the API server."""
 
 Right = tuple[str, str, str]
 """A verb, an API group and a resource."""
@@ -42,27 +38,17 @@ _DRA_RIGHTS: tuple[Right, ...] = (
     ),
 )
 
-_UNASKED = unused("nothing asks for it: labels, cordons, events, DRA, metrics.authorization")
-
-
-async def rights(context: Context) -> Lines:
-    """First: many other lines follow from it."""
-    yield "rights", _rights(context) if wanted(context) else _UNASKED
-
 
 async def lines(context: Context) -> Lines:
-    if wanted(context):
-        yield "NODE_NAME", _node_name(context)
-        yield "API server", _server(context)
+    if not wanted(context):
+        yield "API server", unused("nothing asks for it: labels, cordons, events, DRA, tokens")
+        return
+    yield "NODE_NAME", _node_name(context)
+    yield "API server", _server(context)
+    await context.probe(access)
+    yield "rights", _rights(context)
+    if context.node_name:
         yield "Node", _node(context)
-        if (found := await context.probe_or(access, None)) and found.reads:
-            yield "reads as", _reads_as(found.reads)
-        for one in await offer.by_device_plugin(context):
-            yield f"allocatable {one.name}", _allocatable(context, one)
-    else:
-        for name in ("NODE_NAME", "API server", "Node"):
-            yield name, _UNASKED
-    yield "labels", _labels(context)
 
 
 def wanted(context: Context) -> tuple[Right, ...]:
@@ -70,9 +56,9 @@ def wanted(context: Context) -> tuple[Right, ...]:
     config = context.config
     labels = config.labels.output == "api"
     # Which of allocation.nodes this node is, may not be known.
-    dra = offer.may_use_dra(context) or not (context.node_name or not config.allocation.nodes)
+    claims = dra.may_use_dra(context) or not (context.node_name or not config.allocation.nodes)
     rights: list[Right] = []
-    if labels or config.events or dra:
+    if labels or config.events or claims:
         rights.append(("get", "", "nodes"))
     if labels or config.cordon:
         rights.append(("watch", "", "nodes"))
@@ -117,8 +103,8 @@ class Access(NamedTuple):
 async def access(context: Context) -> Access:
     """Asks for the rights, which needs none."""
     rights = wanted(context)
-    if offer.may_use_dra(context):
-        support = await context.probe_or(offer.dra_support, None)
+    if dra.may_use_dra(context):
+        support = await context.probe_or(dra.dra_support, None)
         rights += _DRA_RIGHTS if support is None or support.available else ()
     allowed: dict[Right, bool] = {}
     async with context.api_server() as api:
@@ -149,12 +135,12 @@ async def access(context: Context) -> Access:
 
 async def _server(context: Context) -> Check:
     try:
-        return ok((await context.probe(access)).known_as)
+        found = await context.probe(access)
+        reads = "" if found.reads is None else f"; reads as its {_READER[found.reads.as_node]}"
+        return ok(f"{found.known_as}{reads}")
     except ApiError as error:
-        if error.kind is Kind.CREDENTIALS and not await context.probe_or(
-            credentials_expected, True
-        ):
-            return unknown("no credentials here", "ask in the agent's Pod, or set KUBECONFIG")
+        if error.kind is Kind.CREDENTIALS and not context.in_pod:
+            return unknown(error.what, "ask in the agent's Pod, or set KUBECONFIG")
         if error.kind is Kind.UNAUTHORIZED and context.in_pod:
             # Without its account there would be no new Pod, so that is restored before.
             return wrong(
@@ -167,19 +153,9 @@ async def _server(context: Context) -> Check:
         return wrong(error.what, error.remedy, "kubectl cluster-info")
 
 
-async def credentials_expected(context: Context) -> bool:
-    """Whether there should be some: in a Pod, or where there is a kubeconfig."""
-    if context.in_pod or "KUBECONFIG" in os.environ:
-        return True
-    return await context.in_thread(lambda: os.path.exists(os.path.expanduser("~/.kube/config")))  # noqa: PTH110, PTH111 (see npu_agent/kube/client.py)
-
-
 async def _rights(context: Context) -> Check:
     """Checks rights; all missing ones are one line, because one command restores them."""
-    try:
-        allowed = (await context.probe(access)).allowed
-    except ApiError:
-        raise Unknown(_NOT_ASKED) from None
+    allowed = (await context.probe(access)).allowed
     if allowed is None:
         return unknown("the API server does not answer that")
     missing = [right for right, granted in allowed.items() if not granted]
@@ -204,12 +180,11 @@ async def _rights(context: Context) -> Check:
     return wrong(detail, remedy, context.restore_rights())
 
 
-_NOT_ASKED = "the API server could not be asked"
-
-
 async def _node(context: Context) -> Check:
+    name = dra.node_name(context)
     try:
-        node, name = await context.probe(own_node), context.node_name
+        async with context.api_server() as api:
+            node = await read_whole(api, name)
     except ApiError as error:
         # That right has a line of its own.
         if error.kind is Kind.FORBIDDEN:
@@ -226,83 +201,3 @@ async def _node(context: Context) -> Check:
             f"{name} is cordoned: no new Pod is scheduled to it", f"kubectl uncordon {name}"
         )
     return ok(f"{name}, kubelet {node.status.node_info.kubelet_version or 'of unknown version'}")
-
-
-def _reads_as(reads: ApiState) -> Check:
-    if reads.as_node:
-        return ok("its Node (constrained impersonation): the account reads nothing of other nodes")
-    return ok(
-        "its account, which RBAC cannot hold to its own Node: from Kubernetes 1.36 on the "
-        "component k8s/components/impersonation (Helm: rbac.mode) does"
-    )
-
-
-async def own_node(context: Context) -> Node:
-    name = offer.node_name(context)
-    try:
-        await context.probe(access)
-    except ApiError:
-        raise Unknown(_NOT_ASKED) from None
-    async with context.api_server() as api:
-        return await read_whole(api, name)
-
-
-async def _allocatable(context: Context, resource: Resource) -> Check:
-    seen, node = await context.probe(snapshot), await context.probe(own_node)
-    expected = await healthy(context, resource)
-    count = node.status.allocatable.get(resource.name, "0")
-    if count == str(expected):
-        return ok(f"{count}, as many as are healthy here")
-    if has_unread(seen):
-        return unknown(
-            f"{count} on the Node, {expected} healthy here, where not all could be read",
-            "fix the odd entry first",
-        )
-    remedy = (
-        "run doctor again in ten seconds, when the kubelet has updated the Node; else check that "
-        "the agent is registered, has this configuration, and that no second plugin owns the "
-        "resource"
-    )
-    if await context.probe_or(owner, Owner()) is None:
-        remedy = "check that the agent's Pod runs here: no npu-agent serves this node"
-    return wrong(
-        f"{count} on the Node, {expected} healthy device(s) here",
-        remedy,
-        f"kubectl -n {context.namespace} get pods -o wide "
-        f"--field-selector spec.nodeName={context.node_name}",
-    )
-
-
-async def _labels(context: Context) -> Check:
-    """Checks labels as the running agent sees them, and who set them."""
-    if context.config.labels.output == "none":
-        return unused("labels.output is none")
-    found = (await context.probe(report)).labels
-    if found is None:
-        raise Unknown("no npu-agent answers that knows: ask in its Pod")
-    if not found.in_place:
-        trouble = found.error or "the agent has not applied them yet"
-        return wrong(
-            trouble,
-            "read the agent's log if this lasts; it tries again by itself",
-            context.agent_log,
-        )
-    if context.config.labels.output == "nfd":
-        return ok(f"{len(found.labels)} in the feature file, all in place")
-    meta = (await context.probe(own_node)).metadata
-    if theirs := sorted(found.labels.keys() - meta.applied):
-        return _foreign(meta, theirs[0])
-    return ok(f"{len(found.labels)} on the Node, all in place")
-
-
-def _foreign(node: NodeMeta, key: str) -> Check:
-    managers = sorted(
-        each.manager
-        for each in node.managed_fields
-        if each.manager != FIELD_MANAGER and key in each.labels
-    )
-    return note(
-        f"{key} of Node {node.name} is set by {', '.join(managers) or 'an unknown manager'}",
-        "delete the vendor's feature discovery, and restart the agent: it then takes the labels "
-        "over",
-    )

@@ -7,11 +7,11 @@ import os
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from npu_agent.config import Config, ConfigError, default_config, from_args
+from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import Resource
 from npu_agent.core.trouble import TroubleKind, kind_of
@@ -20,7 +20,7 @@ from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube import Timing as ApiTiming
 from npu_agent.kube.credentials import DIRECTORY
-from npu_agent.people.doctor.check import CONFIGURATION, Check, State, Unknown
+from npu_agent.people.doctor.check import Check, Unknown, ok, wrong
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
 
@@ -43,8 +43,6 @@ class Timing:
     request: float = 5.0
     connection: float = 3.0
     """Deadline of an answer of an agent or device plugin. The kubelet's probes wait for two."""
-    longest: float = 45.0
-    """Deadline of a whole probe, which may consist of several of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +60,8 @@ class Context:
     namespace: str = "kube-system"
     helm_release: str = ""
     """The Helm release; empty: kustomize, one file, or unknown."""
-    agent_config: Path = Path("/etc/npu-agent/config.yaml")
-    """Where the DaemonSet mounts the agent's configuration."""
     timing: Timing = Timing()
-    _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Task[Any]] = field(
+    _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Future[Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -97,24 +93,6 @@ class Context:
     def drivers(self) -> tuple[str, ...]:
         words = (vendor.spec for vendor in self.vendors)
         return tuple(each.dra.driver for each in words if each.dra)
-
-    # --- commands for people: those of kubectl and Helm are typed where they work on the cluster
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Returns the further options that `command` takes in a Pod."""
-        if not self.in_pod:
-            return ()
-        return f"--config-file={self.agent_config}", f"--host-root={self.host_root}"
-
-    def command(self, *words: str) -> str:
-        where = f"kubectl -n {self.namespace} exec {self.hostname} -- " if self.in_pod else ""
-        return f"{where}npu-agent {' '.join(words)}"
-
-    def on_the_host(self, path: Path) -> Path:
-        """The path on the host of a file of this Pod."""
-        inside = self.in_pod and path.is_relative_to(self.host_root)
-        return Path("/", path.relative_to(self.host_root)) if inside else path
 
     @property
     def agent_log(self) -> str:
@@ -155,13 +133,9 @@ class Context:
         return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
 
     async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
-        """Runs `function` once, however many checks need it, and returns its value.
-
-        Raises:
-            Unknown: it does not return in time, or raises this.
-        """
+        """Runs `function` once, however many checks need it; returns or raises what it does."""
         if function not in self._probed:
-            self._probed[function] = asyncio.create_task(self._within(function(self)))
+            self._probed[function] = asyncio.ensure_future(function(self))
         return await asyncio.shield(self._probed[function])
 
     async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
@@ -170,13 +144,6 @@ class Context:
             return await self.probe(function)
         except (Unknown, ApiError):
             return default
-
-    async def _within(self, probing: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self.timing.longest):
-                return await probing
-        except TimeoutError:
-            raise Unknown(f"no answer within {self.timing.longest:g} s") from None
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Runs `function` on a daemon thread of its own.
@@ -220,36 +187,18 @@ def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, 
     Raises:
         ConfigError: the command line itself is wrong.
     """
-    file: Path | None = getattr(args, "config_file", None)
+    file = file_of(args)
     try:
-        effective = from_args(args, words)
+        found = from_args(args, words)
+        where = f"{file} is good" if file else "no file: options and defaults"
+        config, line = found.config, ok(where)
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise
-        defaults = default_config(words)
-        good = error.good or defaults
-        rest = "the defaults" if good == defaults else "what is good in it"
-        return good, _line(
-            State.WRONG,
+        config = error.good or default_config(words)
+        line = wrong(
             "; ".join(map(str, error.problems)),
-            f"fix it, and check it with `npu-agent config check`; all else was checked with {rest}",
+            "fix it; the rest was checked with what is good in it, and the defaults",
             f"npu-agent config check {file}",
         )
-    if file is not None:
-        return effective.config, _line(State.OK, f"{file} is good")
-    given = sorted({origin for origin in effective.origins.values() if origin != "default"})
-    sources = ", ".join(given) + " and the defaults" if given else "the defaults"
-    return effective.config, _line(State.OK, f"no file; {sources}")
-
-
-def _line(state: State, detail: str, remedy: str = "", command: str = "") -> Check:
-    return Check("config", state, detail, remedy, command, section=CONFIGURATION)
-
-
-def config_not_given(args: argparse.Namespace, context: Context, check: Check) -> Check:
-    """The line on the configuration, if this Pod has a file that was not named."""
-    if "config_file" in args or not (context.in_pod and context.agent_config.exists()):
-        return check
-    detail = f"{check.detail}, while this Pod has {context.agent_config}"
-    command = context.command("doctor", *context.options)
-    return _line(State.NOTE, detail, "check by that file", command)
+    return config, replace(line, name="config", section="Configuration")

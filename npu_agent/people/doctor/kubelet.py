@@ -1,109 +1,117 @@
-"""Checks of the kubelet: the agent that serves, the devices it knows, and their holders."""
+"""The kubelet: its directories and sockets, and other plugins for the same cards."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 from npu_agent import typedjson
-from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Assignment, footprints_of
-from npu_agent.core.offer import Resource
-from npu_agent.core.trouble import TroubleKind, kind_of
-from npu_agent.files import SIMULATION, content
-from npu_agent.kubelet import pods
-from npu_agent.kubelet.podresources import UnavailableError, fetch, socket_beside
-from npu_agent.kubelet.pods import CGROUPS, CHECKPOINT
-from npu_agent.people.doctor import offer
-from npu_agent.people.doctor.agent import NO_REPORT, report
-from npu_agent.people.doctor.check import (
-    KUBELET,
-    Check,
-    Lines,
-    Unknown,
-    note,
-    ok,
-    unknown,
-    unused,
-    wrong,
-)
+from npu_agent.core.ledger import footprints_of
+from npu_agent.core.trouble import TroubleKind
+from npu_agent.files import content
+from npu_agent.kubelet import KUBELET_SOCKET, pods
+from npu_agent.kubelet.pods import CHECKPOINT
+from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
+from npu_agent.people.doctor.check import Check, Lines, Unknown, ok, unknown, wrong
 from npu_agent.people.doctor.context import Context
-from npu_agent.people.doctor.directories import directory
-from npu_agent.people.doctor.host import has_unread, snapshot, unreadable
-from npu_agent.people.doctor.sockets import candidates, delete_plugin, list_plugins, owner
-from npu_agent.text import listed
+from npu_agent.people.doctor.directories import usable
+from npu_agent.people.doctor.host import snapshot
+from npu_agent.text import listed, reason
 
+_OURS = "-[0-9a-f]{8}[.]sock"
+"""What follows the configured name in that of one of our sockets: see
+`npu_agent.outputs.deviceplugin.session`."""
+_MOUNT = (
+    "set pluginDir (--plugin-dir) to the kubelet's (--root-dir)/device-plugins; in a Pod mount it "
+    "there (hostPath) without readOnly, and set runAsUser: 0, as in k8s/daemonset.yaml: only root "
+    "may use it (mode 0750)"
+)
+_STATUS = "systemctl status kubelet"
 _LARGEST = 32 << 20
+_LEAST_FREE = 1 << 20
+"""Bytes; the record of a large node has some hundred KiB."""
 
 
 async def lines(context: Context) -> Lines:
-    yield "serving agent", _serving_agent(context)
-    yield "pod-resources", _pod_resources(context)
-    yield "cgroups", _cgroups(context)
-    for resource in await offer.by_device_plugin(context):
-        yield f"resource {resource.name}", _resource(context, resource)
+    yield "plugin directory", _plugin_directory(context)
+    if not await context.in_thread(context.directory.is_dir):
+        return
+    yield KUBELET_SOCKET, _kubelet_socket(context)
+    yield "other plugins", _other_plugins(context)
 
 
-async def _serving_agent(context: Context) -> Check:
-    serving = await context.probe(owner)
-    if serving is None:
-        return note(
-            "no npu-agent serves this node now",
-            "check that its Pod runs here, unless it is not installed yet or the node has no cards",
-        )
-    if serving.host is None:
-        return unknown(
-            f"{serving} serves this node",
-            "run doctor again: the agent signs the lock as soon as it has it",
-        )
-    if context.in_pod and serving.host != context.hostname:
-        return note(
-            f"{serving}; the agent of this Pod ({context.hostname}) stands by",
-            "wait if a rollout is under way; else delete one of two DaemonSets: kubectl get "
-            "daemonsets -A | grep npu-agent",
-        )
-    return ok(str(serving))
-
-
-async def held(context: Context) -> tuple[Assignment, ...]:
-    try:
-        return await fetch(socket_beside(context.directory), context.drivers)
-    except UnavailableError as error:
-        raise Unknown(str(error), kind_of(error.__cause__ or error)) from error
-
-
-async def _pod_resources(context: Context) -> Check:
-    try:
-        assignments = await context.probe(held)
-    except Unknown as error:
-        if error.kind is TroubleKind.DENIED:
-            raise
-        return wrong(
-            error.why,
-            f"in a Pod, mount the host's {socket_beside(context.directory).parent} there "
-            "(hostPath, readOnly); on the host, systemctl status kubelet",
-            KUBELET,
-        )
-    ours = {resource.name for resource in context.resources}
-    # Several containers may use the device of one claim.
-    mine = {(one.resource, one.device) for one in assignments if one.claim or one.resource in ours}
-    return ok(f"answers: {len(mine)} of our devices are held by Pods")
-
-
-async def _cgroups(context: Context) -> Check:
-    found = await context.in_thread(lambda: directory(context.host_root / CGROUPS))
-    if found.there and not found.readable:
-        raise unreadable(context, found)
-    if found.there:
-        return ok(f"{found.path} can be read")
-    if await context.in_thread((context.host_root / SIMULATION).exists):
-        return unused("a simulated host has none")
+async def _plugin_directory(context: Context) -> Check:
+    path = context.directory
+    found = await usable(context, path, _MOUNT, write=True)
+    if found.remedy:
+        return found
+    free = (await context.in_thread(lambda: shutil.disk_usage(path))).free
+    if free >= _LEAST_FREE:
+        return found
     return wrong(
-        f"{found.path} is missing: the cards of a Pod that is deleted by force are given away "
-        "while its containers run",
-        f"mount the host's /{CGROUPS} at {found.path} (hostPath, readOnly), and name the directory "
-        "above /sys by --host-root",
-        context.apply_again() if context.in_pod else f"ls -ld {found.path}",
+        f"{path}: its disk has {free} bytes left, and the agent's record of the allocations may "
+        "be lost",
+        "make room on that disk",
+        f"df -h {path}",
     )
+
+
+async def _kubelet_socket(context: Context) -> Check:
+    path = context.directory / KUBELET_SOCKET
+    try:
+        await _connect(context, path)
+    except FileNotFoundError:
+        return wrong(
+            f"{path} is missing",
+            "start the kubelet; if it runs, set pluginDir (--plugin-dir) to its "
+            "(--root-dir)/device-plugins",
+            _STATUS,
+        )
+    except PermissionError as error:
+        if context.uid:
+            raise Unknown(f"{path}: {reason(error)}", TroubleKind.DENIED) from error
+        fault = reason(error)
+    except TimeoutError:
+        fault = f"does not answer within {context.timing.connection:g} s"
+    except OSError as error:
+        fault = reason(error)
+    else:
+        return ok(f"{path} takes connections")
+    remedy = "read journalctl -u kubelet, and restart the kubelet: it has ended or hangs"
+    return wrong(f"{path}: {fault}", remedy, _STATUS)
+
+
+async def _connect(context: Context, path: Path) -> None:
+    async with asyncio.timeout(context.timing.connection):
+        _, writer = await asyncio.open_unix_connection(str(path))
+    writer.close()
+
+
+async def plugins(context: Context) -> tuple[str, ...]:
+    """Returns the sockets of other device plugins: those that answer like one."""
+    ours = re.compile(re.escape(context.config.socket_name) + _OURS)
+    names = await context.in_thread(lambda: _socket_names(context.directory))
+    others = [name for name in names if name != KUBELET_SOCKET and not ours.fullmatch(name)]
+    answers = await asyncio.gather(*(_is_plugin(context, name) for name in others))
+    return tuple(name for name, plugin in zip(others, answers, strict=True) if plugin)
+
+
+def _socket_names(path: Path) -> list[str]:
+    return sorted(item.name for item in path.iterdir() if stat.S_ISSOCK(item.lstat().st_mode))
+
+
+async def _is_plugin(context: Context, name: str) -> bool:
+    path = context.directory / name
+    try:
+        async with asyncio.timeout(context.timing.connection):
+            await ask(path, "/v1beta1.DevicePlugin/GetDevicePluginOptions")
+    except (*UNANSWERED, ValueError, GRPCError):
+        return False
+    return True
 
 
 async def registered(context: Context) -> Mapping[str, frozenset[str]]:
@@ -116,70 +124,47 @@ async def registered(context: Context) -> Mapping[str, frozenset[str]]:
         raise Unknown(f"{path} is not in a format that kubelets write: {error}") from None
 
 
-async def healthy(context: Context, resource: Resource) -> int:
-    """How many devices can be handed out, by the agent's report or by the cards here."""
-    found = (await context.probe_or(report, NO_REPORT)).healthy(resource.name)
-    if found is not None:
-        return found
-    devices = offer.devices(context, resource, await context.probe(snapshot))
-    return sum(device.healthy for device in devices)
-
-
-async def _resource(context: Context, resource: Resource) -> Check:
-    seen = await context.probe(snapshot)
-    known = await context.probe(registered)
-    devices = offer.devices(context, resource, seen)
-    ids = known.get(resource.name, frozenset())
-    if strange := sorted(ids - {device.id for device in devices}):
-        return await _strange(context, strange, seen)
-    configured = {one.name for one in context.resources}
-    cards = {device.card for device in devices}
-    for other in sorted(known.keys() - configured):
-        if both := sorted(id_ for id_ in known[other] if footprints_of(id_, cards)):
-            return await _twice(context, both[0], other)
-    count = await healthy(context, resource)
-    if len(ids) < count:
-        detail = f"the kubelet knows {len(ids)} of {count} devices"
-        if await context.probe_or(owner, None):
+async def _other_plugins(context: Context) -> Check:
+    """Whether another plugin has our cards: by the names of sockets, or by the kubelet's list."""
+    others = await plugins(context)
+    # A plugin may name its socket after its resource, a.b/npu: npu.sock.
+    families = (family for vendor in context.vendors for family in vendor.spec.families)
+    words = (context.config.socket_name, *_plugin_words(context), *families)
+    remedy, command = f"delete the vendor's DaemonSet: {(find := _find(context))}", find
+    if rivals := [name for name in others if any(word in name for word in words)]:
+        detail = f"{', '.join(rivals)} answers as a device plugin and is not npu-agent's: by its "
+        return wrong(f"{detail}name it offers the same cards", remedy, command)
+    seen, known = await context.probe(snapshot), await context.probe(registered)
+    cards = [state.card for state in seen.cards]
+    ours = {resource.name for resource in context.resources}
+    sockets_of = f"; its socket may be {', '.join(others)}" if others else ""
+    for resource, ids in sorted(known.items()):
+        twice = sorted(id_ for id_ in ids if bool(footprints_of(id_, cards)) != (resource in ours))
+        if not twice:
+            continue
+        if resource not in ours:
             return wrong(
-                detail,
-                "read the agent's log, and the line readiness: it is not registered, or has "
-                "another configuration",
-                context.agent_log,
+                f"the kubelet has {twice[0]} as {resource}, too: a second plugin offers the same "
+                f"cards{sockets_of}",
+                f"{remedy}. The kubelet remembers a plugin for five minutes after its end",
+                command,
             )
-        return note(f"{detail}: no agent serves them")
-    if not ids:
-        return ok("no device to offer, and the kubelet knows of none")
-    return ok(f"the kubelet knows {len(ids)}, all of them npu-agent's")
-
-
-async def _strange(context: Context, ids: list[str], seen: Snapshot) -> Check:
-    if has_unread(seen):
-        return unknown(
-            f"the kubelet has {ids[0]}, which may be of a card that cannot be read",
-            "fix the odd entry first",
+        if any(odd.unread for odd in seen.skipped):
+            detail = f"the kubelet has {twice[0]}, which may be of a card that cannot be read"
+            return unknown(detail, "fix the odd entry first")
+        return wrong(
+            f"the kubelet has device {listed(twice, 1)} of {resource}, which no card of this host "
+            f"has: a second plugin registers the same resource{sockets_of}",
+            remedy,
+            command,
         )
-    ours = footprints_of(ids[0], (state.card for state in seen.cards))
-    how = "this configuration does not offer" if ours else "no card of this host has"
-    return wrong(
-        f"the kubelet has device {listed(ids, 1)} of it, which {how}: a second plugin registers "
-        f"the same resource{await candidates(context)}",
-        delete_plugin(
-            context,
-            "Or these are of an agent with another configuration: name its --config-file",
-        ),
-        list_plugins(context),
-    )
+    return ok(f"{', '.join(others)}: for other devices, by the name" if others else "none")
 
 
-async def _twice(context: Context, id_: str, resource: str) -> Check:
-    return wrong(
-        f"the kubelet has {id_} as {resource}, too: a second plugin offers the same "
-        f"cards{await candidates(context)}",
-        delete_plugin(
-            context,
-            "The kubelet remembers a plugin for five minutes after its end, for example after a "
-            "change of resourceName",
-        ),
-        list_plugins(context),
-    )
+def _plugin_words(context: Context) -> tuple[str, ...]:
+    return tuple(vendor.profile.plugins for vendor in context.vendors)
+
+
+def _find(context: Context) -> str:
+    words = " -e ".join((*_plugin_words(context), "npu"))
+    return f"kubectl get daemonsets -A | grep -i -e {words}"

@@ -178,13 +178,7 @@ def test_the_doctor_finds_nothing_wrong_with_dra(node: Node) -> None:
     by_name = {check["name"]: check for check in checks(node)}
     found = {name: check for name, check in by_name.items() if DRIVER in name}
     assert found[f"DRA slices of {DRIVER}"]["detail"] == "1, with 8 device(s)"
-    assert found[f"DRA features for {DRIVER}"]["detail"] == "the API server keeps taints of devices"
     assert found[f"DRA registry of {DRIVER}"]["detail"].endswith("; 1 of our sockets")
-    # It reads no DeviceClass: the agent has no right to, and needs none.
     states = {name: check["state"] for name, check in found.items()}
-    assert states.pop(f"DeviceClass {DRIVER}") == "n/a"
-    assert states.pop(f"resource names of {DRIVER}") == "n/a"
     assert set(states.values()) == {"ok"}, states
     assert by_name["rights"]["state"] == "ok"
-    refused = by_name["policy npu-agent-own-slices"]
-    assert refused["detail"] == "this account may not write slices of other nodes"

@@ -40,8 +40,7 @@ def test_no_card_twice_and_none_that_is_unhealthy(node: Node, kill: Callable[[in
     wait_offered(node, 8)
     published(node)
     assert not any("consumesCounters" in one for one in devices(node).values())
-    where = "--config-file=/etc/npu-agent/config.yaml --host-root=/host"
-    doctor = node.in_agent("sh", "-c", f"npu-agent doctor {where}; true")
+    doctor = node.in_agent("sh", "-c", "npu-agent doctor; true")
     assert "dra.partitions has no effect" in doctor, doctor
     run(node, claim_pod("victim"))
     (card,) = verified(node, "victim", 1).cards

@@ -117,7 +117,7 @@ def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
     node.apply([template("whole", part(8)), small("whole", of_template="whole")])
     waits(node, "whole")
     # Who has which cores, on the node.
-    info = node.in_agent("npu-agent", "--host-root=/host", "info")
+    info = node.in_agent("npu-agent", "info")
     (row,) = (line for line in info.splitlines() if f"npu{CARD} " in line)
     for name, mine in zip(names, cores, strict=True):
         span = "-".join(str(core) for core in dict.fromkeys((min(mine), max(mine))))

@@ -83,7 +83,7 @@ def test_the_doctor_names_a_second_plugin(installed: Journey) -> None:
         installed.wait_allocatable(1)  # its one, and none of ours
 
         def named() -> str:
-            found = wrong(installed)[f"resource {RESOURCE}"]
+            found = wrong(installed)["other plugins"]
             assert "vendor-0" in found, found
             return found
 

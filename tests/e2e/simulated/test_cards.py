@@ -70,7 +70,7 @@ def test_the_quick_start(loaded: Journey, tmp_path: Path) -> None:
     assert 'simulated="true"' in node.page("/metrics")
     assert "the cards are simulated" in node.page("/")
     assert all(card["simulated"] for card in node.cards())
-    assert "simulated: none" in node.in_agent("npu-agent", "info", "--host-root=/host")
+    assert "simulated: none" in node.in_agent("npu-agent", "info")
     wait_well(node)
     reader.types(faults)
     node.delete_pods()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -166,24 +167,31 @@ async def test_a_reload_of_the_driver_is_one_change_or_none(room: Room) -> None:
 
 
 async def test_labels_that_others_change_are_put_back_and_nothing_else_is_asked(
-    room: Room,
+    room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.resync.publish(0.01)
+    pauses: list[float] = []
+    within = set_within
+
+    async def noted(event: asyncio.Event, seconds: float) -> bool:
+        pauses.append(seconds)
+        return await within(event, 0.001)
+
+    monkeypatch.setattr(labeller, "set_within", noted)
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
     room.seen = seen = Feed[Mapping[str, str] | None](None)
-    room.timing = Timing(settle=0.05, longest_pause=0.4)
+    room.timing = Timing(settle=1.0, longest_pause=60.0)
     async with room.running():
         labels = await room.put(1)
-        await asyncio.sleep(0.2)
-        seen.publish({**labels, "of/another": "1"})
-        seen.publish({**labels, "of/another": "2"})
-        await asyncio.sleep(0.2)
+        for value in ("1", "2"):
+            seen.publish({**labels, "of/another": value})
+            for _ in range(20):  # turns of the loop: as many as a put would take, and more
+                await asyncio.sleep(0)
         assert len(room.place.puts.value) == 1
         seen.publish({**labels, "beta.furiosa.ai/npu.count": "7"})
         await room.put(2)
         # It stays so: another program writes it, too, and they do not chase each other.
-        began = asyncio.get_running_loop().time()
-        await room.put(5)
-        assert asyncio.get_running_loop().time() - began > 0.4
+        await room.put(7)
+        assert pauses[:6] == [1, 1, 2, 4, 8, 16]
         seen.publish(labels)
         room.snapshots.publish(cards(1))
         assert (await first(room.place.puts, lambda puts: puts[-1][0] != labels))[-1]

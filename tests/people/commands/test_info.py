@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from npu_agent.cli.main import main
-from npu_agent.people import simulator
+from npu_agent.config import MetricsConfig
+from npu_agent.inventory.inventory import read_once
+from npu_agent.people import page, simulator
 from npu_agent.people.commands import view
-from tests.processes import started
+from npu_agent.people.commands.info import as_reported
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.people.doctor.helpers import Port
+from tests.processes import ran, started
 from tests.terminal import npu_agent
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -109,15 +114,15 @@ def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     assert process.output.count(ENTER) == process.output.count(LEAVE) == 1
     drawn, _, rest = process.output.partition(LEAVE)
     assert rest == ""
-    assert re.search(r"npu-agent info   \d{4}-\d\d-\d\d \d\d:\d\d:\d\d   Ctrl-C ends", drawn)
+    assert re.search(r"npu-agent info   \d{4}-\d\d-\d\d \d\d:\d\d:\d\d   q or Ctrl-C ends", drawn)
     assert "Traceback" not in process.output
 
 
 def test_watch_goes_on_with_the_time_while_nothing_changes(tmp_path: Path) -> None:
     """On a host without cards there is nothing that could change."""
     with npu_agent("info", "-w", "--host-root", tmp_path) as process:
-        shown = process.until(r"(\d\d:\d\d:\d\d)   Ctrl-C ends")[1]
-        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   Ctrl-C ends.*no NPUs found below")
+        shown = process.until(r"(\d\d:\d\d:\d\d)   q or Ctrl-C ends")[1]
+        process.until(rf"(?!{shown})\d\d:\d\d:\d\d   q or Ctrl-C ends.*no NPUs found below")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -127,6 +132,15 @@ def test_watch_leaves_its_screen_however_it_is_ended(root: Path, number: signal.
         process.signal(number)
         assert process.ended() == 128 + number
     assert process.output.endswith(LEAVE)
+
+
+def test_watch_ends_by_a_key_and_leaves_the_terminal_as_it_was(root: Path) -> None:
+    with npu_agent("info", "-w", "--host-root", root) as process:
+        process.until("healthy")
+        process.type("xq")
+        assert process.ended() == 0
+    assert process.output.endswith(LEAVE)
+    assert "q" not in process.output.rpartition("ends")[2].replace(LEAVE, "").rpartition("|")[2]
 
 
 def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
@@ -172,3 +186,53 @@ def test_data_for_programs_leaves_what_cannot_be_read_to_stderr(
     assert {card["name"] for card in json.loads(out)} == {"npu1", "npu2"}
     assert "npu-agent: not served: " in err
     assert "npu0_mgmt" in err
+
+
+def test_as_in_the_agents_pod_no_option_is_needed(root: Path, tmp_path: Path) -> None:
+    """A config file that is wrong does not keep a person from seeing the cards."""
+    file = tmp_path / "config.yaml"
+    file.write_text("intervall: 5\n")
+    environment = {"NPU_AGENT_HOST_ROOT": str(root), "NPU_AGENT_CONFIG_FILE": str(file)}
+    code, out, _ = ran("info", **environment)
+    assert (code, out.count("FuriosaAI")) == (0, 3)
+    code, _, err = ran("labels", **environment)
+    assert (code, f"{file}:1: intervall: unknown key" in err) == (2, True)
+    file.write_text("pluginDir: /none/kubelet/device-plugins\n")
+    code, _, err = ran("allocations", **environment)
+    assert code == 1
+    assert "/none/kubelet/pod-resources/kubelet.sock is missing" in err
+    code, _, err = ran("info", NPU_AGENT_HOST_ROOT="/missing")
+    assert (code, err.partition(": No such")[0]) == (
+        2,
+        "npu-agent: error: NPU_AGENT_HOST_ROOT: /missing",
+    )
+
+
+async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(root: Path) -> None:
+    """One read shows neither a card that flaps, nor one that fails its probes."""
+    snapshot = await read_once([Furiosa(root, simulated=True)])
+    ids = [state.id for state in snapshot.cards]
+    bad = {"state": "unhealthy", "reason": "\x1b[2J/dev/npu0pe0 missing"}
+    cards = [
+        {"id": ids[0], "name": "npu0", "core_count": 2, "health": bad},
+        {"id": ids[1], "name": "npu1", "core_count": 2, "health": {"state": "healthy"}},
+        {"id": "of another host", "name": "npu0", "core_count": 2},
+    ]
+    problem = {"subject": "card", "text": "npu2 is flapping: 6 changes", "cards": [ids[2], ids[0]]}
+    port = Port(status={"cards": cards, "problems": [problem]})
+    await port.start()
+    try:
+        metrics = MetricsConfig(listen=f"127.0.0.1:{port.number}")
+        report = await page.report(metrics, 10.0)
+        assert report
+        shown, warnings = as_reported(snapshot, report)
+        rows = view.cards_as_json(shown, None, None, warnings)
+    finally:
+        await port.stop()
+    assert [(row["health"], row["warnings"]) for row in rows] == [
+        ("unhealthy", []),
+        ("unhealthy", []),  # as it was read here
+        ("healthy", ["is flapping: 6 changes"]),
+    ]
+    assert rows[0]["health_reason"] == "?[2J/dev/npu0pe0 missing"
+    assert await page.report(metrics, 10.0) is None, "no process listens there now"

@@ -16,22 +16,16 @@ import pytest
 from aiohttp import web
 
 from npu_agent.config import MetricsConfig, default_config
-from npu_agent.config.resources import resources_of
-from npu_agent.core.offer import advertise
-from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.ownership import lock_path
 from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
-from npu_agent.outputs.labels import compute
-from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.people import simulator
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.doctor.context import Context, Timing
 from npu_agent.people.doctor.examine import examine
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
-from npu_agent.vendors.furiosa.labels import SETS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import kubeconfig, serving
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -69,13 +63,6 @@ class ApiServer:
     serves_dra: bool = True
     slices: dict[str, int] = field(default_factory=lambda: {"00000-npu.furiosa.ai-n1": 2})
     """By name, how many devices each has."""
-    keeps_taints: bool = True
-    device_class: int = 200
-    """The HTTP status of its answer."""
-    classes: list[dict[str, Any]] | int = field(default_factory=list)
-    """All DeviceClasses, or the HTTP status of the answer."""
-    policy: str | None = "npu-agent-own-slices"
-    """The one that refuses slices of other nodes."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path}")
@@ -109,32 +96,15 @@ class ApiServer:
             return _failure(404, "the server could not find the requested resource")
         if not what:
             return web.json_response({"kind": "APIResourceList"})
-        if what == "/deviceclasses":
-            if isinstance(self.classes, int):
-                return _failure(self.classes, "deviceclasses cannot be listed")
-            return web.json_response({"kind": "DeviceClassList", "items": self.classes})
-        if what.startswith("/deviceclasses/"):
-            if self.device_class == 200:
-                return web.json_response({"kind": "DeviceClass", "metadata": {"name": "c"}})
-            return _failure(self.device_class, 'deviceclasses "npu.furiosa.ai" cannot be read')
         assert what == "/resourceslices"
-        if request.method == "GET":
-            pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
-            of = {"driver": "npu.furiosa.ai", "pool": pool}
-            items = [
-                {"metadata": {"name": name}, "spec": {**of, "devices": [RNGD] * count}}
-                for name, count in self.slices.items()
-            ]
-            found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
-            return web.json_response({**found, "items": items})
-        assert request.query["dryRun"] == "All"
-        sent = await request.json()
-        if self.policy and sent["spec"]["nodeName"] != NODE_NAME:
-            return _failure(403, f"ValidatingAdmissionPolicy '{self.policy}' denied request: no")
-        if not self.keeps_taints:
-            for device in sent["spec"]["devices"]:
-                del device["taints"]
-        return web.json_response(sent, status=201)
+        pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
+        of = {"driver": "npu.furiosa.ai", "pool": pool}
+        items = [
+            {"metadata": {"name": name}, "spec": {**of, "devices": [RNGD] * count}}
+            for name, count in self.slices.items()
+        ]
+        found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
+        return web.json_response({**found, "items": items})
 
 
 def _failure(code: int, message: str) -> web.Response:
@@ -167,7 +137,7 @@ class Port:
         match request.path:
             case "/healthz":
                 return web.Response(text=self.healthz)
-            case "/status.json" if self.status.get("resources") is not None:
+            case "/status.json" if "cards" in self.status:
                 return web.json_response(self.status)
             case "/readyz":
                 return web.json_response({"reasons": self.status.get("unready", [])})
@@ -215,7 +185,7 @@ class Node:
 
     def reports(self, **values: Any) -> None:
         """What the agent reports, at both of its addresses."""
-        self.pages.status.update(values)
+        self.pages.status.update({"cards": [], **values})
         self.probes.status.update({k: v for k, v in values.items() if k == "unready"})
 
 
@@ -260,23 +230,11 @@ async def good_node(
         directory.mkdir()
         simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
-        snapshot = await read_once([Furiosa(root)])
-        (resource,) = resources_of(default_config(REGISTRY), REGISTRY.core_counts)
-        ids = [device.id for device in advertise(snapshot, resource)]
+        ids = [simulator.card("warboy", 0).uuid, simulator.card("rngd", 1).uuid]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         write_checkpoint(directory, registered)
-        labels = compute.labels(snapshot, await read_machine(root), [SETS["beta"]])
-        api, probes, pages = ApiServer(_node(labels, len(ids))), Port(), Port()
-        dra = {"driver": "npu.furiosa.ai", "slices": {"dropped": []}}
-        served = {"resource": RESOURCE, "healthy": len(ids)}
-        pages.status = {
-            "unready": [],
-            "cards": [],
-            "problems": [],
-            "resources": [served],
-            "dra": [dra],
-            "labels": {"in_place": True, "error": None, "labels": labels},
-        }
+        api, probes, pages = ApiServer(_node()), Port(), Port()
+        pages.status = {"version": "0.1.0", "cards": [], "problems": [], "notes": []}
         kubelet = StandInKubelet(directory, base / "pod-resources")
         for part in (probes, pages, kubelet):
             await part.start()
@@ -297,7 +255,6 @@ async def good_node(
                 in_pod=True,
                 uid=0,
                 hostname=POD,
-                agent_config=base / "config.yaml",
                 timing=Timing(request=20.0),  # of a busy machine,
             )
             node = Node(root, context, kubelet, api, probes, pages, registered, lock)
@@ -312,40 +269,17 @@ async def good_node(
                     await part.stop()
 
 
-def _node(labels: dict[str, str], allocatable: int) -> dict[str, Any]:
+def _node() -> dict[str, Any]:
     return {
         "kind": "Node",
         "apiVersion": "v1",
-        "metadata": {
-            "name": NODE_NAME,
-            "uid": "7b0c",
-            "resourceVersion": "42",
-            "labels": {"kubernetes.io/hostname": NODE_NAME, **labels},
-            "managedFields": [_owned("npu-agent", list(labels))],
-        },
+        "metadata": {"name": NODE_NAME, "uid": "7b0c", "resourceVersion": "42"},
         "spec": {},
         "status": {
-            "allocatable": {"cpu": "8", RESOURCE: str(allocatable)},
             "conditions": [{"type": "Ready", "status": "True"}],
             "nodeInfo": {"kubeletVersion": "v1.36.3"},
         },
     }
-
-
-def _owned(manager: str, keys: list[str]) -> dict[str, Any]:
-    return {
-        "manager": manager,
-        "operation": "Apply",
-        "apiVersion": "v1",
-        "fieldsType": "FieldsV1",
-        "fieldsV1": {"f:metadata": {"f:labels": {f"f:{key}": {} for key in keys}}},
-    }
-
-
-def own(node: Node, manager: str) -> None:
-    """Makes `manager` the owner of all our labels."""
-    keys = [key for key in node.api.node["metadata"]["labels"] if "furiosa" in key]
-    node.api.node["metadata"]["managedFields"] = [_owned(manager, keys)]
 
 
 @dataclass(frozen=True)
@@ -377,7 +311,5 @@ async def check_break(node: Node, broken: Break) -> None:
     assert broken.detail in line.detail
     assert broken.remedy in line.remedy
     assert line.remedy or line.state is not State.WRONG
-    # It is what to fix, and there is something to type for it.
-    assert line.follows == ""
+    # There is something to type for it.
     assert bool(line.command) or line.state is not State.WRONG
-    assert {after[key].follows for key in lines} <= {"", *lines}

@@ -8,21 +8,14 @@ from typing import Any
 
 import pytest
 
-from npu_agent.config import AllocationConfig, ResourceSpec
-from npu_agent.config.schema import DraConfig
-from npu_agent.kube.objects import DeviceClass
-from npu_agent.people.doctor.check import Check, State
-from npu_agent.people.doctor.dra import resource_names
-from npu_agent.people.doctor.report import to_fix
-from npu_agent.typedjson import convert
-from tests.people.doctor.helpers import RESOURCE, Break, Node, check_break, unserved
+from npu_agent.config import AllocationConfig
+from npu_agent.people.doctor.check import State
+from tests.people.doctor.helpers import Break, Node, check_break, unserved
 
 DRIVER = "npu.furiosa.ai"
 REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
-SLICES, FEATURES = f"DRA slices of {DRIVER}", f"DRA features for {DRIVER}"
-CLASS, POLICY = f"DeviceClass {DRIVER}", "policy npu-agent-own-slices"
-RESOURCES = f"resource names of {DRIVER}"
-LINES = ["DRA", REGISTRY, DIRECTORY, SLICES, FEATURES, CLASS, RESOURCES, POLICY]
+SLICES = f"DRA slices of {DRIVER}"
+LINES = ["DRA", REGISTRY, DIRECTORY, SLICES]
 OURS = "npu.furiosa.ai-0123456789ab-reg.sock"
 
 
@@ -34,21 +27,7 @@ def claims(node: Node) -> Node:
     (kubelet / "plugins" / DRIVER).mkdir(parents=True)
     unserved(kubelet / "plugins_registry" / OURS)
     node.reconfigure(allocation=AllocationConfig(api="dra"))
-    node.api.node["status"]["allocatable"][RESOURCE] = "0"
-    node.api.classes = [named("whole", RESOURCE)]
     return node
-
-
-def named(name: str, resource: str, created: str = "2026-11-22T07:00:00Z") -> dict[str, Any]:
-    """A DeviceClass for a resource name."""
-    selector = f'device.driver == "{DRIVER}"'
-    return {
-        "metadata": {"name": name, "creationTimestamp": created},
-        "spec": {
-            "extendedResourceName": resource,
-            "selectors": [{"cel": {"expression": selector}}],
-        },
-    }
 
 
 async def lines(node: Node) -> dict[str, tuple[State, str, str]]:
@@ -66,47 +45,13 @@ async def test_a_node_that_does_dra(claims: Node) -> None:
     assert "the kubelet is v1.36.3" in found["DRA"].detail
     assert found[SLICES].detail == "1, with 2 device(s)"
     assert "1 of our sockets" in found[REGISTRY].detail
-    # The kubelet's device manager is to know of none of these cards.
-    assert f"resource {RESOURCE}" not in found
-    assert f"allocatable {RESOURCE}" not in found
     assert [check for check in found.values() if check.state is State.WRONG] == []
-
-
-async def test_claims_need_a_place_for_cdi_specs(claims: Node) -> None:
-    assert (await claims.examined())["CDI directory"].state is State.OK
-    (claims.root / "var/run").mkdir(parents=True)
-    (claims.root / "var/run/cdi").write_text("a file")
-    found = (await claims.examined())["CDI directory"]
-    assert found.state is State.WRONG
-    assert found.remedy.endswith("k8s/components/dra")
 
 
 async def test_where_the_config_wants_no_dra_nothing_is_asked(node: Node) -> None:
     found = await lines(node)
     assert found == {"DRA": (State.UNUSED, "allocation.api is device-plugin", "")}
     assert not [path for path in node.api.asked if "resource.k8s.io" in path]
-
-
-async def test_a_family_by_dra_beside_one_by_the_device_plugin(claims: Node) -> None:
-    by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")
-    claims.reconfigure(allocation=AllocationConfig(), resources=(by_dra,))
-    found = await claims.examined()
-    assert found["DRA"].state is State.OK
-    assert f"resource {RESOURCE}" in found
-    assert "resource furiosa.ai/rngd" not in found
-
-
-async def test_counters_are_tried_where_cards_are_cut(claims: Node) -> None:
-    counters = f"DRA counters for {DRIVER}"
-    assert counters not in await claims.examined()
-    claims.reconfigure(allocation=AllocationConfig(api="dra"), dra=DraConfig(partitions=True))
-    assert (await claims.examined())[counters].state is State.OK
-    dropped = ["devices.consumesCounters", "sharedCounters"]
-    claims.reports(dra=[{"driver": DRIVER, "slices": {"dropped": dropped}}])
-    found = (await claims.examined())[counters]
-    assert found.state is State.NOTE
-    assert "drops devices.consumesCounters, sharedCounters" in found.detail
-    assert "turn on the feature gate DRAPartitionableDevices" in found.remedy
 
 
 def no_dra(node: Node) -> None:
@@ -133,7 +78,6 @@ async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why
     every = await claims.examined()
     assert every["DRA"].state is State.OK
     assert every["DRA"].detail.endswith(f"that is the device plugin: {why}")
-    assert every[f"resource {RESOURCE}"].state is State.OK
 
 
 def says(**values: object) -> Callable[[Node], None]:
@@ -159,10 +103,6 @@ def directory_is_a_file(node: Node) -> None:
     path.touch()
 
 
-def still_plugged(node: Node) -> None:
-    node.api.node["status"]["allocatable"][RESOURCE] = "3"
-
-
 def nobody_serves(node: Node) -> None:
     node.lock.close()
     node.api.slices = {}
@@ -176,49 +116,18 @@ BREAKS = {
         f"a second driver registers as {DRIVER}",
         "delete the vendor's DRA driver",
     ),
-    "no directory": Break(directory_is_a_file, DIRECTORY, "is missing", "by the"),
+    "no directory": Break(directory_is_a_file, DIRECTORY, "is not a directory", "by the"),
     "somebody else's slices": Break(
         says(slices={"00000-npu.furiosa.ai-n1": 2, "n1-npu.furiosa.ai-x7k2p": 8}),
         SLICES,
         "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
         "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
     ),
-    "no slices": Break(says(slices={}), SLICES, "none, though an agent serves", "readiness"),
+    "no slices": Break(says(slices={}), SLICES, "none, though an agent serves", "its log"),
     "no slices, and nobody to write them": Break(
         nobody_serves,
         {SLICES: State.NOTE, "serving agent": State.NOTE},
         "none, and no npu-agent serves this node",
-    ),
-    "taints are dropped": Break(
-        says(keeps_taints=False), {FEATURES: State.NOTE}, "drops devices.taints", "DRADeviceTaints"
-    ),
-    "no class": Break(says(device_class=404), CLASS, "missing", "components/dra"),
-    "a class that may not be read": Break(
-        says(device_class=403), {CLASS: State.UNUSED}, f"kubectl get deviceclass {DRIVER}"
-    ),
-    "an API server that fails": Break(says(device_class=500), {CLASS: State.UNKNOWN}, "500"),
-    "classes that may not be read": Break(
-        says(classes=403),
-        {RESOURCES: State.UNUSED},
-        "ask an administrator, the agent does not read it: npu-agent doctor",
-    ),
-    "two classes for a name": Break(
-        says(classes=[named("whole", RESOURCE), named("new", RESOURCE, "2026-11-22T07:00:01Z")]),
-        RESOURCES,
-        f"{RESOURCE} is the resource name of new and whole: the scheduler takes new",
-        "kubectl delete deviceclass NAME",
-    ),
-    "a name that a device plugin serves": Break(
-        still_plugged,
-        {RESOURCES: State.NOTE},
-        f"a device plugin still offers 3 {RESOURCE} here",
-        "the other device plugin that registers that name",
-    ),
-    "no policy": Break(
-        says(policy=None), {POLICY: State.NOTE}, "may write slices of other nodes", "ServiceAccount"
-    ),
-    "another policy": Break(
-        says(policy="of-somebody"), {POLICY: State.UNKNOWN}, "refused, and not by that policy"
     ),
 }
 
@@ -228,39 +137,18 @@ async def test_exactly_the_broken_line_turns(claims: Node, name: str) -> None:
     await check_break(claims, BREAKS[name])
 
 
-async def test_sockets_of_others_are_none_of_ours(claims: Node) -> None:
-    before = await lines(claims)
-    for name in ("gpu.nvidia.com-reg.sock", f"{DRIVER}.example-reg.sock", f"x{DRIVER}-reg.sock"):
-        registers(name)(claims)
-    assert await lines(claims) == before
-
-
-def judged(classes: list[dict[str, Any]], allocatable: dict[str, str]) -> Check:
-    return resource_names(DRIVER, convert(classes, list[DeviceClass]), allocatable)
-
-
-def test_of_several_classes_the_newest_counts_and_else_the_first_by_name() -> None:
-    old, new = "2026-11-22T07:00:00Z", "2026-11-22T07:00:01Z"
-    rivals = [named("c", RESOURCE, old), named("b", RESOURCE, new), named("a", RESOURCE, old)]
-    found = judged(rivals, {})
-    assert found.state is State.WRONG
-    assert found.detail == f"{RESOURCE} is the resource name of a, b and c: the scheduler takes b"
-    del rivals[1]
-    assert judged(rivals, {}).detail.endswith("of a and c: the scheduler takes a")
-
-
-def test_classes_of_others_are_none_of_ours() -> None:
-    others = [named("gpu", "nvidia.com/gpu"), named("lure", "notfuriosa.ai/npu")]
-    for one in others:
-        one["spec"]["selectors"] = []
-    twins = [*others, *others]
-    assert judged(twins, {"nvidia.com/gpu": "8"}).state is State.UNUSED
-    assert judged([*twins, named("own", RESOURCE)], {}).state is State.OK
-
-
-async def test_on_the_host_the_policy_is_not_judged(claims: Node) -> None:
-    claims.context = replace(claims.context, in_pod=False)
-    assert (await lines(claims))[POLICY][0] is State.UNUSED
+async def test_a_kubelets_root_that_is_too_long_for_sockets(claims: Node) -> None:
+    """That of MicroK8s, /var/snap/microk8s/common/var/lib/kubelet, has 41 characters."""
+    for length, state in ((60, State.WRONG), (41, State.OK)):
+        root = claims.root.parent / ("x" * (length - len(str(claims.root.parent)) - 1))
+        for name in ("device-plugins", "plugins_registry"):
+            (root / name).mkdir(parents=True)
+        claims.reconfigure(plugin_dir=str(root / "device-plugins"))
+        line = (await claims.examined())[REGISTRY]
+        assert line.state is state, line
+        if state is State.WRONG:
+            assert f"{root} is too long: a socket below it has 1" in line.detail
+            assert f"sudo ln -s {root} /var/lib/kubelet" in line.remedy
 
 
 @pytest.mark.parametrize("api", ["dra", "auto"])
@@ -272,30 +160,26 @@ async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
     found = await lines(claims)
     good = {name for name in found if found[name][0] is State.OK}
     assert good == {REGISTRY, DIRECTORY}
-    assert {found[name][0] for name in LINES if name not in good} == {State.UNKNOWN}
-    assert State.OK not in {
-        check.state for name, check in (await claims.examined()).items() if name == POLICY
-    }
+    assert found["DRA"][0] is State.UNKNOWN
+    assert SLICES not in found
 
 
 async def test_without_a_name_of_the_node(claims: Node) -> None:
     claims.context = replace(claims.context, node_name=None)
     found = await lines(claims)
-    for name in ("DRA", SLICES, FEATURES):
-        assert found[name][:2] == (State.UNKNOWN, "NODE_NAME is not set")
+    assert found["DRA"][:2] == (State.UNKNOWN, "NODE_NAME is not set")
 
 
 @pytest.mark.parametrize("api", ["dra", "auto"])
 async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -> None:
-    """As after the ClusterRoleBinding was deleted; what follows from that is folded."""
+    """As after the ClusterRoleBinding was deleted."""
     claims.reconfigure(allocation=AllocationConfig(api=api))
     claims.api.rights.clear()
     claims.api.denied = {
         ("get", "resourceclaims"),
         *((verb, "resourceslices") for verb in ("list", "watch", "create", "patch", "delete")),
     }
-    claims.reports(unready=["cannot list ResourceSlices: forbidden"])
-    found = to_fix((await claims.examined()).values())
+    found = [one for one in (await claims.examined()).values() if one.state is State.WRONG]
     assert [one.name for one in found] == ["rights"]
     assert found[0].detail == (
         "missing: nodes (get, watch, patch), events (create, patch), resourceclaims (get), "

@@ -7,21 +7,18 @@ word.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from npu_agent.config import AllocationConfig, LabelsConfig, TlsConfig
 from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.people import simulator
 from npu_agent.people.doctor import examine
 from npu_agent.people.doctor.check import State
 from npu_agent.people.simulator.tree import STATE_DIR
-from tests.people.doctor.helpers import RESOURCE, Break, Node, check_break, own, unserved
+from tests.people.doctor.helpers import RESOURCE, Break, Node, check_break, unserved
 
-OF_RESOURCE = f"resource {RESOURCE}"
-ALLOCATABLE = f"allocatable {RESOURCE}"
 WARBOY, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
 
 
@@ -57,10 +54,6 @@ def situated(**values: object) -> Callable[[Node], None]:
     return do
 
 
-def configured(**values: object) -> Callable[[Node], None]:
-    return lambda node: node.reconfigure(**values)
-
-
 def registers(resource: str, *ids: str) -> Callable[[Node], None]:
     """These are the devices that the kubelet knows of a resource."""
 
@@ -69,11 +62,6 @@ def registers(resource: str, *ids: str) -> Callable[[Node], None]:
         node.write_checkpoint()
 
     return do
-
-
-def cdi_is_a_file(node: Node) -> None:
-    node.reconfigure(allocation=AllocationConfig(method="cdi"))
-    written("var/run/cdi", "a file")(node)
 
 
 def node_says(**parts: dict[str, object]) -> Callable[[Node], None]:
@@ -128,66 +116,31 @@ async def no_agent_listens(node: Node) -> None:
     await node.pages.stop()
 
 
-def certificate(path: str) -> Callable[[Node], Awaitable[None]]:
-    async def configured(node: Node) -> None:
-        await node.pages.stop()  # an agent without a good one does not listen there
-        metrics = node.context.config.metrics
-        none = TlsConfig(cert_file=path, key_file="/none/tls.key")
-        node.reconfigure(metrics=replace(metrics, tls=none))
-
-    return configured
-
-
 def plain_file_for_a_node(node: Node) -> None:
     """Where no simulator says that plain files stand for nodes."""
     shutil.rmtree(node.root / STATE_DIR)
 
 
-BLIND = State.UNKNOWN
-UNKNOWN_CLUSTER = dict.fromkeys(("rights", "Node", ALLOCATABLE, "labels"), State.UNKNOWN)
+def reports(**problem: object) -> Callable[[Node], None]:
+    return lambda node: node.reports(problems=[problem])
+
 
 BREAKS: dict[str, Break] = {
     # --- hardware
     "no sysfs": Break(
         removed("sys"),
-        {
-            "/sys": State.WRONG,
-            **dict.fromkeys(
-                ("cards", "driver warboy", "driver rngd", "PCI", OF_RESOURCE, ALLOCATABLE), BLIND
-            ),
-            "cgroups": State.UNUSED,
-        },
+        {"/sys": State.WRONG, "cgroups": State.UNUSED, "other plugins": State.UNKNOWN},
         "is missing",
         "mount the host's /sys",
-        gone=("card npu0", "card npu1"),
+        gone=("PCI", "cards"),
     ),
-    "no dev": Break(
-        removed("dev"),
-        {"/dev": State.WRONG, "card npu0": State.WRONG, "card npu1": State.WRONG},
-        "is missing",
-        "mount the host's /dev",
-    ),
+    "no dev": Break(removed("dev"), {"/dev": State.WRONG}, "is missing", "mount the host's /dev"),
     "no driver": Break(
         unbound, "PCI", "no driver is bound to 0000:99:00.0 (1ed2:0000)", "load the vendor's driver"
     ),
     "a driver that shows nothing": Break(bound_to("npu"), "PCI", "has a driver (npu)", "dmesg"),
     "handed on to a virtual machine": Break(
         bound_to("vfio-pci"), {"PCI": State.NOTE}, "passed through by vfio-pci"
-    ),
-    "a dead card": Break(
-        fault("npu0", "dead"),
-        "card npu0",
-        "unhealthy, and not handed out: the driver reports the card dead (alive says 0)",
-        "reload the driver",
-    ),
-    "a missing node": Break(
-        fault("npu0", "no-node"), "card npu0", "/dev/npu0pe0 is missing", "udev"
-    ),
-    "a node that is none": Break(
-        plain_file_for_a_node,
-        {"card npu0": State.WRONG, "card npu1": State.WRONG},
-        "/dev/npu0_mgmt is not a character device",
-        "udev",
     ),
     "a card of no known type": Break(
         written("sys/class/npu_mgmt/npu7_mgmt/device_type", "Frobnicator\n"),
@@ -202,44 +155,25 @@ BREAKS: dict[str, Break] = {
         "dmesg",
     ),
     "no cards": Break(
-        lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
-        {"cards": State.NOTE, "PCI": State.OK, OF_RESOURCE: State.WRONG},
+        lambda node: [
+            *(fault(card, "gone")(node) for card in ("npu0", "npu1")),
+            registers(RESOURCE)(node),
+        ],
+        {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
-        gone=("card npu0", "card npu1"),
     ),
-    # --- the kubelet
+    # --- the kubelet, and other plugins
     "no plugin directory": Break(
         lambda node: shutil.rmtree(node.directory),
-        {
-            "plugin directory": State.WRONG,
-            "kubelet.sock": State.WRONG,
-            "other plugins": State.OK,
-            "serving agent": State.NOTE,
-            OF_RESOURCE: State.NOTE,
-        },
+        {"plugin directory": State.WRONG, "serving agent": State.NOTE},
         "is missing",
         "pluginDir",
+        gone=("kubelet.sock", "other plugins"),
     ),
     "no kubelet.sock": Break(no_kubelet_socket, "kubelet.sock", "is missing", "start the kubelet"),
     "a kubelet that has ended": Break(
-        kubelet_gone,
-        {"kubelet.sock": State.WRONG, "pod-resources": State.WRONG},
-        "Connection refused",
-        "journalctl -u kubelet",
+        kubelet_gone, "kubelet.sock", "Connection refused", "journalctl -u kubelet"
     ),
-    "no pod-resources": Break(
-        removed("../pod-resources"), "pod-resources", "is missing", "mount the host's"
-    ),
-    "a second agent's Pod": Break(
-        situated(hostname="npu-agent-other"),
-        {"serving agent": State.NOTE},
-        "stands by",
-        "two DaemonSets",
-    ),
-    "no agent": Break(
-        unlocked, {"serving agent": State.NOTE}, "no npu-agent serves", "check that its Pod runs"
-    ),
-    # --- who else owns the resource
     "the vendor's plugin": Break(
         lambda node: node.serve_plugin("furiosa-npu.sock"),
         "other plugins",
@@ -254,73 +188,65 @@ BREAKS: dict[str, Break] = {
     ),
     "devices of a second plugin": Break(
         registers(RESOURCE, WARBOY.uuid, RNGD.uuid, "NOT-OURS"),
-        OF_RESOURCE,
-        "device NOT-OURS of it, which no card of this host has: a second plugin",
+        "other plugins",
+        f"device NOT-OURS of {RESOURCE}, which no card of this host has: a second plugin "
+        "registers the same resource; its socket may be nvidia-gpu.sock",
         "delete the vendor's DaemonSet",
     ),
     "our cards under another name": Break(
         registers("furiosa.ai/warboy", WARBOY.uuid),
-        OF_RESOURCE,
+        "other plugins",
         f"has {WARBOY.uuid} as furiosa.ai/warboy, too",
         "delete the vendor's DaemonSet",
     ),
-    "a device that the kubelet does not know": Break(
-        registers(RESOURCE, RNGD.uuid), OF_RESOURCE, "knows 1 of 2", "readiness"
-    ),
     "a checkpoint that is none": Break(
         lambda node: (node.directory / CHECKPOINT).write_text("[]"),
-        {OF_RESOURCE: State.UNKNOWN},
+        {"other plugins": State.UNKNOWN},
         "not in a format that kubelets write",
     ),
-    # --- directories
-    "no CDI directory": Break(cdi_is_a_file, "CDI directory", "is missing", "k8s/components/cdi"),
-    "no NFD": Break(
-        configured(labels=LabelsConfig(output="nfd")),
-        {
-            "NFD directory": State.WRONG,
-            "labels": State.OK,
-            "rights": State.OK,  # of one less
-        },
-        "is missing",
-        "install Node Feature Discovery",
+    # --- the running agent
+    "a second agent's Pod": Break(
+        situated(hostname="npu-agent-other"),
+        {"serving agent": State.NOTE},
+        "stands by",
+        "two DaemonSets",
     ),
-    # --- metrics.listen
-    "another program's port": Break(
-        another_program,
-        {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
-        "cannot be used: another program has it",
-        "give metrics.listen another one",
-    ),
-    "nobody at its port of the probes": Break(
-        lambda node: node.probes.stop(),
-        {"metrics.probes": State.NOTE},
-        "while an npu-agent answers on its other address",
-        "read its log",
+    "no agent serves": Break(
+        unlocked, {"serving agent": State.NOTE}, "no npu-agent serves", "check that its Pod runs"
     ),
     "no agent on its ports": Break(
         no_agent_listens,
-        {
-            "metrics.listen": State.OK,
-            "metrics.probes": State.OK,
-            "readiness": State.UNUSED,
-            "labels": State.UNKNOWN,
-        },
-        "is free",
+        {"agent": State.NOTE, "metrics.listen": State.OK, "metrics.probes": State.OK},
+        "no npu-agent answers here",
+        "kubectl -n kube-system exec daemonset/npu-agent -- npu-agent doctor",
+    ),
+    "another program's port": Break(
+        another_program,
+        {"metrics.listen": State.WRONG, "agent": State.OK},
+        "cannot be used: another program has it",
+        "give metrics.listen another one",
     ),
     "no such address": Break(
         lambda node: node.reconfigure(
             metrics=replace(node.context.config.metrics, listen="192.0.2.1:9100")
         ),
-        {"metrics.listen": State.WRONG, "labels": State.UNKNOWN},
+        {"metrics.listen": State.WRONG, "agent": State.OK},
         "192.0.2.1:9100",
         "no such address",
     ),
-    "no certificate": Break(
-        certificate("/none/tls.crt"),
-        {"metrics.tls": State.WRONG, "metrics.listen": State.NOTE, "labels": State.UNKNOWN},
-        "/none/tls.crt is missing",
-        "mount the Secret",
+    "a problem that the agent reports": Break(
+        reports(subject="card", text="npu1 is hot: 96 °C", remedy="cool it", command="dmesg"),
+        {"agent card": State.WRONG, "agent": State.OK},
+        "npu1 is hot: 96 °C",
+        "cool it",
     ),
+    "a problem without a remedy of its own": Break(
+        reports(subject="labels", text="not applied", command="npu-agent doctor"),
+        {"agent labels": State.WRONG, "agent": State.OK},
+        "not applied",
+        "fix what else is wrong here",
+    ),
+    # --- the cluster
     "no right to ask about clients' tokens": Break(
         lambda node: node.reconfigure(
             metrics=replace(node.context.config.metrics, authorization="kubernetes")
@@ -329,52 +255,40 @@ BREAKS: dict[str, Break] = {
         "missing: tokenreviews (create), subjectaccessreviews (create)",
         "add k8s/components/metrics-authorization",
     ),
-    "an agent that is not ready": Break(
-        lambda node: node.reports(unready=["config: config.yaml:3: unknown key"]),
-        "readiness",
-        "config: config.yaml:3: unknown key",
-        "/readyz",
-    ),
-    # --- the cluster
     "no NODE_NAME": Break(
         situated(node_name=None),
-        {
-            "NODE_NAME": State.WRONG,
-            "Node": State.UNKNOWN,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
-        },
+        {"NODE_NAME": State.WRONG},
         "not set",
         "spec.nodeName",
+        gone=("Node",),
     ),
     "another NODE_NAME": Break(
         situated(node_name="n2"),
-        {
-            "Node": State.WRONG,
-            "NODE_NAME": State.OK,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
-        },
+        {"Node": State.WRONG, "NODE_NAME": State.OK},
         "404",
         "`kubectl get nodes`",
     ),
     "a token that is no good": Break(
         lambda node: setattr(node.api, "refusal", 401),
-        {"API server": State.WRONG, **UNKNOWN_CLUSTER},
+        "API server",
         "401 Unauthorized",
         "delete the Pod to get a new token",
+        gone=("rights", "Node"),
+    ),
+    "an API server that is away": Break(
+        lambda node: setattr(node.api, "refusal", 503),
+        "API server",
+        "503",
+        gone=("rights", "Node"),
     ),
     "no system:basic-user": Break(
-        lambda node: setattr(node.api, "refusal", 403), UNKNOWN_CLUSTER, "does not answer that"
+        lambda node: setattr(node.api, "refusal", 403),
+        {"rights": State.UNKNOWN, "Node": State.UNKNOWN},
+        "does not answer that",
     ),
     "no right to get nodes": Break(
         denies(("get", "nodes")),
-        {
-            "rights": State.WRONG,
-            "Node": State.UNKNOWN,
-            ALLOCATABLE: State.UNKNOWN,
-            "labels": State.UNKNOWN,
-        },
+        {"rights": State.WRONG, "Node": State.UNKNOWN},
         "missing: nodes (get)",
         "restore the agent's ServiceAccount",
     ),
@@ -395,33 +309,13 @@ BREAKS: dict[str, Break] = {
         "not Ready: no network",
         "journalctl -u kubelet",
     ),
-    "nothing allocatable": Break(
-        node_says(status={"allocatable": {}}),
-        ALLOCATABLE,
-        "0 on the Node, 2 healthy",
-        "no second plugin owns the resource",
-    ),
-    "labels that cannot be applied": Break(
-        lambda node: node.reports(labels={"in_place": False, "error": "no", "labels": {}}),
-        "labels",
-        "no",
-        "tries again",
-    ),
-    "labels of somebody else": Break(
-        lambda node: own(node, "nfd-master"),
-        {"labels": State.NOTE},
-        "set by nfd-master",
-        "delete the vendor's feature discovery",
-    ),
 }
 
 
 async def test_a_good_node(node: Node) -> None:
     lines = await examine.examine(node.context)
     assert {line.name: line.state for line in lines if line.state is not State.OK} == {
-        "CDI directory": State.UNUSED,
-        "NFD directory": State.UNUSED,
-        "DRA": State.UNUSED,
+        "DRA": State.UNUSED
     }
     assert len(lines) == len({line.name for line in lines})
     assert not [line for line in lines if line.remedy]
@@ -430,3 +324,34 @@ async def test_a_good_node(node: Node) -> None:
 @pytest.mark.parametrize("name", BREAKS)
 async def test_one_break_turns_one_line(name: str, node: Node) -> None:
     await check_break(node, BREAKS[name])
+
+
+WITHOUT_AGENT: dict[str, Break] = {
+    "a dead card": Break(
+        fault("npu0", "dead"),
+        "card npu0",
+        "unhealthy: the driver reports the card dead (alive says 0)",
+        "reload the driver",
+    ),
+    "a missing node": Break(
+        fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
+    ),
+    "a node that is none": Break(
+        plain_file_for_a_node,
+        {"card npu0": State.WRONG, "card npu1": State.WRONG},
+        "/dev/npu0_mgmt is not a character device",
+        "udev",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_AGENT)
+async def test_cards_are_judged_where_no_agent_reports_them(name: str, node: Node) -> None:
+    broken = WITHOUT_AGENT[name]
+    await no_agent_listens(node)
+    await check_break(node, broken)
+
+
+async def test_an_agent_that_answers_judges_its_cards(node: Node) -> None:
+    fault("npu0", "dead")(node)
+    assert "card npu0" not in await node.examined()

@@ -43,8 +43,8 @@ async def examined(node: Node) -> tuple[Check, ...]:
         replace(
             check,
             detail=re.sub(
-                r"uid \d+, gid \d+, mode 0\d+|(?<=127.0.0.1:)\d+",
-                lambda found: "..." if found[0].isdigit() else "uid 0, gid 0, mode 0755",
+                r"(?<=127.0.0.1:)\d+",
+                "...",
                 check.detail.replace(base, "/base"),
             ),
         )
@@ -56,29 +56,23 @@ async def test_the_report_of_a_good_node(node: Node) -> None:
     checks = await examined(node)
     found = drawn(checks, 80, everything=True)
     assert found == golden(GOLDEN / "good.txt", found)
-    assert report.summary(checks) == "25 ok"
     # Without anything to fix it begins with the first subject.
-    assert drawn(checks, 80).startswith("Configuration and this process\nok ")
+    assert drawn(checks, 80).startswith("Running agent\nok ")
     assert drawn(checks, 80).endswith(
-        "25 ok\nNot shown: lines that do not apply here (3); --all shows them\n"
+        "16 ok\nNot shown: lines that do not apply here (1); --all shows them\n"
     )
 
 
 async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:
-    """First what to fix, in its order; what follows from it is folded."""
+    """First what to fix, in its order: what the agent reports, then the rest."""
     await node.kubelet.stop()
     (node.directory / "kubelet.sock").unlink(missing_ok=True)
     node.api.rights.discard(("patch", "nodes"))
+    text = "npu1 is unhealthy: the driver reports the card dead"
+    node.reports(problems=[{"subject": "card", "text": text, "remedy": "reset it"}])
     checks = await examined(node)
     found = drawn(checks, 80)
     assert found == golden(GOLDEN / "faults.txt", found)
-    assert [one.name for one in report.to_fix(checks)] == ["rights", "kubelet.sock"]
-    assert {one.name: one.follows for one in checks if one.follows} == {
-        "pod-resources": "kubelet.sock"
-    }
-    unfolded = drawn(checks, 80, everything=True)
-    assert "pod-resources" in unfolded
-    assert "pod-resources" not in found.partition("Configuration")[2]
 
 
 def test_what_is_wrong_with_many_cards_is_one_thing_to_fix() -> None:
