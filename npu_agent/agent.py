@@ -197,6 +197,7 @@ class Agent:
         self.cordons = CordonStore(
             self.node_watch.state.map_with(configs.map(lambda config: config.cordon), _annotation),
             self.inventory.hardware,
+            self._wanted.map(lambda wanted: wanted.disabled),
             directory,
         )
         self.publisher = Publisher(
@@ -491,6 +492,7 @@ class Agent:
             ),
             expected_cards=config.health.expected_cards,
             recorded=self._recorded,
+            first_ids=self.cordons.state.value.first_ids,
             cordons_lost=self.cordons.state.value.lost,
             cordons_wrong=self.cordons.state.value.wrong,
             api_error=self._api.silent,

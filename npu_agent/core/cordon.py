@@ -1,6 +1,6 @@
 """Cordons: the cards that a person has taken out of service by the Node's annotation. Pure.
 
-The annotation has JSON: a card's name, UUID or PCI address, and the reason.
+The annotation has JSON: a card's UUID, PCI address or name, and the reason.
 ``npu-agent/cordoned: '{"npu3": "swap fan"}'``.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import names
@@ -35,6 +36,8 @@ class Cordons:
     """The names that match no card here, and the reason."""
     present: Mapping[str, str] = field(default_factory=dict)
     """By ID, the names of all cards that there are."""
+    first_ids: Mapping[str, str] = field(default_factory=dict)
+    """As `first_ids`: also of names that the config has."""
 
 
 def entries(annotation: str) -> dict[str, str]:
@@ -56,30 +59,53 @@ def entries(annotation: str) -> dict[str, str]:
     return {named: _reason(reason) for named, reason in found.items()}
 
 
-def cordons(named: Mapping[str, str], snapshot: Snapshot, unreadable: str = "") -> Cordons:
+def first_ids(
+    named: Collection[str], snapshot: Snapshot, before: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The ID of the card that each name by a number (``npu3``, lower case) meant first.
+
+    A driver gives new numbers when a card is moved or fails. `before` are those that are known.
+    """
+    numbers: dict[str, list[str]] = {}
+    for state in snapshot.cards if snapshot.complete else ():
+        numbers.setdefault(state.card.name, []).append(state.id)
+    meant = {name: ids[0] for name, ids in numbers.items() if len(ids) == 1} | {**before}
+    return {name: meant[name] for name in sorted(map(str.lower, named)) if name in meant}
+
+
+def cordons(
+    named: Mapping[str, str],
+    snapshot: Snapshot,
+    unreadable: str = "",
+    first: Mapping[str, str] = MappingProxyType({}),
+) -> Cordons:
     """Applies the entries of an annotation to these cards. All cards may be cordoned.
 
     Args:
         named: the last good entries.
         snapshot: the cards.
         unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
+        first: the `first_ids` of the names; it is those cards that are cordoned.
     """
     called: dict[str, list[str]] = {}
     for state in snapshot.cards:
         for name in names(state):
             called.setdefault(name, []).append(state.id)
-    meant = {name: called.get(name.lower(), []) for name in named}
-    wrong = [
-        *([_unreadable(unreadable)] if unreadable else ()),
-        *(_ambiguous(name, ids) for name, ids in meant.items() if len(ids) > 1),
-    ]
-    lost = {name: named[name] for name, ids in meant.items() if not ids and snapshot.complete}
-    return Cordons(
-        cards={ids[0]: named[name] for name, ids in meant.items() if len(ids) == 1},
-        wrong=tuple(wrong),
-        lost=lost,
-        present={state.id: state.card.name for state in snapshot.cards},
-    )
+    present = {state.id: state.card.name for state in snapshot.cards}
+    cards: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    wrong = [_unreadable(unreadable)] if unreadable else []
+    for name, reason in named.items():
+        ids, id_ = called.get(name.lower(), []), first.get(name.lower())
+        if id_ is not None and ids and id_ not in ids:
+            wrong.append(_renumbered(name, id_, ids, present))
+        elif id_ is None and len(ids) > 1:
+            wrong.append(_ambiguous(name, ids))
+        elif not ids and id_ not in present and snapshot.complete:
+            lost[name] = reason
+        if (meant := id_ or (ids[0] if len(ids) == 1 else None)) in present:
+            cards[meant] = reason
+    return Cordons(cards=cards, wrong=tuple(wrong), lost=lost, present=present, first_ids=first)
 
 
 def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, str | None]]:
@@ -101,7 +127,7 @@ def _unreadable(why: str) -> Trouble:
     return Trouble(
         what=f"the annotation {ANNOTATION} of this Node cannot be read, and the last good one "
         f"stays in force: {why}",
-        remedy='write it as \'{"npu3": "the reason"}\', or start again: '
+        remedy='write it as \'{"UUID": "the reason"}\', or start again: '
         f"`kubectl annotate node NODE {ANNOTATION}-`",
     )
 
@@ -110,6 +136,15 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
     return Trouble(
         what=f"{name} is cordoned, but {len(ids)} cards have this name: none of them is",
         remedy=f"`npu-agent uncordon {name}`, and cordon one of {', '.join(ids)}",
+    )
+
+
+def _renumbered(name: str, id_: str, ids: list[str], present: Mapping[str, str]) -> Trouble:
+    here = f"{id_}, which is {present[id_]} now" if id_ in present else f"{id_}, which is not here"
+    return Trouble(
+        what=f"{name} was another card when it was cordoned: the cordon is of {here}, and not of "
+        f"{', '.join(ids)}",
+        remedy=f"`npu-agent cordon {id_}`, then `npu-agent uncordon {name}`",
     )
 
 

@@ -714,7 +714,12 @@ def _notes(state: AgentState) -> Iterator[Note]:
                 "card", text, (card.id,), remedy=remedy, runbook="npucardcordoned", command=command
             )
         if state.is_disabled(card):
-            yield Note("card", f"{name} is not offered: disabled in the config", (card.id,))
+            text, remedy = f"{name} is not offered: disabled in the config", ""
+            by_name = name in map(str.lower, state.disabled)
+            if by_name and (first := state.first_ids.get(name, card.id)) != card.id:
+                text += f"; the card of this name was {first} before"
+                remedy = "write UUIDs in `disabledDevices`: they stay with their cards"
+            yield Note("card", text, (card.id,), remedy=remedy)
     if stray := [card for card in state.snapshot.cards if _stray_load(card, state) > _LOADED]:
         most = max(_stray_load(card, state) for card in stray)
         yield Note(

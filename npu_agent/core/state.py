@@ -253,6 +253,8 @@ class AgentState:
     """The config's health.expectedCards."""
     recorded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The cards that the record of the agent before this one has: their identities by ID."""
+    first_ids: Mapping[str, str] = field(default_factory=dict)
+    """By names that people use (``npu3``), the IDs of the cards that had them first."""
     cordons_lost: Mapping[str, str] = field(default_factory=dict)
     """Names in the Node's annotation that match no card here, with the reasons."""
     cordons_wrong: tuple[Trouble, ...] = ()

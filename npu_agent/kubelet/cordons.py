@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from npu_agent import files
+import msgspec
+
+from npu_agent import files, typedjson
 from npu_agent.backoff import Backoff
-from npu_agent.core.cordon import Cordons, cordon_changes, cordons, entries
+from npu_agent.core.cordon import Cordons, cordon_changes, cordons, entries, first_ids
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import Device
-from npu_agent.feed import Feed
+from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
 from npu_agent.ticks import set_within
@@ -26,11 +28,17 @@ from npu_agent.ticks import set_within
 log = logger(__name__)
 
 FILE = ".npu-agent.cordoned.json"
-"""In the plugin directory: the annotation as it was when it was last good."""
+"""In the plugin directory: the last good annotation, and the cards that its names meant first."""
 _LARGEST = 2**19
 """Bytes: all annotations of an object have 256 KiB at most."""
 _START = 2.0
 """Seconds that a grant waits, when the agent has just started, until the Node has been seen."""
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    annotation: str
+    first_ids: dict[str, str]
+    """As `core.cordon.first_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +47,41 @@ class _Known:
 
     text: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
+    first_ids: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
 
     def after(self, text: str) -> _Known:
         """Returns the state with another annotation."""
         try:
-            return _Known(text, entries(text))
+            return replace(self, text=text, named=entries(text), unreadable="")
         except ValueError as error:
             return replace(self, unreadable=str(error))
 
+    def of(self, snapshot: Snapshot, disabled: Collection[str] = ()) -> _Known:
+        """Returns the state with the cards that names mean for the first time."""
+        names = [*self.named, *disabled]
+        return replace(self, first_ids=first_ids(names, snapshot, self.first_ids))
+
+    def encoded(self) -> bytes | None:
+        if not (self.named or self.first_ids):
+            return None
+        return msgspec.json.encode(_Saved(self.text, dict(self.first_ids)))
+
 
 def _last(directory: Path) -> _Known:
-    """Reads the annotation that an agent saved in the plugin directory. May block."""
-    with contextlib.suppress(OSError):
-        found = files.content(directory / FILE, _LARGEST, follow=False) or b""
-        return _Known().after(found.decode(errors="replace"))
+    """Reads the cordons that an agent saved in the plugin directory. May block."""
+    with contextlib.suppress(OSError, ValueError):
+        found = files.content(directory / FILE, _LARGEST, follow=False)
+        if found is not None:
+            saved = typedjson.decode(found, _Saved)
+            return _Known(first_ids=saved.first_ids).after(saved.annotation)
     return _Known()
 
 
 def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
     """The cordons that an agent with this plugin directory keeps in force. May block."""
-    return cordons(_last(directory).named, snapshot)
+    last = _last(directory)
+    return cordons(last.named, snapshot, first=last.first_ids)
 
 
 class CordonStore:
@@ -69,20 +91,24 @@ class CordonStore:
         self,
         annotation: Feed[str | None],
         snapshots: Feed[Snapshot],
+        disabled: Feed[frozenset[str]],
         directory: Path,
         start: float = _START,
     ) -> None:
         """Starts with the cordons of the previous agent. May block.
 
-        `annotation` is the Node's: "" without one, None as long as that is not known. `start` are
-        the seconds for which `settled` waits.
+        `annotation` is the Node's: "" without one, None as long as that is not known. `disabled`
+        are names that the config has of cards. `start` are the seconds for which `settled` waits.
         """
         self._known: Feed[_Known] = Feed(_last(directory))
         self.state: Feed[Cordons] = self._known.map_with(
-            snapshots, lambda known, now: cordons(known.named, now, known.unreadable)
+            snapshots,
+            lambda known, now: cordons(known.named, now, known.unreadable, known.first_ids),
         )
         self.cards: Feed[Mapping[str, str]] = self.state.map(lambda state: state.cards)
         self._annotation = annotation
+        self._snapshots = snapshots
+        self._disabled = disabled
         self._path = directory / FILE
         self._until = time.monotonic() + start
         self._seen: Feed[bool] = Feed(False)
@@ -92,12 +118,19 @@ class CordonStore:
 
     async def run(self) -> None:
         pause = Backoff(first=1.0, longest=60.0)
-        async with background(self._log()):
+        async with background(self._follow()), background(self._log()):
             while True:
-                changed, text = self._annotation.changed, self._annotation.value
-                saved = text is None or await self._take(text)
+                changed, known = self._known.changed, self._known.value
+                saved = await self._save(known)
                 if await set_within(changed, None if saved else pause.next()):
                     pause.reset()
+
+    async def _follow(self) -> None:
+        async for _ in changes_of(self._annotation, self._snapshots, self._disabled):
+            text, known = self._annotation.value, self._known.value
+            known = known if text is None else known.after(text)
+            self._known.publish(known.of(self._snapshots.value, self._disabled.value))
+            self._seen.publish(text is not None)
 
     async def settled(self) -> None:
         """Returns when the annotation is known; soon after the start in any case."""
@@ -118,12 +151,10 @@ class CordonStore:
             if refusal := self.refusal(device):
                 raise refusal
 
-    async def _take(self, text: str) -> bool:
-        """Puts an annotation in force; returns whether the disk has it."""
-        self._known.publish(self._known.value.after(text))
-        self._seen.publish(True)
+    async def _save(self, known: _Known) -> bool:
+        """Writes the cordons for the next agent; returns whether the disk has them."""
         try:
-            await files.replace(self._path, self._known.value.text.encode() or None, durable=True)
+            await files.replace(self._path, known.encoded(), durable=True)
         except OSError as error:
             self._saving.failed(error.strerror or error)
             return False

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.cordon import cordon_changes, cordons, entries, unknown
-from npu_agent.core.hardware import Snapshot
+from npu_agent.core.cordon import cordon_changes, cordons, entries, first_ids, unknown
+from npu_agent.core.hardware import CardState, Snapshot
 from tests.outputs.dra.cards import card
 
 HOST = Snapshot((card("rngd", 0), card("rngd", 3), card("rngd", 4)), complete=True)
@@ -35,6 +35,50 @@ def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
     )
     # Before all cards are known nothing is missing.
     assert not cordons({"npu9": ""}, replace(HOST, complete=False)).lost
+
+
+def renumbered(*cards: CardState) -> Snapshot:
+    """The cards with the numbers 0, 3 and 4, in this order."""
+    numbered = zip(cards, (0, 3, 4), strict=False)
+    return Snapshot(
+        tuple(replace(each, card=replace(each.card, index=number)) for each, number in numbered),
+        complete=True,
+    )
+
+
+def test_a_cordon_stays_with_the_card_that_its_name_meant_first() -> None:
+    named = {"NPU3": "broken", "npu9": "not there", FOUR.id: "by its ID"}
+    first = first_ids(named, HOST, {})
+    assert first == {"npu3": THREE.id}
+    assert cordons(named, HOST, first=first).cards == {THREE.id: "broken", FOUR.id: "by its ID"}
+    anew = renumbered(THREE, FOUR)
+    assert first_ids(named, anew, first) == first
+    found = cordons({"npu3": "broken"}, anew, first=first)
+    assert found.cards == {THREE.id: "broken"}
+    (wrong,) = found.wrong
+    assert str(wrong) == (
+        f"npu3 was another card when it was cordoned: the cordon is of {THREE.id}, which is npu0 "
+        f"now, and not of {FOUR.id}: `npu-agent cordon {THREE.id}`, then `npu-agent uncordon npu3`"
+    )
+    assert not found.lost
+
+
+def test_the_card_that_a_name_meant_first_may_be_gone() -> None:
+    first = {"npu3": THREE.id}
+    another_there = cordons({"npu3": "broken"}, renumbered(ZERO, FOUR), first=first)
+    assert not another_there.cards
+    assert not another_there.lost
+    assert f"the cordon is of {THREE.id}, which is not here" in another_there.wrong[0].what
+    none_there = cordons({"npu3": "broken"}, renumbered(ZERO), first=first)
+    assert (none_there.lost, none_there.wrong) == ({"npu3": "broken"}, ())
+    elsewhere = cordons({"npu3": "broken"}, renumbered(THREE), first=first)
+    assert (elsewhere.cards, elsewhere.lost) == ({THREE.id: "broken"}, {})
+
+
+def test_no_name_means_a_card_before_all_are_known_nor_one_of_two() -> None:
+    assert first_ids(["npu3"], replace(HOST, complete=False), {}) == {}
+    host = replace(HOST, cards=(*HOST.cards, card("warboy", 3)))
+    assert first_ids(["npu3", "npu4"], host, {}) == {"npu4": FOUR.id}
 
 
 def test_a_name_of_two_cards_is_none_of_them() -> None:

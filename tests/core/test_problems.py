@@ -188,6 +188,22 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
     ]
 
 
+def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
+    scene = Scene(cards=(state(index=0), state(index=1), state(index=2)))
+    scene.disabled = frozenset({"NPU0", "npu1", scene.cards[2].id})
+    state_ = replace(
+        scene.state(),
+        first_ids={"npu0": scene.cards[1].id, "npu1": scene.cards[1].id, "npu2": "another"},
+    )
+    texts = [note.text for note in notes(state_) if note.subject == "card"]
+    before = f"the card of this name was {scene.cards[1].id} before"
+    assert texts == [
+        f"npu0 is not offered: disabled in the config; {before}",
+        "npu1 is not offered: disabled in the config",
+        "npu2 is not offered: disabled in the config",
+    ]
+
+
 def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
     def found(slices: SlicesState) -> list[str]:
         state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,13 @@ NPU1 = HOST.cards[1].id
 
 
 @asynccontextmanager
-async def running(directory: Path, annotation: Feed[str | None]) -> AsyncIterator[CordonStore]:
-    store = CordonStore(annotation, Feed(HOST), directory, start=0.0)
+async def running(
+    directory: Path,
+    annotation: Feed[str | None],
+    host: Snapshot = HOST,
+    disabled: frozenset[str] = frozenset(),
+) -> AsyncIterator[CordonStore]:
+    store = CordonStore(annotation, Feed(host), Feed(disabled), directory, start=0.0)
     task = asyncio.create_task(store.run())
     try:
         yield store
@@ -43,6 +49,30 @@ async def test_the_disk_has_the_last_good_annotation(tmp_path: Path) -> None:
     async with running(tmp_path, Feed("")) as store:
         await first(store.cards, lambda now: not now)
         await until(lambda: not (tmp_path / FILE).exists())
+
+
+async def test_a_name_means_the_card_that_it_meant_first(tmp_path: Path) -> None:
+    """Over a restart with which the cards are numbered anew."""
+    anew = Snapshot(
+        tuple(
+            replace(state, card=replace(state.card, index=1 - state.card.index))
+            for state in HOST.cards
+        ),
+        complete=True,
+    )
+    annotation: Feed[str | None] = Feed('{"NPU1": "broken"}')
+    names = frozenset({"npu0", "npu9", HOST.cards[0].id})
+    async with running(tmp_path, annotation, disabled=names):
+        await until((tmp_path / FILE).exists)
+    async with running(tmp_path, annotation, anew, names) as store:
+        assert store.cards.value == {NPU1: "broken"} == last_cordons(tmp_path, anew).cards
+        await store.settled()
+        assert store.state.value.first_ids == {"npu0": HOST.cards[0].id, "npu1": NPU1}
+        annotation.publish("")
+        await first(store.cards, lambda cards: not cards)
+        assert store.state.value.first_ids == {"npu0": HOST.cards[0].id}
+        annotation.publish('{"npu1": "this one now"}')
+        assert await first(store.cards, len) == {HOST.cards[0].id: "this one now"}
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"npu9": 1}'])

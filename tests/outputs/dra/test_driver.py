@@ -78,7 +78,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         )
         wanted = Feed(Wanted(families=families))
         annotation: Feed[str | None] = Feed("")
-        cordons = CordonStore(annotation, snapshots, directory, start=0.0)
+        cordons = CordonStore(annotation, snapshots, Feed(frozenset()), directory, start=0.0)
         driver = Driver(
             SPEC,
             Host(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
