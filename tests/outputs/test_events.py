@@ -420,6 +420,26 @@ async def test_there_is_a_limit_to_requests_and_to_what_waits(room: Room) -> Non
         assert one.results == {"sent": 3, "lost": 4}
 
 
+async def test_above_the_limit_it_sleeps_until_the_next_request_is_allowed(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+            await asyncio.Event().wait()
+        await sleep(0)
+
+    async with room.running(burst=1, every=3600.0):
+        monkeypatch.setattr(asyncio, "sleep", recorded)
+        await room.show(dead(0), dead(1))
+        assert len(room.server.objects) == 1
+        (seconds,) = slept
+        assert seconds == pytest.approx(3600.0, abs=60.0)
+
+
 async def test_nothing_is_sent_where_nobody_wants_it(room: Room) -> None:
     room.wanted.publish(False)
     async with room.running():

@@ -18,10 +18,11 @@ from npu_agent import files
 from npu_agent.core.claim import ClaimUse, PreparedResult
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
+from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import RECORD, recover
+from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.dra.claims import Timing
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
@@ -661,6 +662,8 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) 
     assert held.store.prepared.value  # a Pod that was deleted by force may still end
     await held.claims.collect_garbage()
     assert (held.store.prepared.value, held.specs()) == ({}, [])
+    recorded = recover(Ledger(), read_record(held.directory), 0.0)
+    assert not recorded.prepared  # the next agent does not know of it either
 
 
 async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room) -> None:

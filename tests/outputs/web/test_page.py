@@ -398,6 +398,16 @@ def test_many_cards_are_small_and_have_all_the_rest_within() -> None:
     assert len(html(scene)) < 500_000
 
 
+def test_a_small_card_names_its_first_holder_and_counts_the_others() -> None:
+    scene = many()
+    first, second = scene.cards[:2]
+    halves = [CoreRange(0, 3), CoreRange(4, 7)]
+    held_now = [held(first, f"pod-{cores}", cores) for cores in halves]
+    scene.holdings = Holdings(assignments=(*held_now, held(second, "alone")))
+    tiles = re.findall(r'<small class="who( dim)?">([^<]*)</small>', html(scene))
+    assert tiles[:3] == [("", "pod-0-3 +1"), ("", "alone"), (" dim", "free")]
+
+
 def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
     scene = many()
     scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
