@@ -1,23 +1,30 @@
 """The agent's own regular files: read with a bound, replaced as a whole.
 
-Calls for one file are made in order, each with a deadline, on a daemon thread that the file has
-while there is something to do (`threads.DaemonThread`): a file system that hangs delays neither
-other files nor the exit. asyncio's default executor, and with it aiofiles, would.
+By aiofiles, whose executor is a daemon thread that each file has while there is something to do
+(`threads.DaemonThread`): a file system that hangs delays neither other files nor the exit. Calls
+for one file are made in order, each with a deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import secrets
 import stat
-import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from weakref import WeakValueDictionary
 
-from npu_agent.threads import DaemonThread
+import aiofiles
+import aiofiles.os
+from aiofiles.threadpool.binary import AsyncFileIO
+
+from npu_agent.threads import DaemonThread, within
 
 _DEADLINE = 5.0
 """Seconds."""
@@ -38,7 +45,15 @@ class LinkError(IrregularError):
     """A symbolic link where none is followed: what it leads to is not ours."""
 
 
-_threads: WeakValueDictionary[Path, DaemonThread] = WeakValueDictionary()
+class _FileThread(DaemonThread):
+    """The thread of a file, and the lock that keeps the steps of one call together."""
+
+    def __init__(self) -> None:
+        super().__init__("npu-file")
+        self.lock = asyncio.Lock()
+
+
+_threads: WeakValueDictionary[Path, _FileThread] = WeakValueDictionary()
 """For each file that is used, or whose thread runs: each claim has a file of its own, so that
 there are any number of them in an agent's life."""
 
@@ -51,10 +66,8 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
         ValueError: there can be no file of this name.
     """
     thread = _thread_of(path)
-    found = await thread.call(partial(content, path, most, follow=follow), deadline=deadline)
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return found
+    async with within(deadline), thread.lock:
+        return await _read(path, most, thread, follow=follow)
 
 
 async def replace(
@@ -74,17 +87,81 @@ async def replace(
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
             `make_directory` is False; a TimeoutError after `deadline` seconds.
     """
-    abandoned = threading.Event()
-    change = partial(_replace, path, content, abandoned, directory=make_directory, durable=durable)
+    thread = _thread_of(path)
+    async with within(deadline), thread.lock:
+        if content is None:
+            try:
+                await aiofiles.os.unlink(path, executor=thread)
+            except FileNotFoundError:
+                return False
+            return True
+        # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
+        # unreadable. A directory stays, and is reported below.
+        with contextlib.suppress(IrregularError, PermissionError, FileNotFoundError):
+            if await _read(path, len(content) + 1, thread, follow=False) == content:
+                return False
+        if make_directory:
+            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
+        await _put(path, content, thread, durable=durable)
+    return True
+
+
+async def _read(path: Path, most: int, thread: _FileThread, *, follow: bool) -> bytes:
+    flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
+    async with _opened(path, flags, thread) as file:
+        return await file.read(most)
+
+
+async def _put(path: Path, content: bytes, thread: _FileThread, *, durable: bool) -> None:
+    # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
+    # two agents of a rolling update may both be process 1 of their containers.
+    temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
     try:
-        return await _thread_of(path).call(change, deadline=deadline)
-    except BaseException:
-        abandoned.set()
+        await _write(temporary, content, thread, durable=durable)
+        await aiofiles.os.replace(temporary, path, executor=thread)
+    except BaseException as error:
+        # In its turn: after a call that hangs, which has no caller any more.
+        removal = thread.submit(partial(temporary.unlink, missing_ok=True))
+        if isinstance(error, Exception):
+            await asyncio.shield(asyncio.wrap_future(removal))
         raise
 
 
-def _thread_of(path: Path) -> DaemonThread:
-    return _threads.setdefault(path, DaemonThread("npu-file"))
+async def _write(path: Path, content: bytes, thread: _FileThread, *, durable: bool) -> None:
+    async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as file:
+        if await file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if durable:
+            await aiofiles.os.wrap(os.fsync)(file.fileno(), executor=thread)
+
+
+@asynccontextmanager
+async def _opened(path: Path, flags: int, thread: _FileThread) -> AsyncIterator[AsyncFileIO]:
+    """Opens a regular file without a buffer, and closes it on its thread.
+
+    `async with aiofiles.open` closes on asyncio's default executor, and waits for that.
+    """
+    descriptors: list[int] = []
+
+    def open_() -> int:
+        descriptors.append(regular(path, flags))
+        return descriptors[0]
+
+    def close() -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    mode: Literal["rb", "wb"] = "wb" if flags & os.O_WRONLY else "rb"
+    try:
+        descriptor = await asyncio.get_running_loop().run_in_executor(thread, open_)
+        yield await aiofiles.open(descriptor, mode, buffering=0, closefd=False, executor=thread)
+    finally:
+        closed = thread.submit(close)  # in its turn: it may still be opened
+    await asyncio.shield(asyncio.wrap_future(closed))
+
+
+def _thread_of(path: Path) -> _FileThread:
+    return _threads.setdefault(path, _FileThread())
 
 
 def regular(path: Path, flags: int) -> int:
@@ -145,37 +222,3 @@ def is_device(path: Path, root: Path) -> bool:
     """Whether this is a character device, or what stands for one in a simulated tree."""
     mode = path.stat().st_mode
     return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
-
-
-def _replace(
-    path: Path, new: bytes | None, abandoned: threading.Event, *, directory: bool, durable: bool
-) -> bool:
-    """Replaces like `replace`, unless it is abandoned before the last step. May block."""
-    if new is None:
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        return True
-    # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
-    # unreadable. A directory stays, and is reported below.
-    with contextlib.suppress(IrregularError, PermissionError):
-        if content(path, len(new) + 1, follow=False) == new:
-            return False
-    if directory:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
-    # two agents of a rolling update may both be process 1 of their containers.
-    temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
-    descriptor = regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            if file.write(new) != len(new):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            if durable:
-                os.fsync(descriptor)
-        if not abandoned.is_set():
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True

@@ -1,5 +1,6 @@
 """Regular files are read with a bound and replaced as a whole, whatever the file system does."""
 
+import asyncio
 import errno
 import os
 import threading
@@ -69,10 +70,14 @@ async def test_what_somebody_made_unreadable_is_replaced(
     path.write_bytes(b"old")
     path.chmod(0)
 
-    def refused(*_: object, **__: object) -> bytes:  # as it is for a root without capabilities
-        raise PermissionError(errno.EACCES, "Permission denied")
+    opened = files.regular
 
-    monkeypatch.setattr(files, "content", refused)
+    def refused(path: Path, flags: int) -> int:  # as it is for a root without capabilities
+        if not flags & os.O_WRONLY:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags)
+
+    monkeypatch.setattr(files, "regular", refused)
     await files.replace(path, b"new")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o644)
 
@@ -147,6 +152,36 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
     await files.replace(slow, b"new", deadline=DEADLINE)
     await until(lambda: {each.name for each in tmp_path.iterdir()} == {"slow", "quick"})
     assert slow.read_bytes() == b"new"
+
+
+async def test_a_file_that_hangs_has_one_thread_however_often_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, opened = threading.Event(), files.regular
+
+    def hang(path: Path, flags: int) -> int:
+        free.wait(DEADLINE)
+        return opened(path, flags)
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(files, "regular", hang)
+    before = set(threading.enumerate())
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await files.read(tmp_path / "file", 10, deadline=0.01)
+        with pytest.raises(TimeoutError):
+            await files.replace(tmp_path / "file", b"content", deadline=0.01)
+    assert len({*threading.enumerate()} - before) == 1
+    free.set()
+    assert await files.read(tmp_path / "file", 10, deadline=DEADLINE) == b""
+
+
+async def test_the_last_of_two_writers_wins(tmp_path: Path) -> None:
+    await files.replace(tmp_path / "file", b"second")
+    await asyncio.gather(
+        files.replace(tmp_path / "file", b"first"), files.replace(tmp_path / "file", b"second")
+    )
+    assert (tmp_path / "file").read_bytes() == b"second"
 
 
 async def test_files_that_were_used_once_are_forgotten(tmp_path: Path) -> None:

@@ -52,8 +52,9 @@ class Poller:
         self._words = words
         self._timing = timing
         self._now = asyncio.Event()
+        self._thread = DaemonThread("npu-config")
         self._judged: bytes | None = None
-        """None: the file could not be read since."""
+        """None: what the file has now is still to be judged."""
         self._followed = False
 
     def read_now(self) -> None:
@@ -88,22 +89,26 @@ class Poller:
         return await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)
 
     async def _judge(self, data: bytes, path: Path) -> None:
-        self._judged = data
         # At the start an empty file means all defaults. Later it is most likely one that an editor
         # has just cut to nothing, and must not turn the node over.
         emptied, self._followed = self._followed and not data.strip(), True
         if emptied:
+            self._judged = data
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
         try:
             # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
             parsing = partial(parse, data, str(path), self._words)
-            thread = DaemonThread("npu-config")
-            wanted = await thread.call(parsing, deadline=self._timing.parsing)
+            wanted = await self._thread.call(parsing, deadline=self._timing.parsing)
         except ConfigError as error:
+            self._judged = data
             self._reject(str(error))
-            return
-        self._apply(wanted.config)
+        except OSError as error:  # of the thread: the next poll tries again
+            self._judged = None
+            self._reject(f"{path}: {error.strerror}")
+        else:
+            self._judged = data
+            self._apply(wanted.config)
 
     def _apply(self, wanted: Config) -> None:
         before, present = self.states.value, self.configs.value

@@ -25,7 +25,6 @@ from npu_agent.core.ledger import (
     PublishedCard,
 )
 from npu_agent.logs import Reporter, logger
-from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -34,7 +33,6 @@ RECORD = ".npu-agent.ledger.json"
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 400 for each device."""
-_READING = 5.0
 _TRY_AGAIN = 5.0
 """Seconds until a record that could not be written is tried again; another one immediately."""
 
@@ -118,7 +116,6 @@ class RecordFile:
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         self.on_disk: bytes | None = None
         """The bytes that this agent read or wrote last; None: nothing, or unknown."""
-        self._directory = directory
         self._path = directory / RECORD
         self._clock = clock
         self._failed: tuple[bytes, float] | None = None
@@ -131,8 +128,14 @@ class RecordFile:
 
     async def read(self) -> bytes | None:
         """Reads the record as `read_record` does; raises TimeoutError after 5 s."""
-        thread = DaemonThread("npu-record", linger=0)
-        self.on_disk = await thread.call(lambda: read_record(self._directory), deadline=_READING)
+        try:
+            self.on_disk = await files.read(self._path, _LARGEST, follow=False)
+        except FileNotFoundError:
+            self.on_disk = None
+        except TimeoutError:
+            raise
+        except OSError:
+            self.on_disk = b""
         return self.on_disk
 
     def try_now(self) -> None:

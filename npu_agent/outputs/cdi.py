@@ -42,6 +42,7 @@ class SpecDirectory:
         self.path = path
         self.files: dict[str, bytes] = {}
         """Contents by file name, as far as this agent has read or written them."""
+        self._listing = DaemonThread("npu-cdi")
         self._writing = Reporter(log, "the CDI specs cannot be written")
 
     @property
@@ -50,10 +51,10 @@ class SpecDirectory:
 
     async def list(self, pattern: str) -> set[str]:
         """Returns the names of files that match a glob pattern; raises OSError."""
-        found = await DaemonThread("npu-cdi").call(
-            lambda: [*self.path.glob(pattern)], deadline=_LISTING
+        names = await self._listing.call(
+            lambda: [path.name for path in self.path.glob(pattern)], deadline=_LISTING
         )
-        return {path.name for path in found}
+        return set(names)
 
     async def read(self, name: str) -> bytes:
         return await files.read(self.path / name, _LARGEST, follow=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -167,6 +168,23 @@ async def test_read_now_does_not_wait_for_the_next_poll(file: Path) -> None:
         replace(file, "interval: 3\n")
         followed.read_now()
         await first(followed.configs, lambda config: config.interval == 3)
+
+
+async def test_an_edit_whose_parse_was_given_up_is_judged_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: object) -> None:
+        raise OSError(errno.EAGAIN, "no more threads: check the limit of processes")
+
+    async with following(file) as followed:
+        with monkeypatch.context() as patched:
+            patched.setattr(followed._thread, "submit", no_thread)
+            replace(file, "interval: 7\n")
+            followed.read_now()
+            state = await first(followed.states, lambda s: s.error)
+            assert "no more threads" in (state.error or "")
+        await first(followed.states, lambda s: s.error is None)
+        assert followed.configs.value.interval == 7
 
 
 async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(

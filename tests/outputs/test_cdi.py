@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.outputs import cdi
 from npu_agent.outputs.cdi import SpecDirectory, recovered, specs
 from npu_agent.vendors.furiosa.families import FAMILIES
 
@@ -132,6 +134,27 @@ def test_noise_on_disk_has_no_devices(content: bytes) -> None:
 SPECS = {"a.json": b"a", "b.json": b"b"}
 
 
+async def test_a_directory_that_hangs_has_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, glob = threading.Event(), Path.glob
+
+    def hang(path: Path, pattern: str) -> Iterator[Path]:
+        free.wait(20.0)
+        return iter(glob(path, pattern))
+
+    monkeypatch.setattr(Path, "glob", hang)
+    monkeypatch.setattr(cdi, "_LISTING", 0.01)
+    directory, before = SpecDirectory(tmp_path), set(threading.enumerate())
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await directory.list("*")
+    assert len({*threading.enumerate()} - before) == 1
+    free.set()
+    monkeypatch.undo()
+    assert await directory.list("*") == set()
+
+
 async def written(path: Path) -> SpecDirectory:
     directory = SpecDirectory(path)
     for _ in range(2):
@@ -155,6 +178,31 @@ async def test_a_spec_that_another_program_removes_or_changes_is_written_again(
     assert [record.message for record in caplog.records] == [
         "a CDI spec was missing or changed; written again"
     ]
+
+
+@pytest.mark.parametrize(
+    ("harm", "stays"),
+    [
+        (Path.unlink, False),
+        (lambda path: (path.unlink(), path.mkdir()), False),
+        (lambda _: None, True),
+    ],
+)
+async def test_a_spec_that_is_gone_and_cannot_be_written_is_known_to_be_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path], object],
+    stays: bool,
+) -> None:
+    directory = await written(tmp_path)
+    harm(tmp_path / "a.json")
+    monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.EIO, "I/O error")))
+    await directory.sync(SPECS)
+    assert ("a.json" in directory.files) == stays
+    if stays:  # so does one that cannot be read
+        monkeypatch.setattr(files, "read", AsyncMock(side_effect=OSError(errno.EIO, "I/O error")))
+        await directory.sync(SPECS)
+        assert directory.files == SPECS
 
 
 async def test_where_no_spec_can_be_written_the_last_good_ones_stay(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import aiofiles.os
 import pytest
 
 from npu_agent import files
@@ -477,26 +478,26 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
     """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
     room = Room(tmp_path, by_cdi=True)
     hangs, go_on = threading.Event(), threading.Event()
-    content, unlink = files.content, Path.unlink
+    regular, unlink = files.regular, os.unlink
 
     def hang(path: Path) -> None:
         if path.name == name:
             hangs.set()
             go_on.wait(30)
 
-    def reading(path: Path, *args: Any, **named: Any) -> bytes | None:
+    def opening(path: Path, flags: int) -> int:
         hang(path)
-        return content(path, *args, **named)
+        return regular(path, flags)
 
-    def removing(path: Path, *, missing_ok: bool = False) -> None:
+    def removing(path: Path) -> None:
         hang(path)
-        unlink(path, missing_ok=missing_ok)
+        unlink(path)
 
     async with room.running():
         await room.owned()
         await until(room.spec.exists)
-        monkeypatch.setattr(files, "content", reading)
-        monkeypatch.setattr(Path, "unlink", removing)
+        monkeypatch.setattr(files, "regular", opening)
+        monkeypatch.setattr(aiofiles.os, "unlink", aiofiles.os.wrap(removing))
         if removed:
             await room.ended()
         else:
@@ -523,13 +524,13 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DRA saves what it is about to publish, maybe at the moment when the node becomes ours."""
-    may_read = threading.Event()
-    reading = threading.Event()
+    may_read, reading = asyncio.Event(), asyncio.Event()
+    read = files.read
 
-    def slowly(directory: Path) -> bytes | None:
+    async def slowly(path: Path, most: int, **named: Any) -> bytes:
         reading.set()
-        may_read.wait(10)
-        return read_record(directory)
+        await may_read.wait()
+        return await read(path, most, **named)
 
     async def replace_now(path: Path, content: bytes, **_: object) -> None:
         path.write_bytes(content)
@@ -537,7 +538,7 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
     room = Room(tmp_path)
     async with room.running():  # it stands by
         (tmp_path / RECORD).write_bytes(record(SINGLE))
-        monkeypatch.setattr("npu_agent.kubelet.record.read_record", slowly)
+        monkeypatch.setattr(files, "read", slowly)
         monkeypatch.setattr("npu_agent.files.replace", replace_now)
         renewing = asyncio.create_task(room.publisher.renew())
         await until(reading.is_set)
