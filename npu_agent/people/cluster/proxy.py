@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import IO
 
 import msgspec
 
@@ -27,6 +29,7 @@ _LOGIN = 300.0
 """Seconds for the first answer: a login program of the kubeconfig may ask the person."""
 _START = 60.0
 """Seconds for kubectl to start: gcloud's asks the server for its version before."""
+_POLL = 0.01
 _LONGEST = 80
 """Characters of a directory whose sockets still have an address: 107 are possible."""
 _TRY = "try `kubectl version` with the same options"
@@ -45,11 +48,9 @@ class Place:
 
     def __str__(self) -> str:
         """Describes it for people."""
-        return (
-            f"context {shown(self.context)} ({shown(self.server)})"
-            if self.context
-            else "no context"
-        )
+        if not self.context:
+            return "no context"
+        return f"context {shown(self.context)} ({shown(self.server)})"
 
 
 @contextlib.asynccontextmanager
@@ -75,13 +76,14 @@ async def through_kubectl(
     with tempfile.TemporaryDirectory(prefix="npu-", dir=_short_directory()) as directory:
         socket = Path(directory, "api")
         command = [program, "proxy", f"--unix-socket={socket}", *flags]
-        if urlsplit(place.server).path.strip("/"):  # as Rancher's, below one server for many
+        if place.server.partition("://")[2].partition("/")[2]:  # as Rancher has
             command.append("--append-server-path")
-        process = await _started(*command, asks=asks)
+        with (socket.with_name("stdout")).open("wb") as stdout:
+            process = await _started(*command, stdout=stdout, asks=asks)
         source = f"your kubectl, {place}"
         api = Api(lambda: at("http://localhost", source, socket=socket, name=place.server))
         try:
-            await _until_served(process)
+            await _until_served(process, Path(stdout.name))
             await _until_answered(api)
             yield api, place
         except ApiError as error:
@@ -90,10 +92,9 @@ async def through_kubectl(
                 raise ApiError(what, "run the command again", kind=error.kind) from error
             raise
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
             await api.close()
-            await process.wait()
+            _end(process.pid)
+            await _has_ended(process)
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -122,9 +123,8 @@ class _Config(msgspec.Struct, frozen=True):
 
 async def _place(program: str, flags: Sequence[str]) -> Place:
     """Where kubectl finds no context it has the Pod's account, or says later what is wrong."""
-    view = await _started(
-        program, "config", "view", "--minify", "--output=json", *flags, asks=False
-    )
+    command = (program, "config", "view", "--minify", "--output=json", *flags)
+    view = await _started(*command, stdout=PIPE, asks=False)
     try:
         async with asyncio.timeout(_START):
             printed, _ = await view.communicate()
@@ -151,12 +151,12 @@ def _short_directory() -> str:
     return directory if len(directory) < _LONGEST else "/tmp"  # noqa: S108 (a private one is made in it)
 
 
-async def _started(*command: str, asks: bool) -> Process:
+async def _started(*command: str, stdout: int | IO[bytes], asks: bool) -> Process:
     try:
         return await asyncio.create_subprocess_exec(
             *command,
             stdin=None if asks else DEVNULL,
-            stdout=PIPE,
+            stdout=stdout,
             stderr=None if asks else DEVNULL,
         )
     except OSError as error:
@@ -165,18 +165,22 @@ async def _started(*command: str, asks: bool) -> Process:
         ) from error
 
 
-async def _until_served(process: Process) -> None:
+async def _until_served(process: Process, stdout: Path) -> None:
     """Waits for the line that `kubectl proxy` prints when it listens."""
-    assert process.stdout is not None  # noqa: S101  (for the type checker)
     try:
         async with asyncio.timeout(_START):
-            async for line in process.stdout:
-                if b"Starting to serve" in line:
-                    return
-            code = f"it ended with {await process.wait()}"
+            while not _serves(stdout):
+                if process.returncode is not None:
+                    what = f"it ended with {process.returncode}"
+                    raise CredentialsError(f"`kubectl proxy` does not start: {what}", _TRY)
+                await asyncio.sleep(_POLL)
     except TimeoutError:
-        code = f"nothing within {_START:g} s"
-    raise CredentialsError(f"`kubectl proxy` does not start: {code}", _TRY)
+        what = f"it was not ready within {_START:g} s"
+        raise CredentialsError(f"`kubectl proxy` does not start: {what}", _TRY) from None
+
+
+def _serves(stdout: Path) -> bool:
+    return b"Starting to serve" in stdout.read_bytes()
 
 
 async def _until_answered(api: Api) -> None:
@@ -188,6 +192,16 @@ async def _until_answered(api: Api) -> None:
             raise ApiError(error.what, _TRY, kind=error.kind, status=error.status) from error
         if error.kind in (Kind.UNAUTHORIZED, Kind.UNREACHABLE, Kind.TIMEOUT):
             raise
+
+
+def _end(pid: int) -> None:
+    """Ends a process and what it runs: a kubectl may be a script that runs the real one."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        for child in children.split():
+            _end(int(child))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
 
 
 async def _has_ended(process: Process) -> bool:

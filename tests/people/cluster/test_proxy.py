@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -295,6 +297,32 @@ def test_a_proxy_that_dies_under_a_command(
             asyncio.run(act())
 
 
+@real
+def test_a_kubectl_that_is_a_script_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
+) -> None:
+    """It does not hand signals on to the kubectl that it runs."""
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "kubectl", f'{KUBECTL} "$@"; exit $?')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    marker = str(tmp_path / "config")
+    with serving(signed) as asked:
+        path = kubeconfig(tmp_path / "config", only(asked.cluster, {"token": "t"}))
+        ask(f"--kubeconfig={path}")
+
+    def running() -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(process.read_text())
+        return [one for one in found if marker in one]
+
+    deadline = time.monotonic() + DEADLINE
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running() == []
+
+
 def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ApiError, match="kubectl is not in PATH") as caught:
@@ -306,7 +334,7 @@ def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     ("script", "words"),
     [
         ("exit 2", "does not start: it ended with 2: try `kubectl version`"),
-        ("echo hello; exec sleep 60", "does not start: nothing within 0.5 s"),
+        ("echo hello; exec sleep 60", "does not start: it was not ready within 0.5 s"),
         ("echo 'unknown flag: --unix-socket' >&2; exit 1", "it ended with 1"),  # of 2015
     ],
 )
