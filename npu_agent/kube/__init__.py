@@ -1,7 +1,6 @@
 """The Kubernetes API server: the agent's one client, and a module for each kind of object.
 
-Start with `client` and `request`. Where credentials come from: `serviceaccount` in a Pod,
-`kubeconfig` elsewhere. Every failure is an `ApiError`.
+Start with `client`, `request` and `credentials`. Every failure is an `ApiError`.
 """
 
 from npu_agent.kube.client import FIELD_MANAGER, USER_AGENT, Api, Timing

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +41,7 @@ _METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DEL
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
 _CALLS = 8
+_CLOSE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +52,6 @@ class Timing:
     """Deadline of a call without its own, including connecting and queueing."""
     silence: int = 30
     """Until a watch whose peer does not acknowledge a probe of the kernel's counts as broken."""
-    close: float = 0.3
-    """Longest time to close the connections."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
@@ -68,15 +69,14 @@ class _Object(msgspec.Struct, frozen=True):
 class _Connection:
     """The library's client with one set of credentials; a stale one ends with its last call."""
 
-    def __init__(self, found: Credentials, timing: Timing) -> None:
+    def __init__(self, found: Credentials) -> None:
         """Raises OSError: a file with a certificate or key is missing or damaged."""
         from aiohttp import ClientSession, UnixConnector
         from kubernetes_asyncio.client import ApiClient
 
         self.credentials = found
-        self.stale = False
-        """Whether the next call should have another one: the credentials may have changed."""
-        self._timing = timing
+        self.until = time.monotonic() + found.good_for
+        """When the next call should have another one: now, if the credentials may have changed."""
         self.calls = 0
         self._client = ApiClient(found.configuration)
         self._client.user_agent = USER_AGENT
@@ -101,10 +101,14 @@ class _Connection:
             if self.stale and not self.calls:
                 await self.close()
 
+    @property
+    def stale(self) -> bool:
+        return time.monotonic() >= self.until
+
     async def close(self) -> None:
-        """Closes it, in `close` seconds; a call under way fails."""
+        """Closes it, in 0.3 s; a call under way fails."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timing.close):
+            async with asyncio.timeout(_CLOSE):
                 await self._client.close()
 
     async def _send(self, request: Request[Any], node: str | None) -> ClientResponse:
@@ -270,7 +274,7 @@ class Api:
     def _failed(self, error: ApiError) -> ApiError:
         """The next call reads the credentials again."""
         if self._connection:
-            self._connection.stale = True
+            self._connection.until = -math.inf
         self.silent = str(error)
         return error
 
@@ -294,7 +298,8 @@ class Api:
         status, self.silent = response.status, None
         if 200 <= status < 300:
             return
-        connection.stale |= status == 401 and bool(request.answers)
+        if status == 401 and request.answers:
+            connection.until = -math.inf
         # Rights were taken or given: the next read finds out which.
         self._doubted |= status == 403 and request.reads_of_node
         body = await _body(response, _LARGEST_ERROR)
@@ -351,7 +356,7 @@ class Api:
             thread = DaemonThread("npu-api")
             found = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
             try:
-                self._connection = _Connection(found, self._timing)
+                self._connection = _Connection(found)
             except OSError as error:
                 raise errors.bad_certificate(error, found) from error
             return self._connection
@@ -360,9 +365,8 @@ class Api:
 def _failures() -> tuple[type[Exception], ...]:
     """RuntimeError: aiohttp raises it on a session that was closed."""
     from aiohttp import ClientError
-    from kubernetes_asyncio.config import ConfigException
 
-    return (ClientError, ConfigException, OSError, ValueError, RuntimeError)
+    return (ClientError, OSError, ValueError, RuntimeError)
 
 
 def _probe_peer(response: ClientResponse, seconds: int) -> None:

@@ -1,12 +1,14 @@
 """Address and credentials for the API server, as kubernetes_asyncio reads them.
 
-To be called on a thread: the library takes 0.3 s to import, and a file may hang.
+To be called on a thread: the library takes 0.3 s to import, and a file may hang. CAs may lack an
+extension that Go does not ask for, and Python 3.13 does: they are common, so that is not checked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The service account of a Pod: a token, which the kubelet replaces, and the cluster's CA."""
+REREAD = 60.0
+"""Seconds until the token is read again, as in client-go: long before it expires."""
+_LONGEST = 2**20  # bytes of one of these files
 
 
 class CredentialsError(ApiError):
@@ -43,6 +48,8 @@ class Credentials:
     """The Node of the Pod that they are bound to; None: of none."""
     socket: Path | None = None
     """The socket of a proxy that has the credentials; None: the server is asked itself."""
+    good_for: float = math.inf
+    """Seconds until they are to be loaded again."""
     name: str = ""
     """What the server is called in messages; "": its URL."""
 
@@ -87,8 +94,7 @@ def in_pod() -> bool:
 def trust_only_the_cluster() -> None:
     """Makes the cluster's CA OpenSSL's only default authority, where this is a Pod.
 
-    By SSL_CERT_FILE, unless it is set, before aiohttp is imported: that makes two TLS contexts with
-    all authorities of the system, 1.7 MB and 0.1 s for nothing.
+    By SSL_CERT_FILE, unless it is set: aiohttp's import reads all those of the system, 1.7 MB.
     """
     if in_pod():
         os.environ.setdefault("SSL_CERT_FILE", str(DIRECTORY / "ca.crt"))
@@ -99,10 +105,14 @@ def of_pod() -> Credentials:
     from kubernetes_asyncio.config import ConfigException, load_incluster_config
 
     token, ca = DIRECTORY / "token", DIRECTORY / "ca.crt"
-    configuration = _lenient(Configuration())
+    configuration = Configuration()
+    configuration.disable_strict_ssl_verification = True
     try:
+        if max(token.stat().st_size, ca.stat().st_size) > _LONGEST:
+            raise ValueError(f"more than {_LONGEST} bytes")  # noqa: TRY301 (as the others below)
+        # Not by its own refresh, which reads the file on the event loop.
         load_incluster_config(  # type: ignore[no-untyped-call]
-            configuration, token_filename=str(token), cert_filename=str(ca)
+            configuration, False, token_filename=str(token), cert_filename=str(ca)
         )
     except (ConfigException, OSError, ValueError) as error:
         raise CredentialsError(
@@ -110,11 +120,10 @@ def of_pod() -> Credentials:
             "check that the Pod's volume mount has both files and that this user may read them; "
             "the ConfigMap kube-root-ca.crt has the CA",
         ) from error
-    return Credentials(
-        configuration=configuration,
-        source=f"the service account ({token})",
-        node=node_of(configuration.api_key["BearerToken"]),
-    )
+    header = configuration.api_key["BearerToken"] = configuration.api_key["BearerToken"].strip()
+    source = f"the service account ({token})"
+    node = node_of(header)
+    return Credentials(configuration=configuration, source=source, node=node, good_for=REREAD)
 
 
 def of_kubeconfig(paths: str) -> Credentials:
@@ -123,7 +132,8 @@ def of_kubeconfig(paths: str) -> Credentials:
     from kubernetes_asyncio.config import load_kube_config
 
     source = f"the kubeconfig {paths}"
-    configuration = _lenient(Configuration())
+    configuration = Configuration()
+    configuration.disable_strict_ssl_verification = True
     try:
         asyncio.run(
             load_kube_config(paths, client_configuration=configuration, persist_config=False)
@@ -134,15 +144,6 @@ def of_kubeconfig(paths: str) -> Credentials:
             "check it with kubectl, log in again, or set KUBECONFIG to another file",
         ) from error
     return Credentials(configuration=configuration, source=source)
-
-
-def _lenient(configuration: Configuration) -> Configuration:
-    """Accepts CAs that lack an extension which Go does not ask for, and Python 3.13 does.
-
-    They are common. The chain, the host name and the dates are still checked.
-    """
-    configuration.disable_strict_ssl_verification = True
-    return configuration
 
 
 class _Name(msgspec.Struct):

@@ -202,7 +202,6 @@ def bad_certificate(error: OSError, credentials: Credentials) -> ApiError:
 
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
     import aiohttp
-    from kubernetes_asyncio.config import ConfigException
 
     kind, why = Kind.UNREACHABLE, one_line(error)
     source = credentials.source if credentials else "the credentials"
@@ -233,7 +232,7 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
             why, remedy = f"no connection ({os.strerror(number)})", "check it and the network"
         case ConnectionError() | aiohttp.ClientError():
             why, remedy = f"the connection broke ({why})", "check it and any proxy before it"
-        case ValueError() | ConfigException():
+        case ValueError():
             kind = Kind.CREDENTIALS
             why = f"the token of {source} cannot be sent ({why})"
             remedy = "restart the Pod, or log in again"

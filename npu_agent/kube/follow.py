@@ -33,8 +33,6 @@ BROKEN = (Kind.UNREACHABLE, Kind.TIMEOUT)
 _RESUMED = (Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
 """After these a watch goes on where it was, and so it does if it breaks. After others, such as 410,
 the objects are listed."""
-
-
 _BACK = 4
 """Tries that count as made when an API server that was away refuses the next one: it has not read
 its roles yet, or is asked too much. The pauses go on from 8 s."""

@@ -26,7 +26,7 @@ WELL = 120.0
 """Seconds within which all has to be well again; on an idle machine it takes one or two."""
 END = 30.0
 """Seconds from SIGTERM to the exit that are no failure; on an idle machine it is one."""
-MOST = 128 << 10
+MOST = 160 << 10
 """kB of memory that the agent may have at any moment: the limit of its Pod in k8s/."""
 LOG = 200_000
 """Characters of log that an attack may cause: whoever can fill it can fill a disk."""
