@@ -329,11 +329,6 @@ async def test_as_whom_the_agent_reads(bound: Node) -> None:
     assert await line() == (State.OK, "its Node (constrained impersonation)")
 
 
-async def test_by_a_kubeconfig_nothing_is_read_as_a_node(node: Node) -> None:
-    node.api.rights |= {(f"{AS_NODE}{verb}", "nodes") for verb in ("get", "watch")}
-    assert "reads as" not in (await node.examined())["API server"].detail
-
-
 async def test_the_rights_of_one_that_reads_as_its_node(bound: Node) -> None:
     reads = {("get", "nodes"), ("watch", "nodes")}
     bound.api.rights ^= reads | {(f"{AS_NODE}{verb}", noun) for verb, noun in reads}
@@ -375,18 +370,6 @@ async def test_what_hangs_holds_up_nothing_else(
     assert before.keys() - after.keys() == {"rights", "Node"}
     assert "no answer within 0.5 s" in after["PCI"].detail
     assert "firewalls and NetworkPolicies on the way" in after["API server"].remedy
-
-
-async def test_a_probe_runs_once_and_each_report_anew() -> None:
-    asked: list[int] = []
-
-    async def probe(_: Context) -> int:
-        asked.append(1)
-        return len(asked)
-
-    context = replace(POD)
-    assert {await context.probe(probe), await context.probe(probe)} == {1}
-    assert await replace(POD).probe(probe) == 2
 
 
 async def test_a_fault_of_ours_is_a_line() -> None:
@@ -486,9 +469,3 @@ async def test_cgroups_tell_who_lives(node: Node) -> None:
     assert line.state is State.WRONG
     assert line.detail == f"{cgroups} is missing"
     assert f"mount the host's /sys/fs/cgroup at {cgroups}" in line.remedy
-
-
-@pytest.mark.parametrize("status", ["Unknown", "False"])
-async def test_only_true_is_ready(node: Node, status: str) -> None:
-    node.api.node["status"]["conditions"] = [{"type": "Ready", "status": status}]
-    assert (await node.examined())["Node"].state is State.NOTE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,12 +161,6 @@ async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
     assert good == {REGISTRY, DIRECTORY}
     assert found["DRA"][0] is State.UNKNOWN
     assert SLICES not in found
-
-
-async def test_without_a_name_of_the_node(claims: Node) -> None:
-    claims.context = replace(claims.context, node_name=None)
-    found = await lines(claims)
-    assert found["DRA"][:2] == (State.UNKNOWN, "NODE_NAME is not set")
 
 
 @pytest.mark.parametrize("api", ["dra", "auto"])

@@ -276,10 +276,7 @@ BREAKS: dict[str, Break] = {
         gone=("rights", "Node"),
     ),
     "an API server that is away": Break(
-        lambda node: setattr(node.api, "refusal", 503),
-        "API server",
-        "503",
-        gone=("rights", "Node"),
+        lambda node: setattr(node.api, "refusal", 503), "API server", "503", gone=("rights", "Node")
     ),
     "no system:basic-user": Break(
         lambda node: setattr(node.api, "refusal", 403),
@@ -303,7 +300,7 @@ BREAKS: dict[str, Break] = {
     ),
     "a Node that is not Ready": Break(
         node_says(
-            status={"conditions": [{"type": "Ready", "status": "False", "message": "no network"}]}
+            status={"conditions": [{"type": "Ready", "status": "Unknown", "message": "no network"}]}
         ),
         {"Node": State.NOTE},
         "not Ready: no network",
