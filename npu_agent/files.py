@@ -106,6 +106,13 @@ async def replace(
     return True
 
 
+async def names(directory: Path, pattern: str, *, deadline: float = _DEADLINE) -> set[str]:
+    """The names in a directory that match a glob pattern; raises OSError as `read`."""
+    return await _thread_of(directory).call(
+        lambda: {path.name for path in directory.glob(pattern)}, deadline=deadline
+    )
+
+
 async def _read(path: Path, most: int, thread: _FileThread, *, follow: bool) -> bytes:
     flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
     async with _opened(path, flags, thread) as file:

@@ -18,7 +18,6 @@ from npu_agent import files
 from npu_agent.core.grant import NULL, Grant, grant
 from npu_agent.core.offer import Device
 from npu_agent.logs import Reporter, logger
-from npu_agent.threads import DaemonThread
 
 log = logger(__name__)
 
@@ -42,7 +41,6 @@ class SpecDirectory:
         self.path = path
         self.files: dict[str, bytes] = {}
         """Contents by file name, as far as this agent has read or written them."""
-        self._listing = DaemonThread("npu-cdi")
         self._writing = Reporter(log, "the CDI specs cannot be written")
 
     @property
@@ -51,10 +49,7 @@ class SpecDirectory:
 
     async def list(self, pattern: str) -> set[str]:
         """Returns the names of files that match a glob pattern; raises OSError."""
-        names = await self._listing.call(
-            lambda: [path.name for path in self.path.glob(pattern)], deadline=_LISTING
-        )
-        return set(names)
+        return await files.names(self.path, pattern, deadline=_LISTING)
 
     async def read(self, name: str) -> bytes:
         return await files.read(self.path / name, _LARGEST, follow=False)
