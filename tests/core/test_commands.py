@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from npu_agent.cli import catalogue
-from npu_agent.core.advice import ADVICE, TRENDS, device_paths, typed
+from npu_agent.core.advice import ADVICE, GONE, TRENDS, UNREADABLE, device_paths, typed
 from npu_agent.core.hardware import CardState, Cause, SkippedDevice
 from npu_agent.core.problems import Note, notes, problems
 from npu_agent.core.state import ConditionState, Invocation, LabelState, SessionPhase, TlsState
@@ -119,6 +119,14 @@ def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
         check(shlex.split(command))
         assert "exec" not in command
     assert typed("npu-agent cordon npu0", ON_THE_HOST, None) == "", "there is no Node to write to"
+
+
+def test_what_is_typed_by_the_texts_of_events_and_log_is_too() -> None:
+    tables = [*(one.remedy for one in ADVICE.values()), *(one.remedy for one in TRENDS.values())]
+    commands = [text for remedy in (*tables, GONE, UNREADABLE) for text in remedy.split("`")[1::2]]
+    assert commands
+    for command in commands:
+        check(shlex.split(command))
 
 
 def check(words: list[str]) -> None:

@@ -212,9 +212,7 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             rest = len(nodes) - at - 1
             untried = f" ({rest} more of the card were not tried)" if rest else ""
             what = f"cannot be opened: {error.strerror}{untried}"
-            remedy = (
-                f"{advice(Cause.HANGS).remedy}; until then cordon the card (`npu-agent cordon`)"
-            )
+            remedy = f"{advice(Cause.HANGS).remedy}; until then cordon the card"
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break
         except OSError as error:
