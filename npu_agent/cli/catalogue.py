@@ -149,7 +149,7 @@ def _add_watch(parser: Parser) -> None:
     parser.add_argument(
         *("-w", "--watch"),
         action="store_true",
-        help="show every change until Ctrl-C",
+        help="show every change until q or Ctrl-C",
     )
 
 
@@ -190,12 +190,12 @@ def _example() -> str:
     """List the cards of this host.
 
     Shows health, temperature, power, and the Pods that hold them if the kubelet
-    answers. On a narrow terminal PCI-DEV and PCI-BDF are left out first; -o wide
-    has every column.
+    answers. What the running agent knows of their health counts, too. On a narrow
+    terminal PCI-DEV and PCI-BDF are left out first; -o wide has every column.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal
-      npu-agent info -w       # each change, until Ctrl-C
+      npu-agent info -w       # each change, until q or Ctrl-C
       npu-agent info -o json  # a list with an object for each card
     """,
 )
@@ -214,7 +214,7 @@ def _info(parser: Parser) -> None:
 
     Examples:
       npu-agent allocations          # a line for each device
-      npu-agent allocations -w       # each change, until Ctrl-C
+      npu-agent allocations -w       # each change, until q or Ctrl-C
       npu-agent allocations -o yaml  # for programs
     """,
 )

@@ -125,7 +125,7 @@ def _add_listing(parser: Parser) -> None:
     add("-A", "--all-namespaces", action="store_true", help="Pods of all namespaces")
     outputs = ("table", "wide", "json", "yaml", "name")
     add("-o", "--output", choices=outputs, metavar="FORMAT", help="wide, json, yaml or name")
-    add("-w", "--watch", action="store_true", help="go on until Ctrl-C")
+    add("-w", "--watch", action="store_true", help="go on until q or Ctrl-C")
     add("--no-headers", action="store_true", help="only the rows")
     add("-l", "--selector", metavar="LABELS", help="of Nodes; of Pods for pods and top")
 
