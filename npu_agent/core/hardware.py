@@ -101,7 +101,7 @@ class Card:
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False
-    """Whether it is none, and containers are given /dev/null by the names of its nodes."""
+    """True for a simulated card: its containers get /dev/null under each node name."""
 
     @property
     def name(self) -> str:
@@ -152,7 +152,7 @@ class Card:
         }
 
     def same_as(self, other: Card) -> bool:
-        """Whether both may be one card: two that say nothing may well be."""
+        """False only if the best identifier that both report differs."""
         return same_card(self.identities, other.identities) is not False
 
 

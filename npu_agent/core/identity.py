@@ -24,7 +24,7 @@ def identify(
     A known card keeps its ID. Any other is called by its UUID, else its serial number, else its PCI
     address, else its family and number. A text that two cards claim, or that is a known card's ID,
     is not used. The kubelet, CDI and file names take all its characters (a vendor's parsers see to
-    that), and two IDs differ by more than what could be cores (`_stem`).
+    that), and no ID is another one with a suffix for cores (`_stem`).
 
     Args:
         cards: those of one moment.

@@ -251,7 +251,7 @@ class Ledger:
     server has confirmed the slices without them."""
 
     def with_grant(self, resource: str, devices: Iterable[Device], now: float) -> Ledger:
-        """Adds the grant of an Allocate. The kubelet first waits until the last holder has gone."""
+        """Adds the grant of an Allocate, which replaces the devices' holders."""
         granted = {
             DeviceName(resource, device.id): Allocation(
                 footprints=(footprint(device),), since=now + SETTLED, kept_until=now + UNSEEN
@@ -675,8 +675,8 @@ class Conflicts:
     ) -> str | None:
         """Why `device` must not be given to this holder; None: no other one has any of it.
 
-        Neither the holder's own is a conflict, which the kubelet knows, nor what the orphaned
-        `pods` keep that are given the device.
+        What this holder has already does not count, nor what the orphaned `pods` keep that get the
+        device now.
         """
         if self.unreadable:
             return f"{self.unreadable.holder} may hold its cores"

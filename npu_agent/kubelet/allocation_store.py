@@ -41,8 +41,8 @@ log = logger(__name__)
 
 _ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
 _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
-UNRECORDED = "claims that are in use are missing from the agent's record: it is recovering them"
-"""Why nothing is granted while `AllocationStore.unrecorded` has a driver."""
+RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
+"""Why nothing is granted while `AllocationStore.drivers_in_recovery` has a driver."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -93,8 +93,9 @@ class AllocationStore:
         self.asked: Feed[bool] = Feed(False)
         """Whether pod-resources was asked; it may not have answered."""
         self.usages: Feed[tuple[Usage, ...]] = Feed(())
-        self.unrecorded: Feed[frozenset[str]] = Feed(frozenset())
-        """Drivers of claims in use that no record has: their cores are unknown until `rebuilt`."""
+        self.drivers_in_recovery: Feed[frozenset[str]] = Feed(frozenset())
+        """Drivers of claims in use that no record has: until `recovery_done` their cores are
+        unknown."""
         self.answers = pod_resources.holdings
         self._snapshots = snapshots
         self._pod_resources = pod_resources
@@ -110,7 +111,7 @@ class AllocationStore:
         self._away = False
         self._owner = False
         self._closed = False
-        self._unchecked = False
+        self._needs_recovery = False
         """Whether the record that was found is still to be compared with what containers use: it
         may be an older one that was put back."""
         self._saving = asyncio.Lock()
@@ -125,12 +126,12 @@ class AllocationStore:
         return _ENDING if self._closed else _NOT_OURS
 
     @property
-    def unchecked(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether claims may be in use that an earlier agent's record lacks."""
-        return self._unchecked or self._ledger.unreadable is not None
+        return self._needs_recovery or self._ledger.unreadable is not None
 
-    def rebuilt(self) -> None:
-        self._unchecked = False
+    def recovery_done(self) -> None:
+        self._needs_recovery = False
         self.update()
 
     def disowned(self) -> None:
@@ -170,7 +171,7 @@ class AllocationStore:
                     # other one.
                     ledger = replace(self._ledger, prepared={})
                     self.states.publish(recover(ledger, found, self._clock()))
-                    self._unchecked = True
+                    self._needs_recovery = True
                 self._read = True
                 self._owner = not self._closed
         await self._answer(self._timing.answer)
@@ -211,23 +212,23 @@ class AllocationStore:
             if self._ledger.pending_release:
                 self._pod_resources.ask_soon()
         conflicts = self._ledger.conflicts(cards)
-        self.unrecorded.publish(self._unrecorded(answer.claim_uses))
+        self.drivers_in_recovery.publish(self._drivers_to_recover(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
         return conflicts
 
-    def _unrecorded(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
-        if not self._unchecked:
+    def _drivers_to_recover(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
+        if not self._needs_recovery:
             return frozenset()
         ours = [use for use in uses if use.driver in self._served.drivers]
         return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
 
-    def offering(self, devices: Mapping[str, Iterable[Device]]) -> None:
+    def record_offer(self, devices: Mapping[str, Iterable[Device]]) -> None:
         if self._owner:
             self.states.publish(self._ledger.with_offer(devices, self._snapshots.value.cards))
 
-    def held_by_containers(self, pool: Collection[str]) -> Callable[[Device], str | None]:
-        """Why a device must not be allocated to a claim although the scheduler treats it as free.
+    def blocker_for_claims(self, pool: Collection[str]) -> Callable[[Device], str | None]:
+        """Returns a function: why a device that the scheduler treats as free is not; None: it is.
 
         A container has its cores without a claim, or by a device that is not in `pool` now: cards
         are no longer cut, or have other names.
@@ -279,12 +280,12 @@ class AllocationStore:
         for hold in holds:
             ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
         if ledger is not self._ledger:
-            self._live_on(ledger)
+            self._publish_with_orphans(ledger)
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
         return await self._pod_resources.pods.running(uids)
 
-    def _live_on(self, ledger: Ledger) -> None:
+    def _publish_with_orphans(self, ledger: Ledger) -> None:
         before = self._ledger.orphans
         self.states.publish(ledger)
         self._log_ending(before)
@@ -309,8 +310,8 @@ class AllocationStore:
         """
         if self._closed:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
-        if self.unrecorded.value:
-            raise RefusalError(Refusal.UNFIT, UNRECORDED)
+        if self.drivers_in_recovery.value:
+            raise RefusalError(Refusal.UNFIT, RECOVERING)
         conflicts = self._conflicts()
         for device in devices:
             self._check(conflicts, DeviceName(resource, device.id), device)
@@ -324,13 +325,13 @@ class AllocationStore:
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         self._pod_resources.ask_soon()
 
-    async def replacing(self, claim: PreparedClaim) -> None:
+    async def before_replacing(self, claim: PreparedClaim) -> None:
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.running(before.pod_uids)
             ledger = self._ledger.before_replacing(claim, living, self._clock())
             if ledger is not self._ledger:
-                self._live_on(ledger)
+                self._publish_with_orphans(ledger)
 
     def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
@@ -351,7 +352,7 @@ class AllocationStore:
             self._check(conflicts, ClaimHolder(claim.uid), device, pods)
         self.states.publish(self._ledger.with_claim(claim))
 
-    async def outlive(self, uid: str) -> None:
+    async def mark_claim_orphans(self, uid: str) -> None:
         claim = self._ledger.prepared.get(uid)
         if claim and (hold := claim.allocation()):
             self._mark_orphaned(await self.running(hold.pod_uids), [hold], by_claim=True)
@@ -359,11 +360,11 @@ class AllocationStore:
     def unprepare(self, uid: str) -> None:
         self.states.publish(self._ledger.without_claim(uid))
 
-    def slicing(self, driver: str, cards: Iterable[CardState]) -> bool:
+    def record_published(self, driver: str, cards: Iterable[CardState]) -> bool:
         """Records cards for slices, to be `saved` first; returns whether any is new."""
         return self.states.publish(self._ledger.with_published(driver, cards))
 
-    def unsliced(self, ids: Collection[str]) -> None:
+    def forget_published(self, ids: Collection[str]) -> None:
         self.states.publish(self._ledger.without_published(ids))
 
     def held_by(self, cards: Iterable[CardState]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from npu_agent.logs import Reporter, logger
 log = logger(__name__)
 
 
-class Standing:
+class RegistrationTracker:
     """The `status` of what is registered at the kubelet."""
 
     def __init__(self, resource: str) -> None:

@@ -10,7 +10,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import DeviceName
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
+from npu_agent.kubelet.allocation_store import RECOVERING, AllocationStore
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
@@ -75,7 +75,7 @@ class Publisher:
             self._store.answers,
             self._store.prepared,
             self._store.published,
-            self._store.unrecorded,
+            self._store.drivers_in_recovery,
         ):
             await self.publish()
 
@@ -124,8 +124,8 @@ class Publisher:
             resource.name: self._served(resource, advertise(snapshot, resource, wanted.disabled))
             for resource in wanted.resources
         }
-        self._store.offering(offered)
-        unrecorded = UNRECORDED if self._store.unrecorded.value else None
+        self._store.record_offer(offered)
+        unrecorded = RECOVERING if self._store.drivers_in_recovery.value else None
         cordoned = {id_: f"cordoned: {reason}" for id_, reason in self._cordons.value.items()}
         return {
             resource: tuple(

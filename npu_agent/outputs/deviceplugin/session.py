@@ -26,7 +26,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.registration import Standing
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, UnixServer, ask, sweep, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger
@@ -119,8 +119,8 @@ class Session:
         timing: Timing = Timing(),
     ) -> None:
         self.timing = timing
-        self._standing = Standing(plugin.resource)
-        self.status = self._standing.status
+        self._tracker = RegistrationTracker(plugin.resource)
+        self.status = self._tracker.status
         self.counts = Counts()
         self._config = plugin
         self._resource = plugin.resource
@@ -150,7 +150,7 @@ class Session:
                     async with self._ownership.held(
                         # Last, as it takes a moment, and the kubelet a second or more to find a
                         # DRA driver: an Allocate that waits meanwhile keeps all Pods waiting.
-                        self._standing.waits_for,
+                        self._tracker.waits_for,
                         self._register_early,
                         last=True,
                     ) as still_ours:
@@ -160,7 +160,7 @@ class Session:
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
-                    self._standing.fails(_explained(error, self._directory))
+                    self._tracker.fails(_explained(error, self._directory))
                     await asyncio.sleep(pause.next())
                 finally:
                     self._ours.publish(False)
@@ -168,7 +168,7 @@ class Session:
                         (_, stack), self._early = self._early, None
                         await stack.aclose()
         finally:
-            self._standing.becomes(SessionPhase.ENDED)
+            self._tracker.becomes(SessionPhase.ENDED)
 
     async def idle(self) -> None:
         if self._plugin:
@@ -177,7 +177,7 @@ class Session:
     async def _until_cards(self) -> None:
         """An empty list is of no use to the kubelet."""
         if not self._devices.value:
-            self._standing.becomes(SessionPhase.NO_CARDS)
+            self._tracker.becomes(SessionPhase.NO_CARDS)
         await self._devices.until(bool)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
@@ -195,7 +195,7 @@ class Session:
                 log.warning(
                     "lost the kubelet; registering again", resource=self._resource, reason=lost
                 )
-                self._standing.becomes(SessionPhase.REGISTERING, lost)
+                self._tracker.becomes(SessionPhase.REGISTERING, lost)
             if loop.time() - since > self.timing.steady:
                 fickle.reset()
             # Never immediately: a kubelet that has not closed the old stream yet would take the new
@@ -299,13 +299,13 @@ class Session:
         """Registers until the kubelet holds our stream; returns False if our socket vanishes."""
         absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
         while (trouble := await self._register(endpoint)) is not None:
-            self._standing.fails(trouble, SessionPhase.REGISTERING)
+            self._tracker.fails(trouble, SessionPhase.REGISTERING)
             await asyncio.sleep(absent.next())
             if not endpoint.server.exists():
                 return False
         self.counts.returns += self._lost
         self._lost = False
-        self._standing.registered(self.status.value.registrations + 1)
+        self._tracker.registered(self.status.value.registrations + 1)
         log.info("registered", resource=self._resource, endpoint=endpoint.server.path.name)
         return True
 

@@ -30,7 +30,7 @@ from npu_agent.kube import objects
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kube.resourceclaims import claim_of
-from npu_agent.kubelet.allocation_store import UNRECORDED, AllocationStore
+from npu_agent.kubelet.allocation_store import RECOVERING, AllocationStore
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs import cdi
 
@@ -136,10 +136,10 @@ class Claims:
         """Finds claims in use that the record lacks: it may be lost, or an older one put back.
 
         To be called before anything is prepared. The API server knows the claim, and pod-resources
-        its devices: until both have answered, `AllocationStore.unrecorded` stops every grant.
+        its devices: until both have answered, `AllocationStore.drivers_in_recovery` stops grants.
         """
         in_use = self._store.claim_uses()
-        if not self._store.unchecked or in_use is None:
+        if not self._store.needs_recovery or in_use is None:
             return
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in in_use:
@@ -170,7 +170,7 @@ class Claims:
                 await self._record(found)
         self._recovering.works()
         self._unprepared.clear()
-        self._store.rebuilt()
+        self._store.recovery_done()
 
     def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
         """Whether any of these uses is by a claim, or for a device, that is not prepared."""
@@ -199,7 +199,7 @@ class Claims:
 
     async def _record(self, claim: PreparedClaim) -> None:
         """Adopts a claim whose Pods run; needs the lock."""
-        await self._store.replacing(claim)
+        await self._store.before_replacing(claim)
         self._store.prepare(claim, ())
         with contextlib.suppress(OSError):  # logged; it is tried again
             await self._store.saved()
@@ -247,7 +247,7 @@ class Claims:
         A container that is started again needs its claim's spec, without another prepare. So
         nothing is removed while it is not sure which claims are prepared.
         """
-        if self._store.unchecked or self._pool.devices.value is None:
+        if self._store.needs_recovery or self._pool.devices.value is None:
             return
         troubles = []
         try:
@@ -311,7 +311,7 @@ class Claims:
             OSError: the disk cannot be written; then all is as it was before.
         """
         await self._ready()
-        if self._store.unrecorded.value:
+        if self._store.drivers_in_recovery.value:
             await self.recover()
         claim, joined = await self._checked(ref), None
         while True:
@@ -417,7 +417,7 @@ class Claims:
             before = self._store.prepared.value.get(claim.uid)
             found = self._usable(claim)
             prepared = _prepared(claim, found, self._dra.driver, joined=joined)
-            await self._store.replacing(prepared)
+            await self._store.before_replacing(prepared)
             self._store.prepare(prepared, [device for one, device in found if not one.admin])
             try:
                 spec = cdi.claim_spec(
@@ -445,8 +445,8 @@ class Claims:
         """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
         found = [(result, self._device(claim, result)) for result in claim.results]
         if claim.uid not in self._store.prepared.value:  # else its Pods may have that already
-            if self._store.unrecorded.value:
-                raise RefusalError(Refusal.UNFIT, UNRECORDED)
+            if self._store.drivers_in_recovery.value:
+                raise RefusalError(Refusal.UNFIT, RECOVERING)
             for result, device in found:
                 self._check_use(result, device)
         _check_overlap(claim, found)
@@ -503,7 +503,7 @@ class Claims:
                 await self._end(uid)
             for call in self._calls:
                 call.unprepared |= uids
-            if self._store.unchecked:
+            if self._store.needs_recovery:
                 self._unprepared |= uids
             try:
                 await self._store.saved()
@@ -513,7 +513,7 @@ class Claims:
 
     async def _end(self, uid: str) -> None:
         """Forgets a claim and removes its spec, without saving; orphaned Pods keep its cores."""
-        await self._store.outlive(uid)
+        await self._store.mark_claim_orphans(uid)
         self._store.unprepare(uid)
         try:
             await self._specs.write(self._spec_name(uid), None)

@@ -33,7 +33,7 @@ from npu_agent.kube import Api, resourceclaims
 from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.registration import Standing
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.logs import logger
 from npu_agent.outputs import cdi
 from npu_agent.outputs.dra import claims, publisher
@@ -142,8 +142,8 @@ class Driver:
         """The pool; None: not known yet."""
         self._dra = dra = vendor.dra
         self._families = families = frozenset(vendor.families)
-        self._standing = Standing(dra.driver)
-        self.status = self._standing.status
+        self._tracker = RegistrationTracker(dra.driver)
+        self.status = self._tracker.status
         self._host = host
         self._snapshots, self._store = shared.snapshots, shared.store
         self._ownership = shared.ownership
@@ -209,7 +209,10 @@ class Driver:
         return self._duty() is not _Duty.NONE
 
     def _duty(self) -> _Duty:
-        wanted, unrecorded = self._wanted.value, self._dra.driver in self._store.unrecorded.value
+        wanted, unrecorded = (
+            self._wanted.value,
+            self._dra.driver in self._store.drivers_in_recovery.value,
+        )
         if self.prepared():
             return _Duty.SERVE
         if wanted.families:
@@ -231,34 +234,36 @@ class Driver:
                     await self._until_needed()
                     try:
                         async with self._ownership.held(
-                            self._standing.waits_for, self._register
+                            self._tracker.waits_for, self._register
                         ) as still_ours:
                             await self._own(still_ours, pause)
                     except OSError as error:
-                        self._standing.fails(str(error))
+                        self._tracker.fails(str(error))
                         await asyncio.sleep(pause.next())
                     finally:
                         self._ours.publish(False)
                         await self._close()
         finally:
-            self._standing.becomes(SessionPhase.ENDED)
+            self._tracker.becomes(SessionPhase.ENDED)
 
     async def _until_needed(self) -> None:
         store = self._store
-        async for _ in changes_of(self._wanted, store.prepared, store.published, store.unrecorded):
+        async for _ in changes_of(
+            self._wanted, store.prepared, store.published, store.drivers_in_recovery
+        ):
             duty = self._duty()
             if duty is _Duty.NONE:
-                self._standing.becomes(SessionPhase.NO_CARDS)
+                self._tracker.becomes(SessionPhase.NO_CARDS)
             elif self._host.node_name is None:
-                self._standing.fails(
+                self._tracker.fails(
                     "the Node's name is unknown: set NODE_NAME, as k8s/daemonset.yaml does"
                 )
             elif duty is not _Duty.BLOCKED:
                 return
             elif reason := self._wanted.value.impossible:
-                self._standing.fails(reason)
+                self._tracker.fails(reason)
             else:
-                self._standing.becomes(SessionPhase.WAITING, _UNKNOWN)
+                self._tracker.becomes(SessionPhase.WAITING, _UNKNOWN)
 
     async def _own(self, still_ours: Callable[[], bool], pause: Backoff) -> None:
         """Serves and publishes while the node is ours and there is a need; raises OSError."""
@@ -279,7 +284,7 @@ class Driver:
                         await self._serve(still_ours)
                         pause.reset()  # those sockets were made
                 except OSError as error:
-                    self._standing.fails(str(error))  # slices and claims go on
+                    self._tracker.fails(str(error))  # slices and claims go on
                     await asyncio.sleep(pause.next())
 
     async def _follow(self) -> None:
@@ -287,7 +292,7 @@ class Driver:
         store = self._store
         async for _ in changes_of(
             *(self._known, self._snapshots, self._wanted, self._uncounted, self._untainted),
-            *(store.states, store.unrecorded, self._cordons.cards, self._degraded),
+            *(store.states, store.drivers_in_recovery, self._cordons.cards, self._degraded),
             *(self._again, self._ours),
         ):
             if self._known.value is None or not (self.needed and self._wanted.value.decided):
@@ -303,7 +308,7 @@ class Driver:
 
         False while the record lacks some and is still another agent's.
         """
-        while about := self._unrecorded():
+        while about := self._drivers_to_recover():
             if not self._ours.value:
                 return False
             published = self._store.published.value
@@ -327,10 +332,10 @@ class Driver:
         self._unwritten.publish("")
         return True
 
-    def _unrecorded(self) -> set[str]:
+    def _drivers_to_recover(self) -> set[str]:
         published = self._store.published.value
         self._recorded = {id_: one for id_, one in self._recorded.items() if id_ in published}
-        self._store.slicing(self._dra.driver, self._to_offer())
+        self._store.record_published(self._dra.driver, self._to_offer())
         published = self._store.published.value
         return {id_ for id_ in self._published() if self._recorded.get(id_) != published[id_]}
 
@@ -366,7 +371,7 @@ class Driver:
             partitions=cut,
             marks=Marks(
                 evict=wanted.evict,
-                held=self._store.held_by_containers(seen),
+                held=self._store.blocker_for_claims(seen),
                 cordoned=cordoned,
                 degraded=self._degraded.value,
             ),
@@ -376,7 +381,7 @@ class Driver:
     async def _confirm(self) -> None:
         """Notes which cards have left the slices, once the API server has said so."""
         async for _ in changes_of(self.slices.in_place, self.offered, self._store.published):
-            self._store.unsliced(self._left())
+            self._store.forget_published(self._left())
 
     def _left(self) -> set[str]:
         """Returns cards that must leave the slices, once the API server has confirmed it."""
@@ -393,7 +398,7 @@ class Driver:
         Ends before that if they can be seen, or one is needed.
         """
         until = time.monotonic() + self._timing.wiped
-        self._standing.fails(
+        self._tracker.fails(
             "the ResourceSlices cannot be listed: waiting for the kubelet to delete them"
         )
         while still_ours() and self._duty() is _Duty.WITHDRAW:
@@ -402,7 +407,7 @@ class Driver:
                     "the ResourceSlices cannot be listed: the kubelet has deleted them by now",
                     driver=self._dra.driver,
                 )
-                self._store.unsliced(self._published())
+                self._store.forget_published(self._published())
                 return
             await asyncio.sleep(until_tick(self._timing.look_every))
 
@@ -481,7 +486,7 @@ class Driver:
                         until = time.monotonic() + self._timing.linger
                     await asyncio.sleep(until_tick(self._timing.look_every))
                     if not endpoint.exists():
-                        self._standing.fails("our socket was removed; registering again")
+                        self._tracker.fails("our socket was removed; registering again")
                         return
         finally:
             await self._close()
@@ -512,12 +517,12 @@ class Driver:
                 asked, streamed = now.asked, 0
             streamed = max(streamed, health.streams.value)
             if now.error:
-                self._standing.fails(f"the kubelet refuses: {now.error}")
+                self._tracker.fails(f"the kubelet refuses: {now.error}")
             elif self._unwritten.value:
-                self._standing.becomes(SessionPhase.BLOCKED, self._unwritten.value)
+                self._tracker.becomes(SessionPhase.BLOCKED, self._unwritten.value)
             elif streamed and not health.streams.value:
-                self._standing.becomes(
+                self._tracker.becomes(
                     SessionPhase.REGISTERING, "the kubelet has closed its stream of health"
                 )
             elif now.registered:
-                self._standing.registered(now.notifications)
+                self._tracker.registered(now.notifications)

@@ -360,13 +360,13 @@ class Machine(RuleBasedStateMachine):
         if not store.asked.value or api == UNDECIDED:
             return
         cards = self.snapshots.value.cards if api == DRA else ()
-        store.slicing(DRIVER, cards)
+        store.record_published(DRIVER, cards)
         self.runner.run(store.saved())
         self.slices = pool = {card.id for card in cards}
         if killed:
             self.own(self.start(self.agent.name, None, api))
         elif not lost:
-            store.unsliced(store.published.value.keys() - pool)
+            store.forget_published(store.published.value.keys() - pool)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
@@ -430,7 +430,7 @@ class Machine(RuleBasedStateMachine):
             devices=(named,),
         )
         store = self.agent.store
-        self.runner.run(store.replacing(claim))
+        self.runner.run(store.before_replacing(claim))
         try:
             store.prepare(claim, [device])
         except RefusalError:
@@ -443,7 +443,7 @@ class Machine(RuleBasedStateMachine):
     def unprepare(self, data: st.DataObject) -> None:
         """As a kubelet does it that has forgotten the claim's Pod, which may run."""
         store, uid = self.agent.store, data.draw(st.sampled_from(self.unused()), "claim")
-        self.runner.run(store.outlive(uid))
+        self.runner.run(store.mark_claim_orphans(uid))
         store.unprepare(uid)
         self.runner.run(store.saved())
 

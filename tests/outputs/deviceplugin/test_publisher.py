@@ -257,9 +257,9 @@ async def test_a_card_that_a_slice_may_have_is_not_offered(tmp_path: Path) -> No
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
-        room.store.slicing("npu.furiosa.ai", [room.card])
+        room.store.record_published("npu.furiosa.ai", [room.card])
         await room.until(lambda d: d == {room.card.id: False})
-        room.store.unsliced([room.card.id])
+        room.store.forget_published([room.card.id])
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -466,7 +466,7 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
         await room.until(lambda d: d == {room.card.id: False})
         assert "are missing from the agent's record" in _reason(room)
-        room.store.rebuilt()
+        room.store.recovery_done()
         await room.until(lambda d: d == {room.card.id: True})
 
 

@@ -18,7 +18,7 @@ from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
 from npu_agent.kubelet.ownership import Ownership, lock_path
-from npu_agent.kubelet.registration import Standing
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices
@@ -405,7 +405,7 @@ async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) ->
 async def test_plugin_directory_is_missing_and_appears(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    tries = Tries(monkeypatch, Standing, "fails")
+    tries = Tries(monkeypatch, RegistrationTracker, "fails")
     room.directory.rmdir()
     async with room.running() as one:
         await tries.more(5)

@@ -119,7 +119,7 @@ async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
     unsure = recover(replace(held.store.states.value, prepared={}), b"", held.clock())
     held.store.states.publish(unsure)
-    held.store.rebuilt()
+    held.store.recovery_done()
     await held.claims.sync_specs()
     assert held.specs() == [SPEC]
     for _ in range(2):
@@ -190,14 +190,14 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     await held.claims.recover()
     for _ in range(3):
         held.says(uses=[("c", ZERO)])
-    assert held.store.unrecorded.value == {"npu.furiosa.ai"}
+    assert held.store.drivers_in_recovery.value == {"npu.furiosa.ai"}
     await held.claims.sync_specs()
     with pytest.raises(RefusalError, match="missing from the agent's record"):
         held.store.grant(NPU, devices(held.cards[0]))
     assert held.specs() == [SPEC]
     await held.claims.recover()
     assert held.store.prepared.value.keys() == {"uid-c"}
-    assert held.store.unrecorded.value == frozenset()
+    assert held.store.drivers_in_recovery.value == frozenset()
 
 
 async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
@@ -214,7 +214,7 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
     await held.unprepared()
     await held.claims.recover()
     assert held.store.prepared.value == {}
-    assert not held.store.unchecked
+    assert not held.store.needs_recovery
 
 
 @pytest.mark.parametrize("record", ["lost", "older"])
@@ -240,7 +240,7 @@ async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in
     held.api["team", "c"] = claim
     assert await held.prepared("c") == first  # the kubelet asks again
     assert HELD in await held.prepared("d")
-    assert held.store.unrecorded.value == frozenset()
+    assert held.store.drivers_in_recovery.value == frozenset()
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(room: Room) -> None:
@@ -794,7 +794,7 @@ async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_recor
     await held.restarted(uses=[("c", ZERO), ("c", ONE), ("d", ZERO)])
     assert held.store.prepared.value == before
     assert "not recorded" not in caplog.text
-    assert not held.store.unchecked
+    assert not held.store.needs_recovery
 
 
 async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(held: Room) -> None:

@@ -80,7 +80,7 @@ async def test_a_core_without_a_node_is_refused_to_those_that_need_it(tmp_path: 
 
 def held(room: Room, listed: tuple[PoolDevice, ...]) -> set[str]:
     """Names of the devices that the scheduler must not allocate, of those in the pool."""
-    reason = room.store.held_by_containers({one.name for one in listed})
+    reason = room.store.blocker_for_claims({one.name for one in listed})
     return {one.name for one in listed if reason(one.device)}
 
 
