@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from npu_agent.core.cordon import ANNOTATION
 from tests.cluster import settings
 from tests.e2e.api import ADMIN, MERGE, ask, turned_away
-from tests.e2e.manifests import container, pod, thing
+from tests.e2e.manifests import container, thing
 from tests.e2e.node import PROJECT, Node
 from tests.e2e.test_cordon import card_of
 
@@ -215,39 +214,6 @@ def answers(node: Node, name: str) -> None:
     path = f"/api/v1/namespaces/default/pods/{name}/status"
     status = {"status": {"phase": "Running", **address}}
     assert ask(node, ADMIN, "PATCH", path, status, MERGE, real=True).status == 200
-
-
-def test_a_tenants_pod_with_the_agents_label_is_no_agent(node: Node, tmp_path: Path) -> None:
-    """Its page would have a Pod of another Node evicted, and another card cordoned."""
-    node.run("holds", 1)
-    card = card_of(node, "holds")
-    other = {"npu0": "npu1", "npu1": "npu0"}[card]
-    holder = {"namespace": "default", "pod": "victim"}
-    lie = {"id": other, "name": card, "core_count": 2, "cordoned": "x", "holders": [holder]}
-    (tmp_path / "status.json").write_text(json.dumps({"cards": [lie]}))
-    port = 9198
-    server = [sys.executable, "-m", "http.server", str(port), f"--directory={tmp_path}"]
-    node.cluster.start_program("lies", server, port)
-    ports = [{"containerPort": port, "hostPort": port}]
-    fake = pod("a-fake", container(ports=ports), nodeName=node.name, hostNetwork=True)
-    fake["metadata"]["labels"] = {"app.kubernetes.io/name": "npu-agent"}
-    node.apply([fake, pod("victim", container())])
-    node.wait_phase("a-fake", "Running")
-    node.wait_phase("victim", "Running")
-    try:
-        assert (
-            "would evict default/holds" in npu(node, "drain", node.name, card, "--dry-run").stdout
-        )
-        done = npu(node, "drain", node.name, card, "--reason", "fan")
-        assert "evicted default/holds" in done.stdout
-        assert "victim" not in done.stdout
-        (key,) = json.loads(node.get("node", node.name)["metadata"]["annotations"][ANNOTATION])
-        assert key == card
-        assert node.pod("victim")["status"]["phase"] == "Running"
-        npu(node, "uncordon", node.name, card)
-        node.wait_allocatable(2)
-    finally:
-        node.delete_pods("a-fake", "victim")
 
 
 def test_an_agent_of_another_version_is_named(node: Node, old_agent: str) -> None:
