@@ -57,6 +57,15 @@ def test_an_attribute_that_a_device_lacks_fails() -> None:
         cel.matches(f"{OWN}.speed > 1", Device("npu0", attributes={"cores": {"int": 8}}), "a.b")
 
 
+def test_a_quantity_is_an_integer_or_not() -> None:
+    device = Device("npu0", capacity={"memory": {"value": "2Ki"}, "share": {"value": "500m"}})
+    own = 'device.capacity["a.b"]'
+    assert cel.matches(f"{own}.memory.asInteger() == 2048", device, "a.b")
+    assert cel.matches(f"!{own}.share.isInteger()", device, "a.b")
+    with pytest.raises(cel.CelError, match="1/2 is not an integer"):
+        cel.matches(f"{own}.share.asInteger() == 0", device, "a.b")
+
+
 DEVICE = Device("npu0", attributes={"cores": {"int": 8}})
 HALF = Device("npu1", attributes={"cores": {"int": 4}})
 NONE = Device("npu2")
