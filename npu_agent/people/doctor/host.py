@@ -31,11 +31,11 @@ async def lines(context: Context) -> Lines:
     yield "PCI", _pci(context)
     yield "cards", _cards(context)
     found = await context.probe(snapshot)
-    # A running agent knows its cards better: it reports them.
-    if (await context.probe(reported)).report is None:
-        for state in found.cards:
-            if check := await _card(context, state):
-                yield f"card {state.card.name}", check
+    # A running agent judges health better; a node that was never there is no fault of a card to it.
+    unjudged = (await context.probe(reported)).report is None
+    for state in found.cards:
+        if check := await _card(context, state, unjudged=unjudged):
+            yield f"card {state.card.name}", check
     for odd in found.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
 
@@ -148,9 +148,9 @@ async def _cards(context: Context) -> Check:
     return ok(f"{len(cards)}: {names}")
 
 
-async def _card(context: Context, state: CardState) -> Check | None:
-    """A card that is not well; only its nodes and one read are judged."""
-    if state.health.state is HealthState.UNHEALTHY:
+async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
+    """A card that lacks device nodes, or that one read shows to be unhealthy."""
+    if unjudged and state.health.state is HealthState.UNHEALTHY:
         found = advice(state.health.cause)
         return wrong(f"unhealthy: {plain_reason(state.health)}", found.remedy, found.command)
     bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
@@ -164,8 +164,8 @@ async def _card(context: Context, state: CardState) -> Check | None:
 
 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
-    """Never opened: opening a node takes the core."""
-    for node in card.access.nodes():
+    """Never opened: opening a node takes the core. Without /dev that line says it."""
+    for node in card.access.nodes() if (root / "dev").is_dir() else ():
         try:
             if not is_device(root / "dev" / node, root):
                 yield f"/dev/{node} is not a character device"

@@ -162,6 +162,15 @@ BREAKS: dict[str, Break] = {
         {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
     ),
+    "a missing node": Break(
+        fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
+    ),
+    "a node that is none": Break(
+        plain_file_for_a_node,
+        {"card npu0": State.WRONG, "card npu1": State.WRONG},
+        "/dev/npu0_mgmt is not a character device",
+        "udev",
+    ),
     # --- the kubelet, and other plugins
     "no plugin directory": Break(
         lambda node: shutil.rmtree(node.directory),
@@ -323,32 +332,12 @@ async def test_one_break_turns_one_line(name: str, node: Node) -> None:
     await check_break(node, BREAKS[name])
 
 
-WITHOUT_AGENT: dict[str, Break] = {
-    "a dead card": Break(
-        fault("npu0", "dead"),
-        "card npu0",
-        "unhealthy: the driver reports the card dead (alive says 0)",
-        "reload the driver",
-    ),
-    "a missing node": Break(
-        fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
-    ),
-    "a node that is none": Break(
-        plain_file_for_a_node,
-        {"card npu0": State.WRONG, "card npu1": State.WRONG},
-        "/dev/npu0_mgmt is not a character device",
-        "udev",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_AGENT)
-async def test_cards_are_judged_where_no_agent_reports_them(name: str, node: Node) -> None:
-    broken = WITHOUT_AGENT[name]
-    await no_agent_listens(node)
-    await check_break(node, broken)
-
-
 async def test_an_agent_that_answers_judges_its_cards(node: Node) -> None:
     fault("npu0", "dead")(node)
     assert "card npu0" not in await node.examined()
+
+
+async def test_cards_are_judged_where_no_agent_reports_them(node: Node) -> None:
+    await no_agent_listens(node)
+    detail = "unhealthy: the driver reports the card dead (alive says 0)"
+    await check_break(node, Break(fault("npu0", "dead"), "card npu0", detail, "reload the driver"))
