@@ -185,7 +185,6 @@ class Api:
                     # Another server's 401, by the proxy, says nothing of our credentials.
                     if error.kind is not Kind.UNAUTHORIZED or not request.answers:
                         raise
-                # The token was changed on disk since it was read.
                 return await self._exchange(request)
 
     async def exists(self, request: Request[Any]) -> bool:

@@ -92,10 +92,7 @@ def in_pod() -> bool:
 
 
 def trust_only_the_cluster() -> None:
-    """Makes the cluster's CA OpenSSL's only default authority, where this is a Pod.
-
-    By SSL_CERT_FILE, unless it is set: aiohttp's import reads all those of the system, 1.7 MB.
-    """
+    """In a Pod: else the import of aiohttp reads all authorities of the system (1.7 MB)."""
     if in_pod():
         os.environ.setdefault("SSL_CERT_FILE", str(DIRECTORY / "ca.crt"))
 
