@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core import offer as advertise
+from npu_agent.files import SIMULATION
 from npu_agent.inventory.inventory import read_once
 from npu_agent.vendors.furiosa.families import FAMILIES, Family
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -42,6 +43,7 @@ def test_a_card_of_it_is_found_and_offered(
         "ne_clk_freq_info": "ne tensor (MHz): 2000\n",
     }.items():
         (entry / name).write_text(text)
+    (tmp_path / SIMULATION).mkdir()  # plain files stand for device nodes
     (tmp_path / "dev/wren").mkdir(parents=True)
     for node in family.nodes(0):
         (tmp_path / "dev" / node).touch()
