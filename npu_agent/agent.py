@@ -546,6 +546,7 @@ def _watching(config: Config) -> card.Settings:
             failures=config.health.failures,
             recoveries=config.health.recoveries,
             max_temperature=config.health.max_temperature,
+            slow_after=config.health.slow_after,
         ),
     )
 

@@ -191,6 +191,12 @@ class HealthConfig:
         "°C above which a card is unhealthy; without it, temperature is ignored.",
         number(float, 30, 150, "°C"),
     )
+    slow_after: float = _live(
+        300.0,
+        "Seconds for which a card has to be limited or throttled, compared with its siblings, to "
+        "count as slow; 0: cards are not compared.",
+        _seconds(0, 86400),
+    )
     evict: bool = _live(
         False, "Evict the Pods whose claims hold a card that becomes unhealthy (DRA only)."
     )

@@ -128,6 +128,15 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
         runbook="npulinknarrow",
         command="lspci -vv",
     ),
+    TrendKind.SLOW: TrendAdvice(
+        begins="is slow",
+        many="are slow",
+        ends="is no longer slow",
+        remedy="check its power cable and sense pins and the kernel log; raise a limit that was "
+        "set by mistake, or ask the vendor with the text of this line",
+        runbook="npucardslow",
+        command=ADVICE[Cause.HOT].command,
+    ),
 }
 """For each thing that lasts."""
 

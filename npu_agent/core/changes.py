@@ -33,6 +33,8 @@ class ChangeKind(enum.Enum):
     RECOVERED = "recovered"
     HEALTH = "health"
     """Between healthy and unknown."""
+    ERROR_TEXT = "error text"
+    """The driver says something else of its errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,13 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
             yield CardChange(ChangeKind.RECOVERED, state, previous)
         elif previous and was is not now:
             yield CardChange(ChangeKind.HEALTH, state, previous)
+        if previous and _has_other_errors(previous, state):
+            yield CardChange(ChangeKind.ERROR_TEXT, state, previous)
+
+
+def _has_other_errors(before: CardState, after: CardState) -> bool:
+    texts = [state.reading.error_text for state in (before, after) if state.reading]
+    return len(texts) == 2 and None not in texts and texts[0] != texts[1]
 
 
 def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
@@ -123,6 +132,7 @@ _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
     ChangeKind.RENUMBERED: ("plain", "{before} is {name} now"),
     ChangeKind.UNHEALTHY: ("bad", "{name} became unhealthy: {reason}"),
     ChangeKind.RECOVERED: ("good", "{name} recovered"),
+    ChangeKind.ERROR_TEXT: ("warn", "{name} reports other errors: {errors}"),
 }
 
 
@@ -137,6 +147,7 @@ def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
                 id=one.card.id,
                 before=one.before and one.before.card.name,
                 reason=plain_reason(one.card.health),
+                errors=one.card.reading and one.card.reading.error_text,
             )
             yield TimelineEntry(subject="card", tone=tone, text=text, card=one.card.id)
 

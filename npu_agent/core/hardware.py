@@ -52,6 +52,8 @@ class Access:
     """For the holder of the whole card."""
     core_nodes: tuple[tuple[CoreRange, str], ...]
     """Of single and of fused cores, the narrow ones first."""
+    optional_nodes: tuple[str, ...] = ()
+    """For every holder of a core, from drivers that have them."""
     environment: tuple[tuple[str, str], ...]
     """Variables, each with the text for one range of cores, of which several are joined by commas:
     ``("ANVIL_CORES", "0:{cores}")``."""
@@ -60,9 +62,11 @@ class Access:
 
     def nodes(self, cores: CoreRange | None = None) -> tuple[str, ...]:
         if cores is None:
-            return (*self.whole_nodes, *self.shared_nodes, *(node for _, node in self.core_nodes))
-        inside = (node for covered, node in self.core_nodes if cores.includes(covered))
-        return (*self.shared_nodes, *inside)
+            inside, whole = [node for _, node in self.core_nodes], self.whole_nodes
+        else:
+            inside = [node for covered, node in self.core_nodes if cores.includes(covered)]
+            whole = ()
+        return (*whole, *self.shared_nodes, *self.optional_nodes, *inside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +205,20 @@ class CoreReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a card may take and do; None where the driver does not say."""
+
+    power: float | None = None
+    """W."""
+    default_power: float | None = None
+    """W: its power limit if no one has set another."""
+    clock: int | None = None
+    """MHz."""
+    slowdown: float | None = None
+    """°C at which the driver slows the card down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """A card's telemetry at one moment. What could not be read is left out, never guessed."""
 
@@ -211,7 +229,15 @@ class Reading:
     uptime: int | None = None
     """Seconds since the card's firmware started."""
     errors: tuple[tuple[str, int], ...] = ()
-    """Error counters by normalised name (``axi_post_error``), in the driver's order."""
+    """Error counters by normalised name (``axi_post_error``), in the driver's order; empty: the
+    driver has none."""
+    error_text: str | None = None
+    """What the driver says of errors in a form that is not known."""
+    throttle: tuple[str, ...] | None = None
+    """Why it slows the card down now: ``app_power_cap``; None: it does not say."""
+    throttled: tuple[tuple[str, int], ...] = ()
+    """How often each of them has begun in these readings."""
+    limits: Limits = Limits()
     sensors: tuple[Sensor, ...] = ()
     cores: tuple[CoreReading, ...] = ()
     """Sorted by core; empty: the driver has none."""

@@ -42,12 +42,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The probes in a row that change the state."""
+    """The probes in a row that change the state, and what counts as hot or slow."""
 
     failures: int = 2
     recoveries: int = 3
     max_temperature: float | None = None
     """°C; None: temperature does not count."""
+    slow_after: float = 300.0
+    """Seconds for which a card has to be slow; 0: cards are not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

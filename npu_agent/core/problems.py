@@ -154,8 +154,9 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
     found = [card for card in cards if card.id in counting and not is_fenced(card)]
     yield from _lasting(TrendKind.ERRORS, found, state)
-    narrow = state.trends.of(TrendKind.LINK)
-    yield from _lasting(TrendKind.LINK, [card for card in cards if card.id in narrow], state)
+    for kind in (TrendKind.LINK, TrendKind.SLOW):
+        found = [card for card in cards if card.id in state.trends.of(kind)]
+        yield from _lasting(kind, found, state)
     for uuid in sorted({one.detail for one in twins.values()}):
         same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)
@@ -185,6 +186,9 @@ def _lasting(
         )
     elif kind is TrendKind.ERRORS:
         detail = _counted(cards[0])
+    elif kind is TrendKind.SLOW and several:
+        named = (f"{card.card.name} {trends[card.id].detail}" for card in cards[:_NAMED])
+        detail = ". ".join(named)
     elif kind is TrendKind.FLAPPING:
         detail += ", repeatedly"
         away = (pod for card in cards for pod in _held(state).get(_key(card), ()))
@@ -720,6 +724,9 @@ def _notes(state: AgentState) -> Iterator[Note]:
                 text += f"; the card of this name was {first} before"
                 remedy = "write UUIDs in `disabledDevices`: they stay with their cards"
             yield Note("card", text, (card.id,), remedy=remedy)
+    for ids, limit in state.trends.alike:
+        named = [card for card in state.snapshot.cards if card.id in ids]
+        yield Note("card", f"{_names(named, everything=True)} all have one limit: {limit}", ids)
     if stray := [card for card in state.snapshot.cards if _stray_load(card, state) > _LOADED]:
         most = max(_stray_load(card, state) for card in stray)
         yield Note(

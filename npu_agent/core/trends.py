@@ -1,4 +1,4 @@
-"""Conditions that last on a card: heat, errors, flapping, twins. Each begins and ends once. Pure.
+"""Conditions that last on a card: heat, errors, limits. Each begins and ends once. Pure.
 
 Where a trend begins is not where it ends: a card just at a limit is not reported each second.
 Start reading at `step`. Times are seconds of `time.monotonic`.
@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from npu_agent.core import comparison
 from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.health import Policy
 
 HOT, VERY_HOT = 90.0, 100.0
 """°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
@@ -22,6 +24,7 @@ _QUIET = 900.0
 _FLAPS, _WITHIN, _STEADY = 6, 1800.0, 300.0
 """Changes within so many seconds that make a card flap, as the alert has it; seconds without a
 change after which it is steady."""
+_DEFAULT = Policy()
 
 
 class TrendKind(enum.Enum):
@@ -36,6 +39,8 @@ class TrendKind(enum.Enum):
     """Another card reports the same UUID."""
     LINK = "link"
     """Its PCIe link has fewer lanes than it can have."""
+    SLOW = "slow"
+    """It is limited or throttled, compared with its siblings or its own default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,10 @@ class Trends:
     found: Mapping[tuple[TrendKind, str], Trend] = field(default_factory=dict)
     changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """When each card failed, recovered, came or left of late."""
+    slow_since: Mapping[str, float] = field(default_factory=dict)
+    """The slow cards, and when each became so."""
+    alike: tuple[tuple[tuple[str, ...], str], ...] = ()
+    """Cards of one product that all have a limit, by ID, and the limit."""
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
         """Returns the trends of one kind, by card ID."""
@@ -70,9 +79,13 @@ def degraded(trends: Trends) -> Mapping[str, frozenset[TrendKind]]:
     return {id_: frozenset(kind for kind, of in trends.found if of == id_) for id_ in ids}
 
 
-def hot_above(max_temperature: float | None) -> float:
-    """°C above which a card is hot, with the config's health.maxTemperature."""
-    return HOT if max_temperature is None else min(HOT, max_temperature)
+def hot_above(card: CardState, max_temperature: float | None) -> float:
+    """°C above which a card is hot: where its driver slows it down, or else `HOT`.
+
+    `max_temperature` is the config's health.maxTemperature.
+    """
+    slowdown = card.reading.limits.slowdown if card.reading else None
+    return min(slowdown or HOT, max_temperature or slowdown or HOT)
 
 
 def is_above(card: CardState, limit: float) -> bool:
@@ -87,12 +100,12 @@ def step(
     after: Snapshot,
     changed: Iterable[CardState],
     now: float,
-    limit: float = HOT,
+    policy: Policy = _DEFAULT,
 ) -> Trends:
     """The trends at `now` once `after` has followed `before`, until when they were `known`.
 
     `changed` are the cards that failed, recovered, came or left; one that did so twice is there
-    twice. `limit` is in °C.
+    twice.
     """
     ends = {TrendKind.ERRORS: _QUIET, TrendKind.FLAPPING: _STEADY}
     found = {at: one for at, one in known.found.items() if now - one.last < ends.get(at[0], 0.0)}
@@ -106,6 +119,7 @@ def step(
     old = {card.id: card for card in before.cards}
     uuids = Counter(card.card.uuid for card in after.cards)
     for card in after.cards:
+        limit = hot_above(card, policy.max_temperature)
         if is_above(card, limit - _COOLED * ((TrendKind.HOT, card.id) in known.found)):
             lasts(TrendKind.HOT, card, f"above {limit:g} °C")
         if risen := _risen(old.get(card.id, card), card):
@@ -114,18 +128,31 @@ def step(
             lasts(TrendKind.LINK, card, "{} of {} lanes".format(*card.card.lanes))
         if card.card.uuid and uuids[card.card.uuid] > 1:
             lasts(TrendKind.TWINS, card, card.card.uuid)
+    slow = comparison.slow(after.cards) if policy.slow_after else {}
+    slow_since = {id_: known.slow_since.get(id_, now) for id_ in slow}
+    for card in after.cards:
+        if card.id in slow and now - slow_since[card.id] >= policy.slow_after:
+            lasts(TrendKind.SLOW, card, slow[card.id].text, slow_since[card.id])
+    alike = comparison.alike(after.cards) if policy.slow_after else ()
     changes = {**known.changes}
     for card in changed:
         times = (*(at for at in changes.get(card.id, ()) if now - at < _WITHIN), now)[-_FLAPS:]
         changes[card.id] = times
         if len(times) >= _FLAPS or (TrendKind.FLAPPING, card.id) in found:
             lasts(TrendKind.FLAPPING, card, "it fails and recovers, or comes and goes", times[0])
-    return Trends(found, changes)
+    same = tuple((tuple(card.id for card in cards), limit) for cards, limit in alike)
+    return Trends(found, changes, slow_since, same)
 
 
 def at_one_moment(snapshot: Snapshot, max_temperature: float | None = None) -> Trends:
-    """Returns trends that one Snapshot shows: heat, and a UUID of two cards."""
-    return step(Trends(), Snapshot(), snapshot, (), 0.0, hot_above(max_temperature))
+    """Returns trends that one Snapshot shows: heat, limits, and a UUID of two cards."""
+    found = step(Trends(), Snapshot(), snapshot, (), 0.0, Policy(max_temperature=max_temperature))
+    for id_, slow in comparison.slow(snapshot.cards).items():
+        if slow.limited:
+            card = next(card for card in snapshot.cards if card.id == id_)
+            trend = Trend(card=replace(card, reading=None), detail=slow.text, since=0.0, last=0.0)
+            found = replace(found, found={**found.found, (TrendKind.SLOW, id_): trend})
+    return found
 
 
 def _risen(before: CardState, after: CardState) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
-from npu_agent.core import health
+from npu_agent.core import comparison, health
 from npu_agent.core.hardware import Card, Cause, CoreReading, Health, Reading, SkippedDevice
 from npu_agent.core.health import Outcome, Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, UtilizationTracker
@@ -270,7 +270,9 @@ class CardWatch:
         often = settings.policy.max_temperature is not None
         held = settings.telemetry_interval if often else 0.0
         cores = self._utilization.measured(reading.cores, reading.at, held=held)
-        self.view = replace(self.view, reading=replace(reading, cores=cores))
+        throttled = comparison.begun(self.view.reading, reading)
+        reading = replace(reading, cores=cores, throttled=throttled)
+        self.view = replace(self.view, reading=reading)
         pause = settings.telemetry_interval - settings.health_interval / 2
         self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
         self._plan(reading.at, settings)

@@ -243,8 +243,8 @@ class Inventory:
     def _follow(self, before: Snapshot, after: Snapshot) -> None:
         """Updates the trends, and logs changes."""
         found, known = tuple(card_changes(before, after)), self.trends.value
-        limit = trends.hot_above(self._settings.value.policy.max_temperature)
-        now = trends.step(known, before, after, flaps(found), time.monotonic(), limit)
+        policy = self._settings.value.policy
+        now = trends.step(known, before, after, flaps(found), time.monotonic(), policy)
         self.trends.publish(now)
         _log_changes(before, after, tuple(news(found, now)))
         _log_trends(trend_changes(known, now))
@@ -314,6 +314,9 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
                 )
             case ChangeKind.RENUMBERED if was:
                 log.warning("card renumbered", card=name, id=id_, before=was.card.name)
+            case ChangeKind.ERROR_TEXT:
+                errors = change.card.reading and change.card.reading.error_text
+                log.warning("card reports other errors", card=name, id=id_, reason=errors)
             case _ if was:  # its health; of a new card that has been logged
                 report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
                 what, state = f"card {health.state.value}", was.health.state.value

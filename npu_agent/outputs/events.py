@@ -73,6 +73,7 @@ _CARD_EVENTS = {
     ChangeKind.ADDED: ("NPUAdded", "{card} was added: {title}", False),
     ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}{used}: {remedy}", True),
     ChangeKind.RECOVERED: ("NPURecovered", "{card} has recovered: {reason}", False),
+    ChangeKind.ERROR_TEXT: ("NPUHardwareError", "{card} reports other errors: {errors}", True),
 }
 """For each change of a card that is an Event: its reason, its message, and whether it warns."""
 
@@ -83,6 +84,7 @@ _TREND_EVENTS = {
     TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
     TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
     TrendKind.LINK: ("NPULinkNarrow", "NPULinkRestored"),
+    TrendKind.SLOW: ("NPUSlow", "NPUNotSlow"),
 }
 """For each thing that lasts: the reason of the Event of its beginning, and of its end."""
 
@@ -109,6 +111,7 @@ def card_events(
                 remedy=advice(state.health.cause).remedy,
                 used=_used(pods := _pods(state, usages)),
                 gone=GONE,
+                errors=state.reading and state.reading.error_text,
             )
             yield Event(reason=reason, message=message, warning=warning, pods=pods)
 

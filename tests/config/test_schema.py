@@ -29,6 +29,7 @@ health.interval           --health-interval            live     0.5
 health.failures           --health-failures            live     2
 health.recoveries         --health-recoveries          live     3
 health.maxTemperature     --health-max-temperature     live     None
+health.slowAfter          --health-slow-after          live     300.0
 health.evict              --health-evict               live     False
 health.expectedCards      --health-expected-cards      live     None
 health.condition.type     --health-condition-type      live     None

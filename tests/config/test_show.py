@@ -45,6 +45,7 @@ health:
   failures: 2                               # default
   recoveries: 3                             # default
   maxTemperature: 95                        # c.yaml:5
+  slowAfter: 300                            # default
   evict: false                              # default
   expectedCards: null                       # default
   condition:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from npu_agent.core.hardware import CardState, Reading, Sensor, SensorKind, Snapshot
-from npu_agent.core.trends import TrendKind, Trends, hot_above, step
+from npu_agent.core.hardware import CardState, Limits, Reading, Sensor, SensorKind, Snapshot
+from npu_agent.core.health import Policy
+from npu_agent.core.trends import TrendKind, Trends, at_one_moment, hot_above, step
 from tests.outputs.deviceplugin.helpers import state
 
 ONE, TWO = state(uuid="A", id_="A"), state(index=1, uuid="B", id_="B")
@@ -45,7 +46,49 @@ def test_a_card_is_hot_until_it_is_some_degrees_cooler() -> None:
     assert (trend.since, trend.detail) == (2.0, "above 90 °C")
     assert one.then(at(ONE, 85.0)) == []
     assert one.then(at(ONE, 89.0)) == []
-    assert (hot_above(None), hot_above(80.0), hot_above(105.0)) == (90.0, 80.0, 90.0)
+    assert [hot_above(ONE, limit) for limit in (None, 80.0, 105.0)] == [90.0, 80.0, 90.0]
+
+
+def test_a_card_is_hot_where_its_driver_slows_it_down() -> None:
+    reading = Reading(at=1.0, limits=Limits(slowdown=80.0))
+    card = replace(ONE, reading=reading)
+    assert [hot_above(card, limit) for limit in (None, 70.0, 85.0)] == [80.0, 70.0, 80.0]
+    assert (
+        hot_above(replace(ONE, reading=Reading(at=1.0, limits=Limits(slowdown=95.0))), None) == 95
+    )
+    one = History()
+    warm = at(ONE, 81.0)
+    assert warm.reading is not None
+    warm = replace(warm, reading=replace(warm.reading, limits=Limits(slowdown=80.0)))
+    assert one.then(warm) == [("hot", "A")]
+    assert one.trends.of(TrendKind.HOT)["A"].detail == "above 80 °C"
+
+
+def test_a_card_is_slow_once_it_has_been_so_for_long_enough() -> None:
+    one, reading = History(), Reading(at=1.0, throttle=("thermal_slowdown",))
+    slow, fast = replace(ONE, reading=reading), replace(ONE, reading=replace(reading, throttle=()))
+    assert one.then(slow) == []
+    assert one.then(slow, after=299.0) == []
+    assert one.then(slow) == [("slow", "A")]
+    (trend,) = one.trends.of(TrendKind.SLOW).values()
+    assert (trend.since, trend.detail) == (1.0, "driver: thermal slowdown")
+    assert one.then(fast) == []
+    assert one.then(slow, after=400.0) == [], "it begins anew"
+
+
+def test_cards_are_not_compared_where_that_is_off() -> None:
+    slow = replace(ONE, reading=Reading(at=1.0, throttle=("thermal_slowdown",)))
+    known = step(Trends(), Snapshot(), seen(slow), (), 0.0, Policy(slow_after=0))
+    assert step(known, seen(slow), seen(slow), (), 9_999.0, Policy(slow_after=0)).found == {}
+
+
+def test_one_moment_shows_a_limit_but_not_what_may_be_over_in_the_next() -> None:
+    limits = Limits(power=225.0, default_power=300.0)
+    limited = replace(ONE, reading=Reading(at=1.0, limits=limits, throttle=("app_power_cap",)))
+    throttled = replace(TWO, reading=Reading(at=1.0, throttle=("hw_power_cap",)))
+    [(at_, trend)] = at_one_moment(seen(limited, throttled)).found.items()
+    assert at_ == (TrendKind.SLOW, "A")
+    assert trend.detail == "power limit 225 W, default 300 W; driver: app power cap"
 
 
 def test_errors_rise_until_there_was_none_for_a_quarter_of_an_hour() -> None:

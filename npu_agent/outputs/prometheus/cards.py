@@ -151,6 +151,19 @@ def _errors(cards: Cards) -> Numbers:
             yield label_text(card.labels, label=name), count
 
 
+def _throttle(cards: Cards) -> Numbers:
+    for card in cards:
+        if reading := card.state.reading:
+            for reason, _ in reading.throttled:
+                yield label_text(card.labels, label=reason), reason in (reading.throttle or ())
+
+
+def _throttled(cards: Cards) -> Numbers:
+    for card in cards:
+        for reason, count in card.state.reading.throttled if card.state.reading else ():
+            yield label_text(card.labels, label=reason), count
+
+
 def _unique(names: Iterable[str]) -> Iterator[str]:
     """The names, of which the second ``temp`` becomes ``temp_2`` and the third ``temp_3``.
 
@@ -213,6 +226,10 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
     MetricSource.ALIVE: _of_card(lambda reading: reading.alive),
     MetricSource.UPTIME: _of_card(lambda reading: reading.uptime),
     MetricSource.ERRORS: _errors,
+    MetricSource.THROTTLE: _throttle,
+    MetricSource.THROTTLED: _throttled,
+    MetricSource.POWER_LIMIT: _of_card(lambda reading: reading.limits.power),
+    MetricSource.SLOWDOWN: _of_card(lambda reading: reading.limits.slowdown),
     MetricSource.UTILIZATION: _of_core(lambda core: core.utilization),
     MetricSource.FREQUENCY: _of_core(lambda core: core.frequency),
     MetricSource.DRAM_TOTAL: _of_core(lambda core: core.dram_total),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from npu_agent.core.advice import plain_reason
-from npu_agent.core.hardware import Card, CardState, CoreReading, Health, HealthState
+from npu_agent.core.comparison import plain
+from npu_agent.core.hardware import Card, CardState, CoreReading, Health, HealthState, Reading
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.problems import is_hot
 from npu_agent.core.state import AgentState, is_fenced
@@ -269,6 +270,23 @@ def pod(holder: Assignment) -> str:
     return m.text(holder.pod) + (container if holder.container else "")
 
 
+def _limits(reading: Reading | None) -> Iterator[tuple[str, str | None]]:
+    """What the driver says of limits and errors; nothing of a driver that does not."""
+    if reading is None:
+        return
+    limits = reading.limits
+    if limits.power is not None:
+        watts = f"{limits.power:g} W"
+        default = limits.default_power
+        yield "Power limit", say("{0}, default {1} W", watts, f"{default:g}") if default else watts
+    if reading.throttle is not None:
+        yield "Throttled", ", ".join(map(plain, reading.throttle)) or say("no")
+    if limits.slowdown is not None:
+        yield "Slows down at", f"{limits.slowdown:g} °C"
+    if reading.error_text is not None:
+        yield "Errors of the hardware", reading.error_text
+
+
 def _traits(card: CardState, anchor: str) -> str:
     """Renders the card's properties: the most important on one line, the rest behind a click."""
     what, reading = card.card, card.reading
@@ -288,6 +306,7 @@ def _traits(card: CardState, anchor: str) -> str:
         ("Serial", what.serial),
         ("Device ID", card.id),
         ("Running for", uptime),
+        *_limits(reading),
     )
     return (
         '<div class="traits">'

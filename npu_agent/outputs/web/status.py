@@ -163,6 +163,10 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
             "temperature": reading.temperature(),
             "power": reading.power(),
             "errors": dict(reading.errors),
+            "error_text": reading.error_text,
+            "throttle": reading.throttle and list(reading.throttle),
+            "throttled": dict(reading.throttled),
+            "limits": asdict(reading.limits),
             "sensors": [
                 {
                     "kind": sensor.kind.name.lower(),

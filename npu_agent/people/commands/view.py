@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npu_agent.core.advice import TRENDS, plain_reason
-from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
+from npu_agent.core.comparison import plain
+from npu_agent.core.hardware import CardState, CoreRange, HealthState, Limits, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trends import at_one_moment
@@ -73,6 +74,9 @@ def cards_as_json(
             "load": _load(state),
             "memory": _memory(state),
             "errors": dict(state.reading.errors) if state.reading else None,
+            "error_text": state.reading and state.reading.error_text,
+            "throttle": state.reading and state.reading.throttle,
+            "limits": _limits_as_json(state),
             "pods": None
             if assignments is None
             else [
@@ -186,7 +190,18 @@ def cards_table(
     columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
-        columns += ["Load", "Memory", "Errors", "UUID", "Serial", "Driver", "Firmware", "NUMA"]
+        columns += [
+            "Load",
+            "Memory",
+            "Limit",
+            "Throttled",
+            "Errors",
+            "UUID",
+            "Serial",
+            "Driver",
+            "Firmware",
+            "NUMA",
+        ]
     if width is not None:
         columns = fitting(columns, rows, width)
     table = _table(columns, right=("Temp.", "Power", "Cores"))
@@ -231,7 +246,9 @@ def _cells(
     if cordoned is not None:
         health += f"; cordoned: {cordoned}"
     load, memory = _load(state), _memory(state)
+    throttle = reading.throttle if reading else None
     errors = [f"{label} {count}" for label, count in (reading.errors if reading else ()) if count]
+    errors += [reading.error_text] if reading and reading.error_text else []
     return {
         "NPU": card.name,
         "Name": card.title,
@@ -247,6 +264,8 @@ def _cells(
         "Memory": "-"
         if memory is None
         else f"{memory['used'] / _GIB:.1f} of {memory['total'] / _GIB:.0f} GiB",
+        "Limit": _limit(reading.limits) if reading else "-",
+        "Throttled": "-" if throttle is None else ", ".join(map(plain, throttle)) or "no",
         "Errors": ", ".join(errors) or "-",
         "UUID": card.uuid or "-",
         "Serial": card.serial or "-",
@@ -254,6 +273,19 @@ def _cells(
         "Firmware": card.firmware_version or "-",
         "NUMA": "-" if card.numa_node is None else str(card.numa_node),
     }
+
+
+def _limits_as_json(state: CardState) -> dict[str, float] | None:
+    """W, MHz and °C; None where the driver has none."""
+    limits = asdict(state.reading.limits) if state.reading else {}
+    return {key: value for key, value in limits.items() if value is not None} or None
+
+
+def _limit(limits: Limits) -> str:
+    if limits.power is None:
+        return "-"
+    lowered = limits.default_power is not None and limits.power < limits.default_power
+    return f"{limits.power:g}{f' of {limits.default_power:g}' if lowered else ''} W"
 
 
 def allocations_as_json(
@@ -310,7 +342,7 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
-_FOLDS = ("Health", "Cut", "Pod", "Errors", "Why")
+_FOLDS = ("Health", "Cut", "Pod", "Throttled", "Errors", "Why")
 """Columns with texts, which may be folded."""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent.core.advice import UNREADABLE, advice, plain_reason
+from npu_agent.core.advice import TRENDS, UNREADABLE, advice, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.trends import TrendKind, at_one_moment
 from npu_agent.files import SIMULATION, content, is_device
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.pods import CGROUPS
@@ -31,6 +32,8 @@ async def lines(context: Context) -> Lines:
     yield "PCI", _pci(context)
     yield "cards", _cards(context)
     found = await context.probe(snapshot)
+    if found.cards:
+        yield "error counters", _errors(found.cards)
     # A running agent judges health better; a node that was never there is no fault of a card to it.
     unjudged = (await context.probe(reported)).report is None
     for state in found.cards:
@@ -148,12 +151,24 @@ async def _cards(context: Context) -> Check:
     return ok(f"{len(cards)}: {names}")
 
 
+def _errors(cards: Sequence[CardState]) -> Check:
+    silent = [card.card.name for card in cards if card.reading and not card.reading.errors]
+    if not silent:
+        return ok("every card has them")
+    what = f"this driver reports no error counters: {listed(silent, 4)}"
+    return unused(f"{what}; the alert NpuErrorsRising cannot fire for it")
+
+
 async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
     """A card that lacks device nodes, or that one read shows to be unhealthy."""
     if unjudged and state.health.state is HealthState.UNHEALTHY:
         found = advice(state.health.cause)
         return wrong(f"unhealthy: {plain_reason(state.health)}", found.remedy, found.command)
     bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
+    slow = at_one_moment(await context.probe(snapshot)).of(TrendKind.SLOW).get(state.id)
+    if unjudged and slow and not bad:
+        words = TRENDS[TrendKind.SLOW]
+        return note(f"{words.begins}: {slow.detail}", words.remedy)
     if not bad:
         return None
     return wrong(
@@ -166,6 +181,8 @@ async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
     """Never opened: opening a node takes the core. Without /dev that line says it."""
     for node in card.access.nodes() if (root / "dev").is_dir() else ():
+        if node in card.access.optional_nodes:
+            continue
         try:
             if not is_device(root / "dev" / node, root):
                 yield f"/dev/{node} is not a character device"

@@ -55,6 +55,8 @@ class Family:
     """Below /dev, with a trailing slash, or empty: where the nodes are."""
     shared_nodes: tuple[str, ...]
     """Nodes that every holder of a core needs."""
+    optional_nodes: tuple[str, ...] = ()
+    """Nodes that every holder of a core gets where the driver has them."""
     whole_nodes: tuple[str, ...]
     """Nodes that only the holder of the whole card gets."""
     core_ranges: tuple[CoreRange, ...]
@@ -74,6 +76,10 @@ class Family:
     """In a core's entry: the memory of its user; empty while the core is free."""
     memory: Callable[[bytes], tuple[int, int] | None] | None = None
     """That file's content -> ``(bytes that may be taken, bytes taken)``."""
+    limits: bool = False
+    """Whether newer drivers have files for limits, reasons to throttle, and errors as a text."""
+    secondary_file: str | None = None
+    """In the card's entry: ``1`` where it is a part of another card."""
     occupancy_file: str | None = None
     """In the card's entry: a line a core, ``1`` in use and ``0`` free."""
     unproven: tuple[Unproven, ...] = ()
@@ -115,6 +121,7 @@ def _access(family: Family, index: int) -> Access:
     return Access(
         shared_nodes=paths(family.shared_nodes),
         whole_nodes=paths(family.whole_nodes),
+        optional_nodes=paths(family.optional_nodes),
         core_nodes=tuple(zip(family.core_ranges, core_nodes, strict=True)),
         environment=tuple((name, form.replace("{n}", str(index))) for name, form in ENVIRONMENT),
         cdi_kind=CDI_KIND,

@@ -55,6 +55,25 @@ _STATES = (
 )
 """Without a unit: the same in every schema."""
 
+_LIMITS = (
+    _metric(
+        "throttle_reason",
+        MetricSource.THROTTLE,
+        "Whether the driver slows the card down now, by reason (label) that has begun since the "
+        "agent's start: 1 or 0.",
+    ),
+    _metric("power_limit_watts", MetricSource.POWER_LIMIT, "Watts that the card may take."),
+    _metric(
+        "slowdown_temperature_celsius",
+        MetricSource.SLOWDOWN,
+        "The temperature in °C at which the driver slows the card down.",
+    ),
+)
+"""Not in the vendor's generations: the same in every schema."""
+_THROTTLED = (
+    "How often each reason (label) to slow the card down has begun since the agent's start."
+)
+
 _BEFORE_SENSORS = (
     _ALIVE,
     _metric("uptime", MetricSource.UPTIME, "Seconds since the firmware of the card started."),
@@ -63,6 +82,8 @@ _BEFORE_SENSORS = (
 _ELECTRIC = (
     _sensors("hw_voltage", "mV (thousandths of 1 V)", SensorKind.VOLTAGE),
     _sensors("hw_current", "mA (thousandths of 1 A)", SensorKind.CURRENT),
+    _metric("throttling_events_count", MetricSource.THROTTLED, _THROTTLED),
+    *_LIMITS,
 )
 _AFTER_SENSORS = (
     _metric(
@@ -105,6 +126,8 @@ _BASE_UNITS = (
     _sensors("power_watts", "watts", SensorKind.POWER, 1_000_000),
     _sensors("voltage_volts", "volts", SensorKind.VOLTAGE, 1_000),
     _sensors("current_amperes", "amperes", SensorKind.CURRENT, 1_000),
+    _metric("throttling_events_total", MetricSource.THROTTLED, _THROTTLED, kind="counter"),
+    *_LIMITS,
     _metric(
         "core_utilization_ratio",
         MetricSource.UTILIZATION,

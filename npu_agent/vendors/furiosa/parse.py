@@ -29,6 +29,18 @@ _REGISTER = re.compile(
     rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
     re.MULTILINE,
 )
+_REASON = re.compile(r"\b0[xX]([0-9a-fA-F]{1,8})\b.*?\b([A-Z][A-Z0-9_]{2,63})\b")
+_REASONS = (
+    "idle",
+    "thermal_slowdown",
+    "app_power_cap",
+    "app_clock_cap",
+    "hw_clock_cap",
+    "hw_bus_limit",
+    "hw_power_cap",
+    "other_reason",
+)
+"""The bits of `throttle` as the vendor's header names them, the lowest first."""
 _METRIC = re.compile(
     rb"^(CycleCount|TaskCycleCount|dram_capacity|dram_usage)[ \t]*:[ \t]*"
     rb"(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$",
@@ -164,8 +176,49 @@ def metrics(raw: bytes) -> tuple[int, int] | None:
 
 
 def alloc_status(raw: bytes) -> tuple[int, int] | None:
-    """``(bytes that may be taken, bytes taken)`` of an RNGD's core in use."""
-    return _two(raw, b"dram_capacity", b"dram_usage")
+    """``(bytes that may be taken, bytes taken)`` of an RNGD's core in use.
+
+    A core in use may have all zeros for hours: a capacity of 0 does not count.
+    """
+    found = _two(raw, b"dram_capacity", b"dram_usage")
+    return found if found and found[0] else None
+
+
+def throttle(raw: bytes | None, names: bytes | None) -> tuple[str, ...] | None:
+    """The reasons in a mask of 32 bits (``0x00000004``); None: it is none.
+
+    Args:
+        raw: the mask.
+        names: lines with a bit and its name, in any form: ``0x00000004 THROTTLE_APP_POWER_CAP``.
+    """
+    said = text(raw)
+    if said is None or len(said) > 10 or not _HEX.fullmatch(said):
+        return None
+    mask = int(said, 16)
+    if mask == 0xFFFF_FFFF:  # what is read of a card that fell off the bus
+        return None
+    named = _names_of_bits(names) if mask else {}
+    return tuple(named.get(bit) or _reason(bit) for bit in range(32) if mask >> bit & 1)
+
+
+def _names_of_bits(raw: bytes | None) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
+        if match := _REASON.search(line[:_LONGEST_TEXT]):
+            bit, name = int(match[1], 16), match[2].lower()
+            if bit.bit_count() == 1:
+                found[bit.bit_length() - 1] = name.removeprefix("throttle_").removeprefix("reason_")
+    return found
+
+
+def _reason(bit: int) -> str:
+    return _REASONS[bit] if bit < len(_REASONS) else f"bit_{bit}"
+
+
+def within(raw: bytes | None, least: int, most: int) -> int | None:
+    """An integer that can be true; None otherwise."""
+    value = integer(raw)
+    return value if value is not None and least <= value <= most else None
 
 
 def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:

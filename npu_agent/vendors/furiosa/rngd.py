@@ -42,6 +42,8 @@ FAMILY = Family(
         *(f"npu{{n}}ch{channel}r" for channel in range(8)),
         "npu{n}dmar",
     ),
+    # For transfers between cards; what it is called is not public.
+    optional_nodes=("npu{n}p2pmem", "npu{n}_p2pmem"),
     whole_nodes=(),
     core_ranges=tuple(
         CoreRange(first, first + width - 1)
@@ -55,6 +57,8 @@ FAMILY = Family(
     frequencies=frequencies,
     memory_file="alloc_status",
     memory=parse.alloc_status,
+    limits=True,
+    secondary_file="is_rngd_max_secondary",
     occupancy_file="pe_occupancy",
     unproven=(
         Unproven(

@@ -12,10 +12,19 @@ import re
 import stat
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, Sensor, SensorKind
+from npu_agent.core.hardware import (
+    Card,
+    CoreRange,
+    CoreReading,
+    Limits,
+    Reading,
+    Sensor,
+    SensorKind,
+)
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile
 from npu_agent.files import SIMULATION
 from npu_agent.text import natural
@@ -104,6 +113,11 @@ class Furiosa:
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
             raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
+        if (
+            family.secondary_file
+            and parse.text(_optional(f"{directory}/{family.secondary_file}")) == "1"
+        ):
+            raise NotServedError(f"{family.secondary_file} says 1: it is a part of another card")
         address = parse.pci_address(_optional(f"{directory}/busname"))
         return family.card(
             entry.index,
@@ -148,6 +162,7 @@ class Furiosa:
             errors=parse.errors(_optional(f"{directory}/atr_error")),
             sensors=self._sensors(card.pci_bus_id) if card.pci_bus_id else (),
             cores=cores,
+            **(_limits(directory) if family.limits else {}),
         )
 
     def read_cores(
@@ -159,7 +174,7 @@ class Furiosa:
             files.core(core, frequencies[core] if frequencies else None)
             for core in range(family.core_count)
         )
-        return tuple(filter(None, found))
+        return _within(tuple(filter(None, found)), family.memory_gib << 30)
 
     def pci_addresses(self) -> frozenset[str]:
         found = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
@@ -228,6 +243,52 @@ class Furiosa:
                 if value is not None and (kind is not SensorKind.POWER or value in _POWER):
                     sensors.append(Sensor(kind, label, value))
         return tuple(sensors)
+
+
+def _limits(directory: str) -> dict[str, Any]:
+    """What holds a card up, as fields of `Reading`."""
+    raw = _optional(f"{directory}/throttle_reason")
+    reasons = parse.throttle(raw, None)
+    if reasons:
+        reasons = parse.throttle(raw, _optional(f"{directory}/throttle_reason_list"))
+
+    def number(file: str, per_unit: int, least: int, most: int) -> float | None:
+        value = parse.within(_optional(f"{directory}/{file}"), least * per_unit, most * per_unit)
+        return None if value is None else value / per_unit
+
+    clock = number("npu_freq_limit_hz", 1_000_000, 1, 100_000)
+    return {
+        "error_text": parse.text(_optional(f"{directory}/hw_error")),
+        "throttle": reasons,
+        "limits": Limits(
+            power=number("power_limit_mw", 1_000, 1, 10_000),
+            default_power=number("power_limit_default_mw", 1_000, 1, 10_000),
+            clock=None if clock is None else round(clock),
+            slowdown=number("npu_slowdown_temperature_mc", 1_000, 30, 150),
+        ),
+    }
+
+
+def _within(cores: tuple[CoreReading, ...], most: int) -> tuple[CoreReading, ...]:
+    """The cores, with no more memory together than `most` bytes: what the card has.
+
+    Where they would have more, each has the figures of the whole card.
+    """
+    totals = [core.dram_total for core in cores if core.dram_total is not None]
+    if sum(totals) <= most:
+        return cores
+    if max(totals) > most:
+        return tuple(replace(core, dram_total=None, dram_used=None) for core in cores)
+    return tuple(
+        replace(
+            core,
+            dram_total=core.dram_total // len(totals),
+            dram_used=(core.dram_used or 0) // len(totals),
+        )
+        if core.dram_total is not None
+        else core
+        for core in cores
+    )
 
 
 def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:

@@ -61,7 +61,8 @@ def state(
         node
         for node in FAMILIES[family].nodes(index)
         if not any(
-            node in (gone, f"{FAMILIES[family].dev_dir}npu{index}{gone}") for gone in missing
+            node in (gone, f"{FAMILIES[family].dev_dir}npu{index}{gone}")
+            for gone in (*missing, *FAMILIES[family].access(index).optional_nodes)
         )
     }
     id_ = id_ or f"{family.upper()}-{index}"

@@ -135,9 +135,10 @@ VENDOR_NAMES = {
     for name, kinds, suffix in (
         ("furiosa_npu_dram_total", "non-counter", "_total"),
         ("furiosa_npu_total_cycle_count", "non-histogram and non-summary", "_count"),
+        ("furiosa_npu_throttling_events_count", "non-histogram and non-summary", "_count"),
     )
 }
-"""What promtool finds fault with in the vendor's schemas: two of their names."""
+"""What promtool finds fault with in the vendor's schemas: three of their names."""
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

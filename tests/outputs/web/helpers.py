@@ -22,6 +22,7 @@ from npu_agent.core.hardware import (
     SkippedDevice,
     Snapshot,
 )
+from npu_agent.core.health import Policy
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
@@ -37,7 +38,7 @@ from npu_agent.core.state import (
     SlicesState,
 )
 from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
-from npu_agent.core.trends import Trend, TrendKind, Trends, hot_above, step
+from npu_agent.core.trends import Trend, TrendKind, Trends, step
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
@@ -170,8 +171,8 @@ class Scene:
         return unready(self.state())
 
     def trends(self) -> Trends:
-        limit = hot_above(self.max_temperature)
-        now = step(Trends(), Snapshot(), self.snapshot, (), time.monotonic(), limit)
+        policy = Policy(max_temperature=self.max_temperature)
+        now = step(Trends(), Snapshot(), self.snapshot, (), time.monotonic(), policy)
         return replace(now, found={**now.found, **self.lasting})
 
     def lasts(self, kind: TrendKind, card: CardState, ago: float, detail: str = "") -> Self:

@@ -132,7 +132,7 @@ BREAKS: dict[str, Break] = {
         {"/sys": State.WRONG, "cgroups": State.UNUSED, "other plugins": State.UNKNOWN},
         "is missing",
         "mount the host's /sys",
-        gone=("PCI", "cards"),
+        gone=("PCI", "cards", "error counters"),
     ),
     "no dev": Break(removed("dev"), {"/dev": State.WRONG}, "is missing", "mount the host's /dev"),
     "no driver": Break(
@@ -161,6 +161,7 @@ BREAKS: dict[str, Break] = {
         ],
         {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
+        gone=("error counters",),
     ),
     "a missing node": Break(
         fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
@@ -321,7 +322,8 @@ BREAKS: dict[str, Break] = {
 async def test_a_good_node(node: Node) -> None:
     lines = await examine.examine(node.context)
     assert {line.name: line.state for line in lines if line.state is not State.OK} == {
-        "DRA": State.UNUSED
+        "DRA": State.UNUSED,
+        "error counters": State.UNUSED,
     }
     assert len(lines) == len({line.name for line in lines})
     assert not [line for line in lines if line.remedy]

@@ -59,7 +59,7 @@ async def test_the_report_of_a_good_node(node: Node) -> None:
     # Without anything to fix it begins with the first subject.
     assert drawn(checks, 80).startswith("Running agent\nok ")
     assert drawn(checks, 80).endswith(
-        "16 ok\nNot shown: lines that do not apply here (1); --all shows them\n"
+        "16 ok\nNot shown: lines that do not apply here (2); --all shows them\n"
     )
 
 

@@ -124,7 +124,48 @@ def test_metrics_and_memory_come_back_as_written(one: int, two: int, form: str, 
     metrics = form.format("TaskCycleCount", two, "CycleCount", one) + end
     assert parse.metrics(metrics.encode()) == (one, two)
     memory = form.format("dram_capacity", one, "dram_usage", two) + end
-    assert parse.alloc_status(memory.encode()) == (one, two)
+    assert parse.alloc_status(memory.encode()) == ((one, two) if one else None)
+
+
+def test_a_capacity_of_0_is_no_figure_and_shared_memory_is_not_the_cards() -> None:
+    zeros = b"dram_capacity: 0x0\ndram_usage: 0x0\nshared_capacity: 0x0\nshared_usage: 0x0\n"
+    assert parse.alloc_status(zeros) is None
+    used = b"shared_capacity: 0x5\ndram_capacity: 0xbc0003000\nshared_usage: 0x1\ndram_usage: 0x0\n"
+    assert parse.alloc_status(used) == (0xBC0003000, 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "names", "reasons"),
+    [
+        (b"0x00000000\n", None, ()),
+        (b"0x00000004\n", None, ("app_power_cap",)),
+        (b"0x4", b"0x00000004: THROTTLE_APP_POWER_CAP\n", ("app_power_cap",)),
+        (b"0x00000102\n", None, ("thermal_slowdown", "bit_8")),
+        (
+            b"00000102\n",
+            b"[1] 0x2 = NEW_NAME (on)\n0x100 THROTTLE_REASON_BRAKE",
+            ("new_name", "brake"),
+        ),
+        (b"0x2\n", b"0x6: THROTTLE_TWO_BITS\nx\n\xff", ("thermal_slowdown",)),
+        (b"0xffffffff\n", None, None),
+        (b"", None, None),
+        (None, None, None),
+        (b"THROTTLE_IDLE\n", None, None),
+        (b"0x000000004\n", None, None),
+        (b"\xff\xfe" * 5, None, None),
+        (b"4" * (1 << 20), None, None),
+    ],
+)
+def test_the_mask_of_reasons_to_throttle(
+    raw: bytes | None, names: bytes | None, reasons: tuple[str, ...] | None
+) -> None:
+    assert parse.throttle(raw, names) == reasons
+
+
+def test_a_number_that_cannot_be_true_is_none() -> None:
+    texts = (b"300000\n", b"300000", b"999\n", b"-1\n", b"1e5\n", b"18446744073709551615\n", None)
+    found = [parse.within(text, 1_000, 10_000_000) for text in texts]
+    assert found == [300_000, 300_000, None, None, None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Slow cards: a card compared with its siblings and with its own default. Pure.
+
+Siblings are the node's other cards of one product. A card is slow for a limit of its own, or for a
+reason to throttle that the driver reports; never for its clock or load alone, which a governor
+changes. Start reading at `slow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from npu_agent.core.hardware import CardState, Limits, Reading
+
+IDLE = "idle"
+"""The reason to throttle that is not a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Why a card is slow."""
+
+    text: str
+    """``1700 MHz, its siblings 2000; power limit 225 W, default 300 W; driver: app power cap``."""
+    limited: bool
+    """Whether it is for a limit; a mere reason to throttle may be over in a moment."""
+
+
+def slow(cards: Sequence[CardState]) -> Mapping[str, Slow]:
+    """Returns the slow cards by ID."""
+    return {card.id: found for card in cards if (found := _slow(card, cards))}
+
+
+def alike(cards: Sequence[CardState]) -> Iterator[tuple[tuple[CardState, ...], str]]:
+    """Yields cards of one product that all have one power limit below their default."""
+    for product in dict.fromkeys(card.card.product for card in cards):
+        of = tuple(card for card in cards if card.card.product == product)
+        limits = _limits(of[0])
+        if len(of) > 1 and _is_lowered(limits) and _have_power_of(of[1:], limits):
+            yield of, f"power limit {limits.power:g} W, default {limits.default_power:g} W"
+
+
+def begun(before: Reading | None, after: Reading) -> tuple[tuple[str, int], ...]:
+    """How often each reason to throttle has begun, once `after` has followed `before`."""
+    counts = dict(before.throttled) if before else {}
+    active = before.throttle or () if before else ()
+    for reason in after.throttle or ():
+        counts[reason] = counts.get(reason, 0) + (reason not in active)
+    return tuple(counts.items())
+
+
+def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
+    if card.reading is None:
+        return None
+    siblings = [
+        other for other in cards if other.card.product == card.card.product and other is not card
+    ]
+    power, clock = _power(_limits(card), siblings), _clock_limit(_limits(card), siblings)
+    excused = {IDLE}
+    # What holds a card at a limit that is as it should be is full load.
+    if _limits(card).power is not None and power is None:
+        excused.add("app_power_cap")
+    if _limits(card).clock is not None and clock is None:
+        excused.add("app_clock_cap")
+    reasons = [reason for reason in card.reading.throttle or () if reason not in excused]
+    limits = [text for text in (power, clock) if text]
+    if not limits and not reasons:
+        return None
+    said = [f"driver: {', '.join(map(plain, reasons))}"] if reasons else []
+    clocks = _clocks(card.reading, siblings)
+    return Slow("; ".join((*clocks, *limits, *said)), limited=bool(limits))
+
+
+def plain(reason: str) -> str:
+    """``app_power_cap`` -> ``app power cap``."""
+    return reason.replace("_", " ")
+
+
+def _limits(card: CardState) -> Limits:
+    return card.reading.limits if card.reading else Limits()
+
+
+def _is_lowered(limits: Limits) -> bool:
+    return limits.power is not None and limits.power < (limits.default_power or 0.0)
+
+
+def _have_power_of(cards: Sequence[CardState], limits: Limits) -> bool:
+    wanted = (limits.power, limits.default_power)
+    return all((_limits(card).power, _limits(card).default_power) == wanted for card in cards)
+
+
+def _power(limits: Limits, siblings: Sequence[CardState]) -> str | None:
+    """``power limit 225 W, default 300 W``; None: as it should be, or lowered on all cards."""
+    if limits.power is None:
+        return None
+    if limits.default_power is not None:
+        if not _is_lowered(limits) or (siblings and _have_power_of(siblings, limits)):
+            return None
+        return f"power limit {limits.power:g} W, default {limits.default_power:g} W"
+    most = max((_limits(other).power or 0.0 for other in siblings), default=0.0)
+    return f"power limit {limits.power:g} W, its siblings {most:g}" if limits.power < most else None
+
+
+def _clock_limit(limits: Limits, siblings: Sequence[CardState]) -> str | None:
+    most = max((_limits(other).clock or 0 for other in siblings), default=0)
+    if limits.clock is None or limits.clock >= most:
+        return None
+    return f"clock limit {limits.clock} MHz, its siblings {most}"
+
+
+def _clocks(reading: Reading, siblings: Sequence[CardState]) -> Iterator[str]:
+    """Yields ``1700 MHz, its siblings 2000`` where they are faster."""
+    own = _clock(reading)
+    theirs = [clock for other in siblings if other.reading and (clock := _clock(other.reading))]
+    if own and theirs and own < min(theirs):
+        yield f"{own} MHz, its siblings {min(theirs)}"
+
+
+def _clock(reading: Reading) -> int | None:
+    return max((core.frequency for core in reading.cores if core.frequency), default=None)

@@ -1,0 +1,121 @@
+"""What the driver of RNGD says of limits, throttling, memory and types, and what it leaves out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.hardware import Limits, Reading
+from npu_agent.core.vendor import NotServedError
+from npu_agent.people import simulator
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.inventory.helpers import management, tree, write
+
+HEALTHY = Limits(power=300.0, default_power=300.0, clock=2147, slowdown=80.0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tree(tmp_path / "host", "rngd=1")
+
+
+def read(root: Path) -> Reading:
+    host = Furiosa(root)
+    [entry] = host.scan()
+    return host.read(entry, host.identify(entry))
+
+
+def test_the_slow_card_says_why(root: Path) -> None:
+    reading = read(root)
+    assert (reading.throttle, reading.limits, reading.error_text) == ((), HEALTHY, "0x00000000")
+    assert reading.errors == (), "since 2026 it has no counters"
+    simulator.apply_fault(root, "npu0", "slow")
+    reading = read(root)
+    assert reading.throttle == ("app_power_cap",)
+    assert reading.limits.power == 225.0
+    assert {core.frequency for core in reading.cores} == {1700}
+    assert Furiosa(root).probe(Furiosa(root).scan()[0]).alive, "it is as healthy as its siblings"
+
+
+def test_files_that_vanish_one_by_one_take_no_others_with_them(root: Path) -> None:
+    directory = management(root, 0, "rngd")
+    gone: dict[str, Callable[[Reading], bool]] = {
+        "throttle_reason_list": lambda it: it.throttle == (),
+        "throttle_reason": lambda it: it.throttle is None,
+        "hw_error": lambda it: it.error_text is None,
+        "npu_slowdown_temperature_mc": lambda it: it.limits.slowdown is None,
+        "npu_freq_limit_hz": lambda it: it.limits.clock is None,
+        "power_limit_default_mw": lambda it: it.limits.default_power is None,
+        "power_limit_mw": lambda it: it.limits == Limits(),
+    }
+    for name, is_gone in gone.items():
+        write(directory / name, None)
+        assert is_gone(read(root)), name
+    assert read(root).cores
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"7" * (1 << 20), b"-5\n", b"soon\n"])
+def test_garbage_is_left_out(root: Path, content: bytes) -> None:
+    for path in management(root, 0, "rngd").iterdir():
+        if path.name.startswith(("throttle", "power", "npu_freq", "npu_slow", "hw_")):
+            write(path, content)
+    reading = read(root)
+    assert (reading.throttle, reading.limits) == (None, Limits())
+    assert reading.error_text in (None, "-5", "soon")
+
+
+@pytest.mark.parametrize(
+    ("held", "total", "used"),
+    [
+        # One core has the whole card's figure, as one host showed it.
+        ({0: (0xBC0003000, 0x40000000)}, 0xBC0003000, 0x40000000),
+        # Each core has the whole card's figure.
+        (dict.fromkeys(range(8), (0xBC0003000, 0x40000000)), 0xBC0003000, 0x40000000),
+        # A core in use with all zeros has no figure; and one has more than any card.
+        ({0: (0, 0)}, 0, 0),
+        ({0: (1 << 60, 5)}, 0, 0),
+        ({0: (6 << 30, 0), 1: (6 << 30, 1 << 30)}, 12 << 30, 1 << 30),
+    ],
+)
+def test_cores_never_have_more_memory_than_the_card(
+    root: Path, held: dict[int, tuple[int, int]], total: int, used: int
+) -> None:
+    directory = management(root, 0, "rngd")
+    write(directory / "pe_occupancy", None)
+    for core, (capacity, usage) in held.items():
+        text = f"dram_capacity: {capacity:#x}\ndram_usage: {usage:#x}\nshared_capacity: 0x0\n"
+        write(directory.parent / f"rngd!npu0pe{core}/alloc_status", text)
+    cores = read(root).cores
+    assert sum(core.dram_total or 0 for core in cores) == pytest.approx(total, abs=8)
+    assert sum(core.dram_used or 0 for core in cores) == pytest.approx(used, abs=8)
+    assert {core.core for core in cores if core.utilization == 0.0}.isdisjoint(held), "not free"
+
+
+@pytest.mark.parametrize("name", ["npu0p2pmem", "npu0_p2pmem"])
+def test_the_node_for_transfers_between_cards_is_given_where_there_is_one(
+    root: Path, name: str
+) -> None:
+    host = Furiosa(root)
+    [entry] = host.scan()
+    assert not any("p2pmem" in node for node in host.identify(entry).nodes)
+    (root / "dev/rngd" / name).touch()
+    card = Furiosa(root).identify(entry)
+    assert f"rngd/{name}" in card.nodes
+    assert f"rngd/{name}" in card.access.nodes(card.all_cores)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("device_type", "RNGD_MAX\n", "'RNGD_MAX' is not known"),
+        ("device_type", "RNGD_S\n", "'RNGD_S' is not known"),
+        ("is_rngd_max_secondary", "1\n", "it is a part of another card"),
+    ],
+)
+def test_other_types_are_not_served(root: Path, file: str, content: str, words: str) -> None:
+    write(management(root, 0, "rngd") / file, content)
+    host = Furiosa(root)
+    with pytest.raises(NotServedError, match=words):
+        host.identify(host.scan()[0])
+    write(management(root, 0, "rngd") / file, "0\n" if "max" in file else "RNGD\n")
+    host.identify(host.scan()[0])
