@@ -236,3 +236,30 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
     ]
     assert rows[0]["health_reason"] == "?[2J/dev/npu0pe0 missing"
     assert await page.report(metrics, 10.0) is None, "no process listens there now"
+
+
+def test_the_slow_card_among_its_siblings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "host"
+    simulator.make(root, simulator.parse_cards("rngd=4"), plain_nodes=True)
+    simulator.apply_fault(root, "npu1", "slow")
+    assert main(["--host-root", str(root), "info", "-o", "wide", "--no-headers"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "RNGD" in line]
+    assert ["300 W" in row for row in rows] == [True] * 4
+    assert [row.count("healthy, but is slow: 1700 MHz, its siblings 2000;") for row in rows] == [
+        0,
+        1,
+        0,
+        0,
+    ]
+    assert "225 of 300 W" in rows[1]
+    assert main(["--host-root", str(root), "info", "-o", "json"]) == 0
+    cards = json.loads(capsys.readouterr().out)
+    assert [card["throttle"] for card in cards] == [[], ["app_power_cap"], [], []]
+    assert cards[1]["limits"] == {
+        "power": 225.0,
+        "default_power": 300.0,
+        "clock": 2147,
+        "slowdown": 80.0,
+    }
