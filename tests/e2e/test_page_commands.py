@@ -1,0 +1,65 @@
+"""The commands of the status page, typed as they stand by a person who has kubectl."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import Node
+
+CONFIG: dict[str, Any] = {"metrics": {"interval": 1}}
+
+
+@pytest.fixture(autouse=True)
+def kept(node: Node, repaired: None) -> Iterator[None]:  # noqa: ARG001
+    """What a test did to cards and config is undone."""
+    yield
+    node.kubectl("uncordon", node.name)
+    node.configure(CONFIG)
+
+
+def problem(node: Node, words: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def there() -> bool:
+        problems = json.loads(node.page("/status.json"))["problems"]
+        found[:] = [one for one in problems if words in one["text"]]
+        return bool(found)
+
+    node.wait_for(words, there)
+    return found[0]
+
+
+def typed(node: Node, command: str) -> str:
+    program, *words = shlex.split(command)
+    assert program == "kubectl"
+    return node.kubectl(*words, check=False)
+
+
+def test_a_refused_config_is_checked_in_the_agents_own_pod(node: Node) -> None:
+    node.configure("interval: soon\n")
+    command = problem(node, "the config file is refused")["command"]
+    assert "config.yaml:1" in typed(node, command)
+
+
+def test_a_dead_card_has_its_pods_deleted_last(node: Node) -> None:
+    node.run("worker", 1)
+    card = node.environment("worker", "NPU_DEVNAME")[:4]
+    node.fault("dead", card)
+    dead = problem(node, f"{card} is unhealthy")
+    assert dead["command"].startswith("dmesg")
+    assert "default/worker" in dead["text"]
+    typed(node, dead["last_command"])
+    assert not [
+        pod for pod in node.objects("pod", "default") if pod["metadata"]["name"] == "worker"
+    ]
+
+
+def test_all_cards_dead_cordon_the_node(node: Node) -> None:
+    node.fault("dead", "npu0", "npu1")
+    typed(node, problem(node, "are unhealthy")["command"])
+    assert node.get("node", node.name)["spec"]["unschedulable"]
