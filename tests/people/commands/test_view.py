@@ -65,8 +65,11 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
     seen = Snapshot((replace(CARD, reading=reading),))
     view.show(view.cards_table(seen, wide=True))
     head, row = rows(capsys)
-    assert "Load | Memory | Errors" in head
-    assert "healthy, but is hot: above 90 °C | 30% | 1.0 of 16 GiB | axi_post_error 3 | " in row
+    assert "Load | Memory | Limit | Throttled | Errors" in head
+    assert (
+        "healthy, but is hot: above 90 °C | 30% | 1.0 of 16 GiB | - | - | axi_post_error 3 | "
+        in row
+    )
     (found,) = view.cards_as_json(seen)
     assert found["health"] == "healthy", "the key is a contract"
     assert found["warnings"] == ["is hot: above 90 °C"]
