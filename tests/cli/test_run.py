@@ -14,6 +14,7 @@ from npu_agent.cli import run
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
 from npu_agent.people.simulator.cards import families
+from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import started
 from tests.until import wait_until
 
@@ -32,9 +33,13 @@ def sigterm() -> Iterator[None]:
 def test_its_cards_are_alive_break_and_are_null_in_containers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--simulate", "warboy=1,rngd=1", "--host-root", str(tmp_path))
-    directory = ("--plugin-dir", str(tmp_path / "plugins"))
-    with started("run", *words, *directory, *QUIET, by=("env", "NODE_NAME=node-1")) as agent:
+    words = ("--simulate", "warboy=1,rngd=1", "--host-root", str(tmp_path), *QUIET)
+    with (
+        short_directory() as plugins,
+        started(
+            *("run", *words, "--plugin-dir", str(plugins)), by=("env", "NODE_NAME=node-1")
+        ) as agent,
+    ):
         agent.said("starts")
         assert main(["cdi", "generate", "--stdout", "--host-root", str(tmp_path)]) == 0
         devices = json.loads(capsys.readouterr().out)["devices"]

@@ -223,9 +223,8 @@ def _config(data: bytes) -> None:
 
 def _accept(data: bytes) -> None:
     header = data.decode("utf-8", "surrogateescape")  # as aiohttp does it
-    answer = Pages({"/": lambda wanted: text_answer(f"{wanted.openmetrics}" * 300)}).answer(
-        "GET", "/", accept=header, encodings=header, languages=header
-    )
+    pages = Pages({"/metrics": lambda wanted: text_answer(f"{wanted.openmetrics}" * 300)})
+    answer = pages.answer("GET", "/metrics", accept=header, encodings=header, languages=header)
     assert ("Content-Encoding" in answer.headers) == ("gzip" in header)
     body = gzip.decompress(answer.body) if "gzip" in header else answer.body
     assert body.startswith(b"True") == ("application/openmetrics-text" in header)

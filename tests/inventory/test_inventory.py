@@ -93,7 +93,7 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
     ("fault", "reason", "failure", "cause"),
     [
         ("dead", "alive says 0", None, Cause.DEAD),
-        ("garbage", 'alive says neither 0 nor 1 but "ÿþ', "nonsense", Cause.NONSENSE),
+        ("garbage", "alive says neither 0 nor 1 but binary data", "nonsense", Cause.NONSENSE),
         ("unreadable", "/npu0_mgmt/alive: Is a directory", "refused", Cause.NONSENSE),
         ("no-node", "/dev/npu0pe0 missing", None, Cause.NODES),
     ],
