@@ -54,14 +54,6 @@ async def apply(api: Api, slice_: Slice) -> Slice:
     return _checked(request, await api.ask(request))
 
 
-async def dry_run(api: Api, slice_: Slice) -> dict[str, Any]:
-    """Returns what the API server would store for a new slice of this name; writes nothing."""
-    query = {"dryRun": "All"}
-    return await api.ask(
-        Request("create", "ResourceSlice", dict[str, Any], query=query, body=slice_)
-    )
-
-
 async def delete(api: Api, name: str) -> bool:
     """Deletes a slice; returns whether there was one."""
     # The API server answers with what it has deleted.

@@ -308,7 +308,7 @@ class Driver:
 
         False while the record lacks some and is still another agent's.
         """
-        while about := self._drivers_to_recover():
+        while about := self._cards_to_record():
             if not self._ours.value:
                 return False
             published = self._store.published.value
@@ -332,7 +332,7 @@ class Driver:
         self._unwritten.publish("")
         return True
 
-    def _drivers_to_recover(self) -> set[str]:
+    def _cards_to_record(self) -> set[str]:
         published = self._store.published.value
         self._recorded = {id_: one for id_, one in self._recorded.items() if id_ in published}
         self._store.record_published(self._dra.driver, self._to_offer())

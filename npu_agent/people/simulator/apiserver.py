@@ -102,7 +102,7 @@ class StandInApiServer:
         slices: those of `objects` that are ResourceSlices.
         groups: paths of the API groups that it serves.
         calls: in order: `VERB` or `VERB NAME`; the verb is that of RBAC, but `apply` for
-            server-side apply and `try` for a dry run; `list nodes` and `watch nodes` are of Nodes.
+            server-side apply; `list nodes` and `watch nodes` are of Nodes.
         watches: the query of each watch.
         readers: who may read Nodes, slices and claims: ``account``, and ``node`` by impersonation.
         dropped: fields of slices and their devices that are dropped, as by a feature gate.
@@ -269,7 +269,7 @@ class StandInApiServer:
             name = "status"
         if request.path == NODES:
             verb += " nodes"
-        plain = verb in ("list", "watch", "create", "try", "list nodes", "watch nodes")
+        plain = verb in ("list", "watch", "create", "list nodes", "watch nodes")
         self.calls.append(verb if plain else f"{verb} {name}")
         if reply := self.trouble or self.instead.get(verb) or self._refusal(verb, request):
             return await reply(request)
@@ -320,8 +320,6 @@ class StandInApiServer:
                 meta = {"resourceVersion": str(self.version.value)}
                 items = list(self.objects[path].values())
                 return 200, {"kind": f"{_KINDS[name]}List", "metadata": meta, "items": items}
-            case "try":
-                return 201, self._kept(body, {})
             case "create" if body["metadata"]["name"] in self.objects[path]:
                 return 409, _failure(409, f'"{body["metadata"]["name"]}" already exists')
             case "create":
@@ -438,7 +436,7 @@ def verb_of(method: str, path: str, query: Mapping[str, str], content_type: str)
     """Returns the verb of a request; see `StandInApiServer.calls`."""
     match method:
         case "POST":
-            return "try" if query.get("dryRun") == "All" else "create"
+            return "create"
         case "PATCH":
             return "apply" if content_type == "application/apply-patch+yaml" else "patch"
         case "GET" if "watch" in query:
