@@ -275,9 +275,10 @@ class SlicePublisher:
                 if error.status != 422 or not (fields := slices.newer(sent)):
                     raise
                 log.warning("the API server refuses newer fields", error=error)
-            else:
-                self._change(writes=self.state.value.writes + 1)
-                fields = slices.dropped(sent, reply)
+                self._note_dropped(fields)
+                return  # the rest has them too: it is planned again without
+            self._change(writes=self.state.value.writes + 1)
+            fields = slices.dropped(sent, reply)
             self._note_dropped(fields)
             if not COUNTERS.isdisjoint(fields):
                 return  # with the rest the pool would be complete, and its devices overlap

@@ -569,7 +569,10 @@ async def test_where_taints_are_dropped_a_hot_card_is_offered(tmp_path: Path) ->
         await world.quiet()
 
 
-async def test_an_api_server_that_does_not_know_the_effect_gets_none(tmp_path: Path) -> None:
+async def test_an_api_server_that_does_not_know_the_effect_gets_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
 
@@ -587,6 +590,7 @@ async def test_an_api_server_that_does_not_know_the_effect_gets_none(tmp_path: P
         assert state.dropped == ("devices.taints.effect None",)
         (taints,) = world.server.taints().values()
         assert [one["effect"] for one in taints] == ["NoSchedule"]
+        assert caplog.text.count("ResourceSlices written") == 2  # what was refused is not
 
 
 async def test_another_api_server_may_keep_taints(tmp_path: Path) -> None:
