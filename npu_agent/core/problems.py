@@ -291,19 +291,28 @@ def _held(state: AgentState) -> dict[tuple[str, str], tuple[str, ...]]:
     return held
 
 
+def _missed(state: AgentState) -> list[GoneCard]:
+    """Returns the cards that left and are still a problem by name; the others are notes."""
+    held = _held(state)
+    return [
+        gone
+        for gone in state.missing
+        if (TrendKind.FLAPPING, gone.state.id) in state.trends.found
+        or _key(gone.state) in held
+        or (state.monotonic - gone.since < _MISSED and state.cordon_of_gone(gone) is None)
+    ]
+
+
 def _gone(state: AgentState) -> Iterator[Note]:
     """Yields cards that left, those that Pods hold first, and Pods with missing devices."""
     held = _held(state)
     left: dict[bool, list[GoneCard]] = {True: [], False: []}
     pods: list[str] = []
-    for one in state.missing:
-        if (TrendKind.FLAPPING, one.state.id) in state.trends.found:
-            held.pop(_key(one.state), ())
-        elif holders := held.pop(_key(one.state), ()):
+    for one in _missed(state):
+        holders = held.pop(_key(one.state), ())
+        if (TrendKind.FLAPPING, one.state.id) not in state.trends.found:
             pods += holders
-            left[True].append(one)
-        elif state.monotonic - one.since < _MISSED and state.cordon_of_gone(one) is None:
-            left[False].append(one)
+            left[bool(holders)].append(one)
     for cards in filter(None, left.values()):
         yield _left(cards, tuple(dict.fromkeys(pods)) if cards is left[True] else ())
     if held:
@@ -387,8 +396,9 @@ def _before(state: AgentState) -> list[str]:
 
 def _fewer(state: AgentState) -> Iterator[Note]:
     """Yields that there are fewer cards than before the start, or than the config says."""
-    before, here = _before(state), len(state.snapshot.cards)
-    if before and state.monotonic - state.started_at < _MISSED:
+    here, started = len(state.snapshot.cards), state.monotonic - state.started_at
+    before = _before(state) if started < _MISSED else []
+    if before:
         yield Note(
             "hardware",
             f"{listed(before, _NAMED)} {'were' if len(before) > 1 else 'was'} here before the "
@@ -398,7 +408,7 @@ def _fewer(state: AgentState) -> Iterator[Note]:
             since=state.started_at,
             command="lspci",
         )
-    missing = len(before) + len(state.missing)
+    missing = len(before) + len(_missed(state))
     if state.snapshot.complete and here + missing < (state.expected_cards or 0):
         yield Note(
             "hardware",

@@ -554,8 +554,26 @@ def test_fewer_cards_than_the_config_expects_are_one_problem() -> None:
     expecting = Scene(cards=(card,), expected_cards=3)
     assert texts(expecting) == ["1 of 3 cards are here: health.expectedCards is 3"]
     assert texts(replace(expecting, expected_cards=1)) == []
-    gone = Timeline().left([left], [card], time.monotonic())
-    assert len(texts(replace(expecting, timeline=gone, expected_cards=2))) == 1, "it is named"
+    two = replace(expecting, expected_cards=2)
+    now = two.state().monotonic
+    two.timeline = Timeline().left([left], [card], now)
+    assert texts(two) == ["npu1 is gone: it was here while this agent ran"]
+    two.timeline = Timeline().left([left], [card], now - 7 * 3600)
+    assert texts(two) == ["1 of 2 cards are here: health.expectedCards is 2"], (
+        "its name is a note by now"
+    )
+    two.holdings = Holdings(assignments=(held(left, "yolo"),))
+    (text,) = texts(two)
+    assert text.startswith("npu1 is gone"), "a Pod holds it: it is still named"
+
+
+def test_the_expected_cards_are_missed_for_longer_than_those_before_the_restart() -> None:
+    here, lost = state(index=0, uuid="A", id_="A"), state(index=1, uuid="B", id_="B")
+    recorded = {"B": keys_of(lost.card)}
+    scene = Scene(cards=(here,), recorded=recorded, expected_cards=2)
+    assert texts(scene) == ["B was here before the restart of the agent, and is gone"]
+    scene.started -= 6 * 3600
+    assert texts(scene) == ["1 of 2 cards are here: health.expectedCards is 2"]
 
 
 @pytest.mark.parametrize("jump", [86_400.0, -86_400.0, 315e6, -315e6])
