@@ -546,7 +546,8 @@ class Machine(RuleBasedStateMachine):
             for card in self.cards
             if card.present and (card.family, card.index) == device.card.key
         ]
-        shared = device.card.access.shared_nodes
+        access = device.card.access
+        shared = {*access.shared_nodes, *access.optional_nodes}
         self.containers[name] = Container(
             Assignment("team", pod or f"pod-{self.count}", "main", *name),
             frozenset((physical.slot, core) for core in device.cores),
