@@ -8,6 +8,7 @@ agent is not a fault, and a card that comes and goes is one throughout.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from npu_agent.backoff import Backoff, spread
 from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
 from npu_agent.core.state import AgentState, ConditionState
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, node
+from npu_agent.kube import Api, ApiError, Kind, node
 from npu_agent.kube.objects import Condition
 from npu_agent.logs import Reporter, logger
 from npu_agent.ticks import set_within, stamp
@@ -207,13 +208,29 @@ class ConditionWriter:
 
     async def _find(self, name: str, wanted: str) -> _Live:
         """Reads the condition of this type, or removes the one that is not wanted any more."""
-        if not wanted:
-            if self._seen.type:  # it may be an earlier agent's
-                await node.apply_conditions(self._api, name)
-                log.info("the Node's condition is removed", node=name)
-                await self._note(type="")
-            return _Live("")
-        return _Live(wanted, await self._read(name, wanted), time.monotonic())
+        if wanted:
+            return _Live(wanted, await self._read(name, wanted), time.monotonic())
+        if type_ := self._seen.type:  # it may be an earlier agent's
+            if await self._read(name, type_):
+                await self._remove(name, type_)
+            await self._note(type="")
+        return _Live("")
+
+    async def _remove(self, name: str, type_: str) -> None:
+        try:
+            await node.apply_conditions(self._api, name)
+        except ApiError as error:
+            if error.kind is not Kind.FORBIDDEN:
+                raise
+            # The right is for the condition, and may have gone with it.
+            patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
+            raise ApiError(
+                f"{type_} cannot be removed: {error.what}",
+                f"remove it: `kubectl patch node {name} --subresource=status --type=strategic "
+                f"-p '{json.dumps(patch)}'`",
+                kind=error.kind,
+            ) from error
+        log.info("the Node's condition is removed", node=name)
 
     async def _read(self, name: str, type_: str) -> Condition | None:
         found = await node.read_whole(self._api, name, fresh=True)

@@ -22,7 +22,7 @@ from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DirectApi
 from tests.outputs.web.helpers import Scene, fenced
-from tests.until import until
+from tests.until import first, until
 
 TYPE = "furiosa.ai/NPUReady"
 QUICK = Timing(settle=0.0, passing=0.3, recovered=0.3, gap=0.0, longest_pause=0.02)
@@ -257,6 +257,28 @@ async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
     async with room.agent():
         await asyncio.sleep(0.1)
     assert len(room.api.server.calls) == calls
+
+
+async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_did_it(
+    room: Room,
+) -> None:
+    """The config and the component `node-condition` were removed together."""
+    async with room.agent():
+        await room.says("True", "NPUsReady")
+    room.wanted.publish(Wanted(None, None))
+    refusal = ApiError("403 Forbidden", "do this", kind=Kind.FORBIDDEN)
+    room.api.refused = lambda request: refusal if request.verb == "apply" else None
+    async with room.agent() as writer:
+        state = await first(writer.state, lambda state: state is not None)
+        assert state
+        assert state.error == (
+            f"{TYPE} cannot be removed: 403 Forbidden: remove it: `kubectl patch node n1 "
+            "--subresource=status --type=strategic -p '"
+            '{"status": {"conditions": [{"type": "furiosa.ai/NPUReady", "$patch": "delete"}]}}\'`'
+        )
+        room.node["status"]["conditions"] = [KUBELETS]
+        await until(lambda: writer.state.value is None)
+    assert json.loads((room.directory / condition.SEEN).read_text())["type"] == ""
 
 
 async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:
