@@ -58,6 +58,7 @@ _NO_RIGHT = (
     "{source} has no right to {verb} {resource}: `npu-agent doctor` shows the command that "
     "restores it"
 )
+NOT_RBAC = "that is not RBAC's refusal: see the admission policy or webhook it names"
 _NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
 _NO_RELATION = "no relationship found between node"
 """In the Node authorizer's refusals (k8s.io/kubernetes, plugin/pkg/auth/authorizer/node)."""
@@ -179,7 +180,7 @@ def answered(
     if kind is Kind.FORBIDDEN and _NO_RELATION in said:
         kind, remedy = Kind.UNRELATED, _UNRELATED
     elif kind is Kind.FORBIDDEN and said and "cannot" not in said:
-        remedy = "that is not RBAC's refusal: see the admission policy or webhook it names"
+        remedy = NOT_RBAC
     source = credentials.source if credentials else "this account"
     verb = "patch" if request.verb == "apply" else request.verb
     remedy = remedy.format(source=source, verb=verb, resource=request.resource)

@@ -15,6 +15,7 @@ from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, Kind, node
 from npu_agent.kube.credentials import in_pod
+from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.outputs.web.report import Card
 from npu_agent.people.cluster.agents import Agent
 from npu_agent.people.cluster.fetch import Scope, fetch
@@ -24,11 +25,11 @@ from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line, shown
 from npu_agent.vendors import DRIVERS
 
-_REMEDIES = {
-    Kind.FORBIDDEN: "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
-    "then `kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`",
-}
-"""For a person, where the client's own remedies are for the agent."""
+_RIGHTS = (
+    "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
+    "then `kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`"
+)
+"""For a person, where the client's own remedy is for the agent."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -47,12 +48,12 @@ def node_of(args: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
-    """The API server: in the agent's Pod as its account, elsewhere through a person's kubectl.
+    """The API server: for the Node of this Pod as its account, else through a person's kubectl.
 
     What it refuses is a CommandError with the remedy for a person.
     """
     try:
-        if args.kubectl is None and in_pod():
+        if not args.node and in_pod():
             api = Api()
             try:
                 yield api
@@ -63,8 +64,8 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
                 print(f"{program()}: {place}", file=sys.stderr)
                 yield api
     except ApiError as error:
-        remedy = _REMEDIES.get(error.kind)
-        raise CommandError(f"{error.what}: {remedy}" if remedy else str(error)) from error
+        lacks = error.kind is Kind.FORBIDDEN and error.remedy != NOT_RBAC
+        raise CommandError(f"{error.what}: {_RIGHTS}" if lacks else str(error)) from error
 
 
 def card_of(npu: str, cards: Iterable[Card]) -> Card:

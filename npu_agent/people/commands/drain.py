@@ -53,9 +53,12 @@ async def _drain(args: argparse.Namespace) -> None:
         report = await agent.report()
         card = card_of(args.npu, report.cards)
         if args.dry_run:
-            held = (await _held(api, name, card, report)).pods
-            for key in [pod.key for pod in held] or ["no Pod"]:
-                print(f"would evict {key}")
+            held = await _held(api, name, card, report)
+            lines = [
+                f"{pod.key} stays: it is {pod.stays}" if pod.stays else f"would evict {pod.key}"
+                for pod in held.pods
+            ]
+            print("\n".join([*lines, *held.unclear] or ["would evict no Pod"]))
             return
         await set_cordon(api, name, card, args.npu, args.reason, await known_ids(api, name))
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
@@ -79,9 +82,14 @@ async def _held(
     held = _Held()
     there = {pod.key: pod for pod in cluster.pods}
     rows = view.holdings(cluster, _WORDS, Pages({node: report}))
+    named = {(one.namespace, one.pod, f"claim/{one.claim}") for one in card.holders}
     for key, pod in there.items():
         of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == key]
-        if any(_is(card, row) for row in of_pod):
+        # Of a device that has left the slices the objects say no more than that the Pod has it.
+        if any(
+            _is(card, row) or (row.cores is None and (row.namespace, row.pod, row.of) in named)
+            for row in of_pod
+        ):
             held.pods.append(pod)
         elif any(row.cores is None and (not card.uuid or "?" in str(row.card)) for row in of_pod):
             held.unclear.append(f"{key} has NPUs, and no agent says which")
@@ -113,7 +121,9 @@ async def _empty(api: Api, agent: Agent, card_id: str, args: argparse.Namespace)
     evictions = _Evictions(api, args.grace_period)
     while True:
         report = await agent.report()
-        card = card_of(card_id, report.cards)
+        card = next((card for card in report.cards if card.id == card_id), None)
+        if card is None:
+            raise CommandError(f"{args.npu} has left Node {agent.node}, and is still cordoned")
         held = await _held(api, agent.node, card, report, evictions.granted.values())
         waits = [*held.unclear]
         if card.cordoned is None:
@@ -131,7 +141,7 @@ async def _empty(api: Api, agent: Agent, card_id: str, args: argparse.Namespace)
         if time.monotonic() > until:
             left = "; ".join(waits)
             raise CommandError(f"not free within {args.timeout:g} s, and still cordoned: {left}")
-        await asyncio.sleep(max(_EVERY, evictions.wait))
+        await asyncio.sleep(min(max(_EVERY, evictions.wait), until - time.monotonic()))
 
 
 class _Evictions:

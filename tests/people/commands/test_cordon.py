@@ -14,7 +14,7 @@ from aiohttp import web
 
 from npu_agent.cli import CommandError, catalogue
 from npu_agent.core.cordon import ANNOTATION
-from npu_agent.people.commands import drain
+from npu_agent.people.commands import cordon, drain
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, served, status
@@ -131,6 +131,20 @@ class Cluster:
             "held_by": "a Pod" if holders else None,
         }
 
+    def has_a_claim(self) -> None:
+        """Pod team/dra has the device npu1 by the claim `mine`."""
+        result = {"request": "r", "driver": "npu.furiosa.ai", "pool": NODE, "device": "npu1"}
+        users = [{"resource": "pods", "name": "dra", "uid": "u-dra"}]
+        allocation = {"devices": {"results": [result]}}
+        self.claims = [
+            {
+                "metadata": {"name": "mine", "namespace": "team"},
+                "status": {"allocation": allocation, "reservedFor": users},
+            }
+        ]
+        wanted = [{"name": "c", "resourceClaimName": "mine"}]
+        self.more = [pod("dra", NODE, resourceClaims=wanted)]
+
     async def run(self, *words: str) -> None:
         args = catalogue.parse([*words, "--node", NODE])
         async with asyncio.timeout(20):
@@ -225,9 +239,24 @@ async def test_missing_rights_and_agents_are_said(cluster: Cluster) -> None:
     cluster.server.instead["patch"] = status(403, "nodes is forbidden: cannot patch")
     with pytest.raises(CommandError, match=r"k8s/examples/npu-service.yaml"):
         await cluster.run("cordon", "npu1")
+    cluster.server.instead["patch"] = status(403, 'admission webhook "freeze" denied the request')
+    with pytest.raises(
+        CommandError, match=r"not RBAC's refusal: see the admission policy"
+    ) as caught:
+        await cluster.run("cordon", "npu1")
+    assert "npu-service.yaml" not in str(caught.value)
     cluster.agent = None
     with pytest.raises(CommandError, match="no agent runs on Node n1: `kubectl get pods"):
         await cluster.run("drain", "npu1")
+
+
+async def test_a_named_node_is_that_of_the_context_also_in_a_pod(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cordon, "in_pod", lambda: True)
+    await cluster.run("cordon", "npu1")
+    assert cluster.annotation
+    assert "context here (https://10.96.0.1)" in capsys.readouterr().err
 
 
 async def test_without_kubectl_the_remedy_is_a_persons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +313,21 @@ async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pau
     assert "Too many requests" in said
 
 
+async def test_a_pause_that_the_server_asks_for_ends_with_the_timeout(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(drain, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    cluster.held = {"a": "npu1"}
+    cluster.refusals = [refusal("Too many requests", **{"Retry-After": "300"})]
+    await cluster.run("drain", "npu1", "--timeout", "60")
+    assert 1.0 < pauses[0] <= 60.0
+
+
 async def test_pods_that_no_object_shows_to_hold_an_npu_of_the_node_are_not_evicted(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,18 +353,8 @@ async def test_an_evicted_pod_that_the_page_still_names_is_ending(
 
 
 async def test_a_card_that_a_claim_or_an_unknown_pod_has_is_not_free(cluster: Cluster) -> None:
-    result = {"request": "r", "driver": "npu.furiosa.ai", "pool": NODE, "device": "npu1"}
-    users = [{"resource": "pods", "name": "dra", "uid": "u-dra"}]
-    allocation = {"devices": {"results": [result]}}
-    cluster.claims = [
-        {
-            "metadata": {"name": "mine", "namespace": "team"},
-            "status": {"allocation": allocation, "reservedFor": users},
-        }
-    ]
+    cluster.has_a_claim()
     cluster.slices = [slice_()]
-    wanted = [{"name": "c", "resourceClaimName": "mine"}]
-    cluster.more = [pod("dra", NODE, resourceClaims=wanted)]
     cluster.owners = [{"kind": "DaemonSet"}]
     cluster.more[0]["metadata"]["ownerReferences"] = cluster.owners
     with pytest.raises(CommandError, match="team/dra is a Pod of a DaemonSet"):
@@ -328,6 +362,34 @@ async def test_a_card_that_a_claim_or_an_unknown_pod_has_is_not_free(cluster: Cl
     cluster.more = [pod("unknown", NODE, containers=asks(NPU, 1))]
     with pytest.raises(CommandError, match="team/unknown has NPUs, and no agent says which"):
         await cluster.run("drain", "npu0", "--timeout", "0.1")
+
+
+async def test_a_claim_whose_device_has_left_the_slices_holds_the_card_that_the_page_names(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.has_a_claim()
+    holder = {"namespace": "team", "pod": "dra", "claim": "mine"}
+    cluster.page = {"cards": [cluster.card("npu0"), cluster.card("npu1") | {"holders": [holder]}]}
+    await cluster.run("drain", "npu1", "--dry-run")
+    assert capsys.readouterr().out == "would evict team/dra\n"
+    cluster.claims[0]["status"]["reservedFor"][0]["uid"] = "of another Pod"
+    await cluster.run("drain", "npu1", "--dry-run")
+    assert "the agent names team/dra, which no object shows" in capsys.readouterr().out
+
+
+async def test_a_card_that_leaves_ends_the_drain_as_a_failure(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sleep(_: float) -> None:
+        cluster.page = {"cards": [cluster.card("npu0")]}
+
+    monkeypatch.setattr(drain, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    cluster.held = {"a": "npu1"}
+    with pytest.raises(
+        CommandError, match="npu1 has left Node n1, and is still cordoned"
+    ) as caught:
+        await cluster.run("drain", "npu1")
+    assert caught.value.code == 1
 
 
 async def test_agents_of_two_daemon_sets_are_both_named(cluster: Cluster) -> None:
@@ -363,8 +425,17 @@ async def test_a_drain_looks_for_the_agent_once_and_again_when_it_is_gone(
     assert cluster.listings == listings
 
 
-async def test_pods_of_a_daemonset_are_named(cluster: Cluster) -> None:
+async def test_pods_of_a_daemonset_are_named(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.held, cluster.owners = {"a": "npu1"}, [{"kind": "DaemonSet"}]
+    cluster.elsewhere = {"gone"}
+    cluster.held["gone"] = "npu1"
+    await cluster.run("drain", "npu1", "--dry-run")
+    assert capsys.readouterr().out.splitlines() == [
+        "team/a stays: it is a Pod of a DaemonSet",
+        "the agent names team/gone, which no object shows as a Pod of Node n1 with NPUs",
+    ]
     with pytest.raises(CommandError, match="team/a is a Pod of a DaemonSet"):
         await cluster.run("drain", "npu1")
     assert not cluster.evictions
