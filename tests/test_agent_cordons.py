@@ -41,12 +41,14 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
     room.node.cards("warboy=2")
     async with room.node.agent(node_name=NODE, **{**ALONE, "events": True}) as agent:
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
-        cordon(room, npu1="swap fan")
+        cordon(room, NPU1="swap fan")
         await room.node.told(lambda plugin: plugin.healthy() == (UUIDS[0],))
         state = agent.state()
         assert state.cordons == {UUIDS[1]: "swap fan"}
         assert not of_the_node(agent)
-        assert [one.text for one in notes(state)] == ["npu1 is cordoned: swap fan"]
+        (note,) = notes(state)
+        assert note.text == "npu1 is cordoned: swap fan"
+        assert note.command.endswith(" NPU1"), "as the annotation has it"
         assert [card["cordoned"] for card in as_json(state)["cards"]] == [None, "swap fan"]
         assert [card.health.state.value for card in state.snapshot.cards] == ["healthy"] * 2
         assert state.timeline.entries(state.monotonic)[0].text == "npu1 was cordoned: swap fan"

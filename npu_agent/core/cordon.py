@@ -30,6 +30,8 @@ class Cordons:
 
     cards: Mapping[str, str] = field(default_factory=dict)
     """By card ID, the reason."""
+    called: Mapping[str, str] = field(default_factory=dict)
+    """By card ID, the name in the annotation: its number may be another by now."""
     wrong: tuple[Trouble, ...] = ()
     """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -87,16 +89,17 @@ def cordons(
         unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
         first: the `first_ids` of the names; it is those cards that are cordoned.
     """
-    called: dict[str, list[str]] = {}
+    ids_by_name: dict[str, list[str]] = {}
     for state in snapshot.cards:
         for name in names(state):
-            called.setdefault(name, []).append(state.id)
+            ids_by_name.setdefault(name, []).append(state.id)
     present = {state.id: state.card.name for state in snapshot.cards}
     cards: dict[str, str] = {}
+    called: dict[str, str] = {}
     lost: dict[str, str] = {}
     wrong = [_unreadable(unreadable)] if unreadable else []
     for name, reason in named.items():
-        ids, id_ = called.get(name.lower(), []), first.get(name.lower())
+        ids, id_ = ids_by_name.get(name.lower(), []), first.get(name.lower())
         if id_ is not None and ids and id_ not in ids:
             wrong.append(_renumbered(name, id_, ids, present))
         elif id_ is None and len(ids) > 1:
@@ -104,8 +107,15 @@ def cordons(
         elif not ids and id_ not in present and snapshot.complete:
             lost[name] = reason
         if (meant := id_ or (ids[0] if len(ids) == 1 else None)) in present:
-            cards[meant] = reason
-    return Cordons(cards=cards, wrong=tuple(wrong), lost=lost, present=present, first_ids=first)
+            cards[meant], called[meant] = reason, name
+    return Cordons(
+        cards=cards,
+        called=called,
+        wrong=tuple(wrong),
+        lost=lost,
+        present=present,
+        first_ids=first,
+    )
 
 
 def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, str | None]]:
@@ -135,7 +145,7 @@ def _unreadable(why: str) -> Trouble:
 def _ambiguous(name: str, ids: list[str]) -> Trouble:
     return Trouble(
         what=f"{name} is cordoned, but {len(ids)} cards have this name: none of them is",
-        remedy=f"`npu-agent uncordon {name}`, and cordon one of {', '.join(ids)}",
+        remedy=f"`kubectl npu uncordon NODE {name}`, and cordon one of {', '.join(ids)}",
     )
 
 
@@ -144,7 +154,7 @@ def _renumbered(name: str, id_: str, ids: list[str], present: Mapping[str, str])
     return Trouble(
         what=f"{name} was another card when it was cordoned: the cordon is of {here}, and not of "
         f"{', '.join(ids)}",
-        remedy=f"`npu-agent cordon {id_}`, then `npu-agent uncordon {name}`",
+        remedy=f"`kubectl npu cordon NODE {id_}`, then `kubectl npu uncordon NODE {name}`",
     )
 
 
@@ -155,5 +165,5 @@ def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
     here = ", ".join(state.card.name for state in snapshot.cards) or "none"
     return Trouble(
         what=f"{first}{more} is cordoned, but this node has no such card; it has {here}",
-        remedy=f"if it will not come back: `npu-agent uncordon {shlex.quote(first)}`",
+        remedy=f"if it will not come back: `kubectl npu uncordon NODE {shlex.quote(first)}`",
     )

@@ -720,7 +720,9 @@ def _notes(state: AgentState) -> Iterator[Note]:
             text = f"{name} has counted errors, none recently: {counted}"
             yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
-            remedy, command = "this brings it back", f"npu-agent uncordon {name}"
+            called = state.cordons_called.get(card.id, name)
+            remedy = "this brings it back"
+            command = shlex.join(("npu-agent", "uncordon", called))
             text = f"{name} is cordoned: {reason}"
             if is_fenced(card) and _rests(card, state):
                 text += f"; it is unhealthy: {plain_reason(card.health)}"

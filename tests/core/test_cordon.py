@@ -31,7 +31,7 @@ def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
     assert found.lost == {"npu9": "no reason given", "npu8": "no reason given"}
     assert str(unknown([*found.lost], HOST)) == (
         "npu9 and 1 more is cordoned, but this node has no such card; it has npu0, npu3, npu4: "
-        "if it will not come back: `npu-agent uncordon npu9`"
+        "if it will not come back: `kubectl npu uncordon NODE npu9`"
     )
     # Before all cards are known nothing is missing.
     assert not cordons({"npu9": ""}, replace(HOST, complete=False)).lost
@@ -58,8 +58,10 @@ def test_a_cordon_stays_with_the_card_that_its_name_meant_first() -> None:
     (wrong,) = found.wrong
     assert str(wrong) == (
         f"npu3 was another card when it was cordoned: the cordon is of {THREE.id}, which is npu0 "
-        f"now, and not of {FOUR.id}: `npu-agent cordon {THREE.id}`, then `npu-agent uncordon npu3`"
+        f"now, and not of {FOUR.id}: `kubectl npu cordon NODE {THREE.id}`, then "
+        "`kubectl npu uncordon NODE npu3`"
     )
+    assert found.called == {THREE.id: "npu3"}
     assert not found.lost
 
 
@@ -86,7 +88,9 @@ def test_a_name_of_two_cards_is_none_of_them() -> None:
     host = replace(HOST, cards=(*HOST.cards, twin))
     found = cordons({"npu3": "x"}, host)
     assert not found.cards
-    assert f"cordon one of {THREE.id}, {twin.id}" in found.wrong[0].remedy
+    assert found.wrong[0].remedy == (
+        f"`kubectl npu uncordon NODE npu3`, and cordon one of {THREE.id}, {twin.id}"
+    )
 
 
 @pytest.mark.parametrize(

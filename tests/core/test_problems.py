@@ -204,6 +204,15 @@ def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
     ]
 
 
+def test_a_cordon_is_ended_by_its_name_in_the_annotation() -> None:
+    scene = Scene(cards=(state(index=1),))
+    id_ = scene.cards[0].id
+    state_ = replace(scene.state(), cordons={id_: "fan"}, cordons_called={id_: "npu0"})
+    (note,) = [note for note in notes(state_) if "cordoned" in note.text]
+    assert note.text == "npu1 is cordoned: fan"
+    assert note.command == "kubectl npu uncordon node-7 npu0"
+
+
 def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
     def found(slices: SlicesState) -> list[str]:
         state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
