@@ -239,7 +239,7 @@ def _environment() -> Any:
         from cel_expr_python import cel
         from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings
     except ImportError:
-        install = "`pip install cel-expr-python`"
+        install = "`pipx install '.[kubectl]'` in a clone of npu-agent"
         raise CannotJudgeError(f"CEL is not installed: {install}") from None
     any_, of = cel.Type.DYN, cel.Type
     functions: tuple[tuple[str, Any, tuple[Any, ...], bool, Callable[..., Any]], ...] = (

@@ -6,6 +6,7 @@ Node fits.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _NAMED = 3
 """Nodes, Pods or names that a fact lists; more are counted."""
 _LONGEST = 160
 """Characters of a selector that are shown."""
+_SECONDS = 2.0
+"""After which no selector of an answer is judged any more: they are other people's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,11 @@ def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
     asks = [f"{n} {name}" for name, n in resources.items()]
     asks += [f"claim {claim.name}" for claim in pod.spec.resource_claims]
     yield Fact("requests", ", ".join(asks) or "no NPU and no other device")
-    offered = view.devices(cluster)
+    published = _Published(cluster)
     for name in resources:
-        yield from _resource(name, cluster, offered)
+        yield from _resource(name, cluster, published)
     for wanted in pod.spec.resource_claims:
-        yield from _claim(pod, wanted.name, own, cluster, offered)
+        yield from _claim(pod, wanted.name, own, cluster, published)
     for rule in cluster.taint_rules if pod.spec.resource_claims else ():
         if (by := rule.spec.device_selector) is not None:
             fields = {"device": by.device, "pool": by.pool, "driver": by.driver}
@@ -97,7 +100,7 @@ def _extended(resource: str) -> bool:
     return resource.startswith(_IMPLICIT) or bool(slash and not own)
 
 
-def _resource(name: str, cluster: Cluster, offered: Sequence[view.Offered]) -> Iterator[Fact]:
+def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fact]:
     """Yields the Nodes that offer an extended resource, and the DeviceClasses that serve it."""
     implicit = name.removeprefix(_IMPLICIT)
     classes = [
@@ -107,7 +110,7 @@ def _resource(name: str, cluster: Cluster, offered: Sequence[view.Offered]) -> I
     ]
     for class_ in classes:
         of = f"DeviceClass {class_.name}"
-        devices = _selected([(of, one) for one in _selectors(class_)], offered)
+        devices = published.selected([(of, one) for one in _selectors(class_)])
         yield Fact(name, f"{of} serves it by DRA: {devices}")
     if "Node" in cluster.refused:
         return
@@ -148,7 +151,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 
 
 def _claim(
-    pod: Pod, called: str, own: Cluster, cluster: Cluster, offered: Sequence[view.Offered]
+    pod: Pod, called: str, own: Cluster, cluster: Cluster, published: _Published
 ) -> Iterator[Fact]:
     wanted = next(one for one in pod.spec.resource_claims if one.name == called)
     made = {one.name: one.resource_claim_name for one in pod.status.resource_claim_statuses}
@@ -173,7 +176,7 @@ def _claim(
     yield from _claim_state(subject, claim, pod)
     if not claim.status.allocation:
         for request in claim.spec.devices.requests:
-            yield from _request(subject, request, cluster, offered)
+            yield from _request(subject, request, cluster, published)
 
 
 def _claim_state(subject: str, claim: ResourceClaim, pod: Pod) -> Iterator[Fact]:
@@ -188,7 +191,7 @@ def _claim_state(subject: str, claim: ResourceClaim, pod: Pod) -> Iterator[Fact]
 
 
 def _request(
-    subject: str, request: Plain, cluster: Cluster, offered: Sequence[view.Offered]
+    subject: str, request: Plain, cluster: Cluster, published: _Published
 ) -> Iterator[Fact]:
     """Yields how many devices meet the selectors of a request, or of its alternatives."""
     classes = {one.name: one for one in cluster.classes}
@@ -200,7 +203,7 @@ def _request(
                 (f"DeviceClass {class_name}", one) for one in _selectors(classes[class_name])
             ]
             selectors += [(f"request {name}", one) for one in expressions(option)]
-            yield Fact(subject, f"request {name}: {_selected(selectors, offered)}")
+            yield Fact(subject, f"request {name}: {published.selected(selectors)}")
         elif "DeviceClass" not in cluster.refused:
             missing = _missing("DeviceClass", class_name, classes)
             yield Fact(subject, f"request {name}: {missing}")
@@ -210,23 +213,37 @@ def _selectors(of: DeviceClass) -> list[str]:
     return expressions({"selectors": of.spec.selectors})
 
 
-def _selected(selectors: Sequence[tuple[str, str]], offered: Sequence[view.Offered]) -> str:
-    """How many devices meet the selectors, one after the other, and on which Nodes they are."""
-    text = f"{len(offered)} devices are published"
-    for of, expression in selectors if offered else ():
-        quoted = f"{one_line(expression, _LONGEST)} ({of})"
-        try:
-            judged = cel.judge(expression, [(one.driver, one.device) for one in offered])
-        except cel.CannotJudgeError as error:
-            return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
-        met = [one for one, meets in zip(offered, judged.met, strict=True) if meets]
-        text += f", of which {len(met)} meet {quoted}"
-        if fails := [one for one, meets in zip(offered, judged.met, strict=True) if meets is None]:
-            text += f"; it fails on {len(fails)}, as on {fails[0].device.name}: {judged.error}"
-        offered = met
-    pools = Counter(one.pool for one in offered).most_common()
-    where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
-    return f"{text}: {where}" if where and selectors else text
+class _Published:
+    """The devices of all slices, and the time within which selectors are judged by them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._devices = view.devices(cluster)
+        self._until = time.monotonic() + _SECONDS
+
+    def selected(self, selectors: Sequence[tuple[str, str]]) -> str:
+        """How many meet the selectors, one after the other, and on which Nodes they are."""
+        offered = self._devices
+        text = f"{len(offered)} devices are published"
+        for of, expression in selectors if offered else ():
+            quoted = f"{one_line(expression, _LONGEST)} ({of})"
+            try:
+                judged = self._judge(expression, offered)
+            except cel.CannotJudgeError as error:
+                return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
+            met = [one for one, meets in zip(offered, judged.met, strict=True) if meets]
+            text += f", of which {len(met)} meet {quoted}"
+            fails = [one for one, meets in zip(offered, judged.met, strict=True) if meets is None]
+            if fails:
+                text += f"; it fails on {len(fails)}, as on {fails[0].device.name}: {judged.error}"
+            offered = met
+        pools = Counter(one.pool for one in offered).most_common()
+        where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
+        return f"{text}: {where}" if where and selectors else text
+
+    def _judge(self, expression: str, offered: Sequence[view.Offered]) -> cel.Judged:
+        if time.monotonic() > self._until:
+            raise cel.CannotJudgeError(f"the selectors before it took {_SECONDS:g} s")
+        return cel.judge(expression, [(one.driver, one.device) for one in offered])
 
 
 def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:

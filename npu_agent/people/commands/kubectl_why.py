@@ -40,7 +40,8 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Ans
     )
     for pod in named.pods:
         refused = {**own.refused, **cluster.refused}
-        return why(pod, own, cluster, words), replace(cluster, refused=refused)
+        found = await asyncio.to_thread(why, pod, own, cluster, words)  # selectors take seconds
+        return found, replace(cluster, refused=refused)
     missing = f"there is no Pod {name} in namespace {namespace}"
     owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
     raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))

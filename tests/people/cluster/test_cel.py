@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -92,6 +93,13 @@ def test_devices_are_judged_in_their_order_and_the_first_failure_is_kept() -> No
 def test_what_cannot_be_judged_is_said(expression: str, why: str) -> None:
     with pytest.raises(cel.CannotJudgeError, match=why):
         cel.judge(expression, [("a.b", DEVICE)])
+
+
+def test_without_cel_the_remedy_is_that_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cel_expr_python", None)
+    cel._environment.cache_clear()
+    with pytest.raises(cel.CannotJudgeError, match=r"`pipx install '\.\[kubectl\]'` in a clone"):
+        cel.judge("true", [("a.b", DEVICE)])
 
 
 def test_one_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from npu_agent.people.cluster import cel
+from npu_agent.people.cluster import why as why_module
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.why import Answer, why
@@ -179,6 +183,22 @@ def test_how_many_devices_meet_each_selector() -> None:
         f'request npu: 46 devices are published, of which 45 meet device.driver == "{DRIVER}" '
         f"(DeviceClass {DRIVER}), of which 3 meet {CARDS} (request npu): n1 has 2, n2 has 1"
     )
+
+
+def test_after_a_while_no_selector_is_judged_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def judge(_: str, devices: Sequence[object]) -> cel.Judged:
+        nonlocal now
+        now += 1.5
+        return cel.Judged((True,) * len(devices))
+
+    monkeypatch.setattr(why_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(cel, "judge", judge)
+    own = claim("mine", request("npu", *"abcd"))
+    found = facts(CLAIMED, own, class_(), slice_("n1", device("npu-0")))["claim npu"]
+    assert found.endswith("how many meet b (request npu): the selectors before it took 2 s")
+    assert now == 3.0
 
 
 def test_a_selector_that_fails_on_a_device_names_it() -> None:
