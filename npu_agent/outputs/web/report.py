@@ -64,6 +64,7 @@ class Problem(msgspec.Struct, frozen=True):
     severity: str = ""
     remedy: str = ""
     command: str = ""
+    last_command: str = ""
     unready: str = ""
     cards: tuple[str, ...] = ()
     """IDs."""

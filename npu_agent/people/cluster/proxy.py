@@ -92,8 +92,8 @@ async def through_kubectl(
                 raise ApiError(what, "run the command again", kind=error.kind) from error
             raise
         finally:
+            _end(process.pid)  # first: another signal ends what awaits
             await api.close()
-            _end(process.pid)
             await _has_ended(process)
 
 

@@ -19,7 +19,7 @@ from npu_agent import __version__
 from npu_agent.cli import CommandError
 from npu_agent.cli.parser import Parser
 from npu_agent.core.vendor_spec import LabelSource
-from npu_agent.kube import Api, ApiError
+from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import Holder
 from npu_agent.people.cluster import view as rows
@@ -156,7 +156,8 @@ def main(args: argparse.Namespace) -> int:
             return drain.main(args)
         return run_until_signal(_show(args))
     except ApiError as error:
-        raise CommandError(str(error)) from error
+        lacks = error.kind is Kind.FORBIDDEN
+        raise CommandError(f"{error.what}: {_RIGHTS}" if lacks else str(error)) from error
 
 
 async def _show(args: argparse.Namespace) -> None:
@@ -174,7 +175,8 @@ async def _show(args: argparse.Namespace) -> None:
         args.namespace = args.namespace or place.namespace
         if args.watch:
             await watch(args, text)
-        print(await text())
+        else:
+            print(await text())
 
 
 async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -260,7 +262,7 @@ def _shown(
         return view.data([asdict(row) for row in found], args)
     if args.output == "name":
         kind = "node" if columns is _NODES else "pod"
-        return "\n".join(dict.fromkeys(f"{kind}/{cell(row, kind)}" for row in found))
+        return "\n".join(dict.fromkeys(f"{kind}/{one_line(getattr(row, kind))}" for row in found))
     if not found:
         return none
     if args.output == "wide":
@@ -323,7 +325,9 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
     for note in page.problems:
         said.append(one_line(f"{note.severity}: {note.text}"))
-        said += [f"  {one_line(text)}" for text in (note.remedy, note.command) if text]
+        said += [
+            f"  {one_line(text)}" for text in (note.remedy, note.command, note.last_command) if text
+        ]
     return "\n".join([table(columns, cells, args), "", *said])
 
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.kube import ApiError, Kind
+from npu_agent.kube import Api, ApiError, Kind
 from npu_agent.kube.credentials import at
 from npu_agent.kube.objects import ObjectList
 from npu_agent.kube.request import Request
@@ -322,6 +322,29 @@ def test_a_kubectl_that_is_a_script_leaves_nothing_behind(
     while running() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert running() == []
+
+
+@real
+def test_a_second_signal_leaves_no_kubectl_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
+) -> None:
+    done: list[str] = []
+    end, close = proxy._end, Api.close
+
+    async def closes(api: Api) -> None:  # the signal would end it here
+        done.append("closed")
+        await close(api)
+
+    def ends(pid: int) -> None:
+        done.append("ended")
+        end(pid)
+
+    monkeypatch.setattr(proxy, "_end", ends)
+    monkeypatch.setattr(Api, "close", closes)
+    with serving(signed) as asked:
+        path = kubeconfig(tmp_path / "config", only(asked.cluster, {"token": "t"}))
+        ask(f"--kubeconfig={path}")
+    assert done == ["ended", "closed"]
 
 
 def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

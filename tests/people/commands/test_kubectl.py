@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -169,7 +170,13 @@ PAGE = {
     "node": "n2",
     "ready": True,
     "problems": [
-        {"severity": "warning", "text": "npu1 is hot", "remedy": "cool it", "command": ""}
+        {
+            "severity": "warning",
+            "text": "npu1 is hot",
+            "remedy": "cool it",
+            "command": "",
+            "last_command": "at last",
+        }
     ],
     "cards": [
         {
@@ -344,11 +351,15 @@ async def test_selectors_and_names() -> None:
 async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
     text = await shown("node", "n2")
     assert "npu0   rngd     8       healthy   -          team/p0" in text
-    assert "warning: npu1 is hot\n  cool it" in text
+    assert "warning: npu1 is hot\n  cool it\n  at last" in text
     cluster.token = True
     with pytest.raises(ApiError, match="port-forward agent-2 9100"):
         await shown("node", "n2")
     assert "wants a token" in await shown("pods", "-A")
+    cluster.forbidden = {"proxy"}
+    with pytest.raises(CommandError, match=r"cannot get .*npu-viewer\.yaml") as caught:
+        await asyncio.to_thread(kubectl.main, kubectl.parse(("node", "n2")))
+    assert "doctor" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -406,6 +417,22 @@ async def test_why_a_pod_is_pending() -> None:
     assert data["sentence"] == sentence
     assert data["scheduler"].startswith("0/3 nodes")
     assert data["facts"][0] == {"subject": "requests", "text": "9 beta.furiosa.ai/npu"}
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_the_loop_goes_on_while_selectors_are_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, ran = asyncio.get_running_loop(), threading.Event()
+
+    def why(*_: object) -> Answer:
+        loop.call_soon_threadsafe(ran.set)
+        assert ran.wait(30)
+        return Answer("It is.")
+
+    monkeypatch.setattr(kubectl_why, "why", why)
+    async with vars(kubectl)["through_kubectl"](()) as (api, _):
+        await kubectl_why.answer(api, "team", "waits", kubectl._words())
 
 
 def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
@@ -471,6 +498,23 @@ async def test_watching_prints_what_differs(
         await kubectl._show(args)
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["n1", "n2", "n2"]
+
+
+async def test_after_q_the_cluster_is_not_read_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def watch(*_: object) -> None:
+        cluster.asked.clear()
+
+    monkeypatch.setattr(kubectl, "watch", watch)
+    await kubectl._show(kubectl.parse(["-w"]))
+    assert cluster.asked == []
+
+
+async def test_names_are_whole(cluster: Cluster) -> None:
+    name = "n" * 253
+    cluster.objects["/api/v1/nodes"][1]["metadata"]["name"] = name
+    assert f"node/{name}" in (await shown("-o", "name")).splitlines()
 
 
 HOSTILE = "x\x1b]0;owned\x07\u202e\nroot"
