@@ -4,7 +4,7 @@
   const lost = document.getElementById("lost");
   const said = document.getElementById("said");
   const build = (page) => page.documentElement.dataset.build;
-  let timer = 0, running = false, since = null;
+  let timer = 0, running = false, since = null, title = document.title;
 
   const two = (number) => String(number).padStart(2, "0");
   const day = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
@@ -52,7 +52,7 @@
     const moved = place && document.getElementById(place.id)?.getBoundingClientRect().top;
     if (moved != null && moved !== place.top) scrollBy({ top: moved - place.top, behavior: "instant" });
     if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
-    document.title = page.title;
+    title = page.title;
     const headline = document.getElementById("headline").textContent;
     if (said.textContent !== headline) said.textContent = headline;
   };
@@ -74,6 +74,7 @@
     running = false;
     document.body.classList.toggle("old", since !== null);
     lost.hidden = since === null;
+    document.title = since ? `? - ${document.querySelector("h1").textContent}` : title;
     const words = since && lost.dataset.words.replace("{}", clock(since));
     if (since && lost.textContent !== words) lost.textContent = words;
     if (!document.hidden) timer = setTimeout(update, EVERY);

@@ -131,7 +131,10 @@ def _head(state: AgentState, found: Sequence[Note]) -> str:
         text = say("Healthy: {0}", counted) if cards else say("Healthy: no cards on this node")
     else:
         kind, icon, text = "plain", "wait", say(_SEARCHING)
-    shown = [(note, "problem") for note in found] + [(note, "note") for note in notes(state)]
+    shown = [
+        (note, "problem" if note.severity == "critical" else "problem warning") for note in found
+    ]
+    shown += [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
         f"{m.text(note.text)}</a>{_since(note, state)}{_to_do(note, number)}</li>"
@@ -167,8 +170,9 @@ def _to_do(note: Note, number: int) -> str:
     remedy = m.prose(note.remedy) if note.remedy else ""
     steps = ""
     if note.runbook:
-        words = say("Steps" if remedy else "What to do")
-        steps = f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{words}</a>'
+        steps = (
+            f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{say("Steps")}</a>'
+        )
     commands = filter(None, (note.command, note.last_command))
     command = "".join(f'<code class="command">{m.text(command)}</code>' for command in commands)
     return f'<p class="do">{remedy} {steps}{command}</p>' if remedy or steps or command else ""

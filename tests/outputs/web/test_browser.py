@@ -153,6 +153,7 @@ async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await page.until("!document.getElementById('lost').hidden")
+        assert await page.run("document.title") == "? - node-7", "a tab does not stay well"
         place = await page.run(
             "(({top, bottom}) => [top >= 0, bottom <= innerHeight])"
             "(document.getElementById('lost').getBoundingClientRect())"
@@ -171,6 +172,7 @@ async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
             await page.until("document.getElementById('lost').hidden")
             assert "is unhealthy" in await page.run(HEADLINE)
             assert not await page.run("document.body.classList.contains('old')")
+            assert "is unhealthy" in await page.run("document.title")
 
 
 async def test_a_hidden_page_asks_for_nothing() -> None:
