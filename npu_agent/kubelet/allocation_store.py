@@ -238,9 +238,26 @@ class AllocationStore:
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
         """Grants after the orphaned Pods that had the devices have ended: 10 s at most."""
+        names = [DeviceName(resource, device.id) for device in devices]
+        living = await self._read_notes(names)
+        if self._ledger.has_pods_beyond(self._recorded):
+            await self.save()  # the kubelet forgets now who has ended, and this agent may be killed
+        self._mark_orphaned(living, self._holds(names))
+        now = asyncio.get_running_loop().time
+        until = now() + self._timing.holder_ends
+        while self._orphans_have(devices) and now() < until:
+            self._pod_resources.ask()
+            await asyncio.sleep(self._timing.holder_ends_every)
+            self.update()
+        self.grant(resource, devices)
+
+    async def _read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
+        """Records who runs by the kubelet's notes, which tell also while pod-resources fails.
+
+        Returns the UIDs of running Pods that no list has, and of those that had these devices.
+        """
         pods = await self._pod_resources.pods.device_holders()
         self.states.publish(self._ledger.with_pods(pods))
-        names = [DeviceName(resource, device.id) for device in devices]
         candidates = self._pod_resources.orphan_candidates(replace(self.answers.value, pods=pods))
         had = (hold.pod_uids for hold in self._holds(names))
         living = await self.running(candidates.union(*had))
@@ -253,16 +270,7 @@ class AllocationStore:
                 resources=self._served.resources,
             )
         )
-        if self._ledger.has_pods_beyond(self._recorded):
-            await self.save()  # the kubelet forgets now who has ended, and this agent may be killed
-        self._mark_orphaned(living, self._holds(names))
-        now = asyncio.get_running_loop().time
-        until = now() + self._timing.holder_ends
-        while self._orphans_have(devices) and now() < until:
-            self._pod_resources.ask()
-            await asyncio.sleep(self._timing.holder_ends_every)
-            self.update()
-        self.grant(resource, devices)
+        return living
 
     def _holds(self, names: Iterable[DeviceName]) -> list[Allocation]:
         allocations = self._ledger.allocations
@@ -325,7 +333,9 @@ class AllocationStore:
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         self._pod_resources.ask_soon()
 
-    async def before_replacing(self, claim: PreparedClaim) -> None:
+    async def before_preparing(self, claim: PreparedClaim) -> None:
+        """Records which Pods run on, without a claim or with what this one had before."""
+        await self._read_notes()
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.running(before.pod_uids)

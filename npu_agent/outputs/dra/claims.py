@@ -199,7 +199,7 @@ class Claims:
 
     async def _record(self, claim: PreparedClaim) -> None:
         """Adopts a claim whose Pods run; needs the lock."""
-        await self._store.before_replacing(claim)
+        await self._store.before_preparing(claim)
         self._store.prepare(claim, ())
         with contextlib.suppress(OSError):  # logged; it is tried again
             await self._store.saved()
@@ -417,7 +417,7 @@ class Claims:
             before = self._store.prepared.value.get(claim.uid)
             found = self._usable(claim)
             prepared = _prepared(claim, found, self._dra.driver, joined=joined)
-            await self._store.before_replacing(prepared)
+            await self._store.before_preparing(prepared)
             self._store.prepare(prepared, [device for one, device in found if not one.admin])
             try:
                 spec = cdi.claim_spec(

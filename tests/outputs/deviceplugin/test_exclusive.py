@@ -334,7 +334,7 @@ class Machine(RuleBasedStateMachine):
             for one in living
         )
 
-    @precondition(lambda self: self.up and self.notes_tell_all())
+    @precondition(lambda self: self.snapshots.value.cards and self.notes_tell_all())
     @rule(
         data=st.data(),
         what=st.sampled_from((None, None, "", "{", '{"version": 3}')),
@@ -350,6 +350,7 @@ class Machine(RuleBasedStateMachine):
             (self.directory / RECORD).write_text(what)
         self.own(self.start(self.agent.name, cores, self.agent.api))
         self.allocate_more(data)
+        self.prepare(data)
 
     # The two APIs
 
@@ -430,7 +431,7 @@ class Machine(RuleBasedStateMachine):
             devices=(named,),
         )
         store = self.agent.store
-        self.runner.run(store.before_replacing(claim))
+        self.runner.run(store.before_preparing(claim))
         try:
             store.prepare(claim, [device])
         except RefusalError:

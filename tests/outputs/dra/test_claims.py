@@ -18,7 +18,7 @@ from npu_agent import files
 from npu_agent.core.claim import ClaimUse, PreparedResult
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.ledger import Ledger
+from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet.podresources import Holdings
@@ -478,6 +478,25 @@ async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) ->
         while not preparing.done() and patient.kubelet.asked == asked:  # until it is tried again
             await asyncio.sleep(0)
     assert await preparing == answer(("npu", ZERO))
+
+
+async def test_while_the_kubelet_lists_nothing_its_notes_say_who_runs_without_a_claim(
+    tmp_path: Path,
+) -> None:
+    """No record: the node moves to DRA while a Pod of the device plugin runs."""
+    room = Room(tmp_path)
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
+    room.kubelet.node.alive = {"old"}
+    room.says(error="kubelet.sock is missing")
+    renewing = asyncio.create_task(room.store.renew())
+    await until(lambda: room.kubelet.asked)
+    room.says(error="kubelet.sock is missing")
+    await renewing
+    room.known()
+    room.claim("c", result("npu-warboy-0"))
+    room.claim("d", result("npu-warboy-1"))
+    assert "the Pod with the UID old still holds its cores" in await room.prepared()
+    assert isinstance(await room.prepared("d"), tuple)
 
 
 async def test_a_claim_that_ends_while_it_waits_is_not_prepared(patient: Room) -> None:
