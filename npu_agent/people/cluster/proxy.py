@@ -194,12 +194,17 @@ async def _until_answered(api: Api) -> None:
             raise
 
 
+def end_children(pid: int) -> None:
+    """Ends what a process runs, and what that runs."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                _end(int(child))
+
+
 def _end(pid: int) -> None:
     """Ends a process and what it runs: a kubectl may be a script that runs the real one."""
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        for child in children.split():
-            _end(int(child))
+    end_children(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
 

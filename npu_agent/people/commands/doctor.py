@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Iterable
 
 from npu_agent import logs
 from npu_agent.cli import FAILED
 from npu_agent.cli.common import host_root, vendors
+from npu_agent.people.cluster.proxy import end_children
 from npu_agent.people.commands import view
 from npu_agent.people.doctor import report
 from npu_agent.people.doctor.check import Check, State
@@ -47,7 +49,10 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return FAILED if report.failed(checks) else 0
 
-    return asyncio.run(act())
+    try:
+        return asyncio.run(act())
+    finally:
+        end_children(os.getpid())  # a login program of the kubeconfig may hang
 
 
 def no_node(checks: Iterable[Check]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import yaml
 
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
+from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.people.doctor.helpers import RESOURCE
 from tests.processes import DEADLINE, Process, ran, started
@@ -90,6 +93,30 @@ def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
     assert (code, err) == (1, "")
     assert f"{file}:6: intervall" in lines["config"]["detail"]
     assert str(base) in lines["plugin directory"]["detail"]
+
+
+def test_a_login_program_that_hangs_ends_with_it(base: Path) -> None:
+    login, pids = base / "login", base / "pids"
+    login.write_text(f"#!/bin/sh\necho $$ >> {pids}\nsleep 300\n")
+    login.chmod(0o755)
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login)}
+    config = kubeconfig(base, "https://127.0.0.1:1", user={"exec": run})
+    options = (f"--plugin-dir={base}/device-plugins", f"--host-root={base}/host")
+    _, out, _ = ran("doctor", *options, NODE_NAME="n1", KUBECONFIG=str(config))
+    assert "a login program of the kubeconfig that hangs" in out
+
+    def running() -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(process.read_text())
+        return [command for command in found if str(login) in command]
+
+    assert pids.read_text()
+    deadline = time.monotonic() + DEADLINE
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running() == []
 
 
 def test_the_table(base: Path) -> None:
