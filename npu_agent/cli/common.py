@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from pathlib import Path
 
 from npu_agent import config, logs
+from npu_agent.cli import WRONG, CommandError
 from npu_agent.core.vendor import Vendor
 from npu_agent.files import SIMULATION
+from npu_agent.text import reason
 from npu_agent.vendors import REGISTRY, VENDORS
 
 ROOT_VARIABLE = "NPU_AGENT_HOST_ROOT"
@@ -16,9 +19,25 @@ ROOT_VARIABLE = "NPU_AGENT_HOST_ROOT"
 
 
 def host_root(args: argparse.Namespace) -> Path:
-    """Returns where the host's / is: by the option, else by the environment, else /."""
-    root: Path | None = getattr(args, "host_root", None)
-    return root or Path(os.environ.get(ROOT_VARIABLE) or "/")
+    """Returns where the host's / is: by the option, else by the environment, else /.
+
+    Raises:
+        CommandError: it is missing, or not a directory.
+    """
+    given: Path | None = getattr(args, "host_root", None)
+    root = given or Path(os.environ.get(ROOT_VARIABLE) or "/")
+    try:
+        there = stat.S_ISDIR(root.stat().st_mode)
+        wrong = "" if there else f"{root}: no directory"
+    except (OSError, ValueError) as error:
+        wrong = reason(error)
+    if wrong:
+        raise CommandError(
+            f"{'--host-root' if given else ROOT_VARIABLE}: {wrong}: name the directory where the "
+            "host's / is mounted, or one that `npu-agent simulate` made",
+            WRONG,
+        )
+    return root
 
 
 def vendors(args: argparse.Namespace) -> list[Vendor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from npu_agent import config
-from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, common, program
+from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, program
 from npu_agent.text import printable, reason
 
 
@@ -31,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args = _parse(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()  # of help, too: the reader may have gone
-        _check_host_root(args)
         code: int = module_of(getattr(args, "module", args.command)).main(args)
         sys.stdout.flush()
     except config.ConfigError as error:
@@ -92,22 +90,6 @@ def _is_of_stdout() -> bool:
 def _drop_stdout() -> None:
     """Sends what is left to nowhere: Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _check_host_root(args: argparse.Namespace) -> None:
-    root = common.host_root(args)
-    try:
-        there = stat.S_ISDIR(root.stat().st_mode)
-        wrong = "" if there else f"{root}: no directory"
-    except (OSError, ValueError) as error:
-        wrong = reason(error)
-    if wrong:
-        named_by = "--host-root" if "host_root" in args else common.ROOT_VARIABLE
-        raise CommandError(
-            f"{named_by}: {wrong}: name the directory where the host's / is mounted, or one that "
-            "`npu-agent simulate` made",
-            WRONG,
-        )
 
 
 def _failed(code: int, *problems: str) -> int:

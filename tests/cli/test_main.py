@@ -100,6 +100,17 @@ def test_wrong_use_is_exit_2_with_what_is_wrong(
     assert line.startswith("npu-agent: error: ")
 
 
+def test_a_bad_host_root_of_the_environment_is_one_of_the_commands_that_use_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_AGENT_HOST_ROOT", "/missing")
+    code, _, err = called(capsys, "info")
+    assert code == 2
+    assert err.startswith("npu-agent: error: NPU_AGENT_HOST_ROOT: /missing: No such file or dir")
+    for command in ("version", "completion bash", "config show"):
+        assert called(capsys, *command.split())[0] == 0
+
+
 def test_host_root_is_no_key_and_goes_with_a_config_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

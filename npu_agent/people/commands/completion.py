@@ -11,11 +11,12 @@ from pathlib import Path
 import shtab
 
 from npu_agent.cli.catalogue import top
+from npu_agent.cli.common import ROOT_VARIABLE as _ROOT
 from npu_agent.people.simulator.faults import FAULTS
 from npu_agent.vendors import REGISTRY
 
 _LIST = (
-    "command npu-agent info --no-headers --host-root $root 2>/dev/null"
+    "command npu-agent info --no-headers 2>/dev/null"
     " | sed -n 's/^ *\\([a-z]*[0-9][0-9]*\\) .*/\\1/p'"
 )
 _CARDS = {
@@ -25,21 +26,18 @@ _CARDS = {
     "preamble": {
         "bash": f"""\
 _npu_agent_cards() {{
-  local root=/
-  [[ ${{COMP_WORDS[1]}} != simulate ]] || root=${{COMP_WORDS[2]/#\\~/$HOME}}
-  compgen -W "$({_LIST.replace("$root", '"$root"')})" -- "$1"
+  [[ ${{COMP_WORDS[1]}} != simulate ]] || local -x {_ROOT}=${{COMP_WORDS[2]/#\\~/$HOME}}
+  compgen -W "$({_LIST})" -- "$1"
 }}""",
         "zsh": f"""\
 _npu_agent_cards() {{
-  local root=/
-  [[ $words[1] != simulate ]] || root=${{words[2]/#\\~/$HOME}}
+  [[ $words[1] != simulate ]] || local -x {_ROOT}=${{words[2]/#\\~/$HOME}}
   compadd -- $({_LIST})
 }}""",
         "fish": f"""\
 function _npu_agent_cards
   set -l words (commandline -opc)
-  set -l root /
-  test "$words[2]" != simulate; or set root (string replace -r '^~' $HOME $words[3])
+  test "$words[2]" != simulate; or set -lx {_ROOT} (string replace -r '^~' $HOME $words[3])
   {_LIST}
 end""",
     },

@@ -60,6 +60,7 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n')
     program.chmod(0o755)
+    env["NPU_AGENT_HOST_ROOT"] = str(directory / "node")
     env["PATH"] = f"{program.parent}:{os.environ['PATH']}"
     with terminal(*command, columns=120, env=env) as running:
         running.type(f". {file}\n")
@@ -74,6 +75,8 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
     for name in ("dead", "npu", "fau", "beta"):  # none of them is meant where a word is
         (tmp_path / name).mkdir()
     simulator.make(tmp_path / "host", simulator.parse_cards("warboy=1"), plain_nodes=True)
+    simulator.make(tmp_path / "node", simulator.parse_cards("warboy=2"), plain_nodes=True)
+    simulator.apply_fault(tmp_path / "node", "npu0", "gone")
     with shell_with_completion(shell, tmp_path) as running:
         for typed, ran in (
             ("inf", "info"),
@@ -89,6 +92,7 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
             (f"config check {tmp_path}/config-f", f"config check {tmp_path}/config-file.yaml"),
             ("run --labels-sets curr", "run --labels-sets current"),
             ("run --resource-name be", "run --resource-name beta.furiosa.ai/npu"),
+            ("cordon n", "cordon npu1"),
             ("simulate host fau", "simulate host fault"),
             ("simulate host fault n", "simulate host fault npu0"),
             ("simulate ~/host fault n", f"simulate {tmp_path}/host fault npu0"),
