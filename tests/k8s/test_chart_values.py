@@ -464,6 +464,8 @@ def test_wrong_values_are_refused_with_their_places() -> None:
     ("given", "message"),
     [
         ({"extraEnv": [{"name": "NODE_NAME"}]}, "extraEnv has NODE_NAME, which the chart sets"),
+        ({"extraEnv": [{"name": "NPU_AGENT_CONFIG_FILE"}]}, "extraEnv has NPU_AGENT_CONFIG_FILE"),
+        ({"extraEnv": [{"name": "NPU_AGENT_HOST_ROOT"}]}, "extraEnv has NPU_AGENT_HOST_ROOT"),
         ({"extraVolumes": [{"name": "dev"}]}, "extraVolumes has dev, which is a volume"),
         (
             {"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]},
