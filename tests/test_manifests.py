@@ -83,6 +83,14 @@ def test_rbac_is_least() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": ACCOUNT}]
 
 
+def test_rbac_of_dra_is_least() -> None:
+    role, _ = load(K8S / "components/dra/rbac.yaml")
+    assert {rule["resources"][0]: rule["verbs"] for rule in role["rules"]} == {
+        "resourceclaims": ["get"],
+        "resourceslices": ["list", "watch", "create", "patch", "delete"],
+    }
+
+
 def test_only_the_daemonset_gets_a_token_and_that_one_ends() -> None:
     account = one("ServiceAccount")
     assert account["metadata"]["name"] == ACCOUNT

@@ -70,7 +70,6 @@ _NOT_FOUND = {
     ),
     "ResourceClaim": "the claim was deleted",
     "ResourceSlice": _NO_DRA,
-    "DeviceClass": f"the component k8s/components/dra has the agent's class, or {_NO_DRA}",
 }
 _BY_STATUS = {
     401: (Kind.UNAUTHORIZED, _UNKNOWN),

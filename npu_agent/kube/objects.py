@@ -54,7 +54,6 @@ class Meta(Struct, frozen=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: tuple[Owner, ...] = ()
-    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
 
@@ -245,7 +244,6 @@ class ResourceClaim(Object, frozen=True):
 class Counters(Struct, frozen=True):
     """The counters of a set that a device consumes: ``{"core-0": {"value": "1"}}``."""
 
-    counter_set: str
     counters: dict[str, dict[str, str]] = {}
 
 

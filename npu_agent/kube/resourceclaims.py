@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from npu_agent import typedjson
 from npu_agent.core.claim import UID
 from npu_agent.kube.client import Api
-from npu_agent.kube.objects import DeviceClass, Meta, Name, ObjectList, ResourceClaim, Results
+from npu_agent.kube.objects import Meta, Name, ResourceClaim, Results
 from npu_agent.kube.request import Request
 
 
@@ -51,15 +51,6 @@ async def get(
     """A claim as the API server has it; raises ApiError."""
     request = Request("get", "ResourceClaim", dict[str, Any], namespace=namespace, name=name)
     return await api.ask(request, deadline=deadline)
-
-
-async def device_class(api: Api, name: str) -> DeviceClass:
-    """A DeviceClass; raises ApiError."""
-    return await api.ask(Request("get", "DeviceClass", DeviceClass, name=name))
-
-
-async def device_classes(api: Api) -> tuple[DeviceClass, ...]:
-    return (await api.ask(Request("list", "DeviceClass", ObjectList[DeviceClass]))).items or ()
 
 
 async def served(api: Api) -> bool:

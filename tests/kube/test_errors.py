@@ -68,7 +68,6 @@ def test_statuses(status: int, message: str, kind: Kind, words: list[str]) -> No
     [
         ("get", "ResourceClaim", "the claim was deleted"),
         ("list", "ResourceSlice", NO_DRA),
-        ("get", "DeviceClass", NO_DRA),
         ("create", "TokenReview", "check that this is a Kubernetes API server"),
     ],
 )

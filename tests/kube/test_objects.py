@@ -10,7 +10,6 @@ import pytest
 from npu_agent import __version__
 from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices, reviews
 from npu_agent.kube.node import NodeMeta
-from npu_agent.kube.objects import DeviceClass
 from npu_agent.typedjson import convert
 from tests.kube.helpers import NODE, SLICE, Server, says, status
 
@@ -141,7 +140,7 @@ async def test_rights_are_asked_for(server: Server, api: Api) -> None:
     assert (right["namespace"], right["name"]) == ("default", "")
 
 
-# Claims and classes; what a token is worth is in tests/outputs/web/test_authorization.py.
+# Claims; what a token is worth is in tests/outputs/web/test_authorization.py.
 
 
 async def test_a_claim(server: Server, api: Api) -> None:
@@ -151,23 +150,6 @@ async def test_a_claim(server: Server, api: Api) -> None:
     assert server.asked[0].path == f"{DRA}/namespaces/n/resourceclaims/c"
     with pytest.raises(ApiError, match=r"cannot get ResourceClaim n/c: .*: the claim was deleted"):
         await resourceclaims.get(api, "n", "c")
-
-
-async def test_device_classes(server: Server, api: Api) -> None:
-    found = {"kind": "DeviceClass", "metadata": {"name": "npu.furiosa.ai"}}
-    server.replies = [
-        says(found),
-        says({"kind": "DeviceClassList", "items": [found]}),
-        says({"kind": "DeviceClassList", "items": None}),
-    ]
-    one = convert(found, DeviceClass)
-    assert await resourceclaims.device_class(api, "npu.furiosa.ai") == one
-    assert await resourceclaims.device_classes(api) == (one,)
-    assert await resourceclaims.device_classes(api) == ()
-    assert [asked.path for asked in server.asked[:2]] == [
-        f"{DRA}/deviceclasses/npu.furiosa.ai",
-        f"{DRA}/deviceclasses",
-    ]
 
 
 async def test_whether_dra_is_served(server: Server, api: Api) -> None:

@@ -88,7 +88,7 @@ def test_a_device_has_plain_attributes() -> None:
     [found] = read(ResourceSlice, {"metadata": {"name": "s"}, "spec": spec}).spec.devices
     assert (found.attribute("cores"), found.attribute("type")) == (4, "cores")
     assert found.attribute("none") is None
-    assert found.consumes_counters[0].counter_set == "npu0"
+    assert found.consumes_counters[0].counters == {"core-0": {"value": "1"}}
 
 
 def test_another_shape_is_an_error_that_names_the_field() -> None:
