@@ -448,7 +448,9 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     text = f"the API server does not answer: {state.api_error}; until it does, "
     text += f"{what} may be old or unknown"
     unready = text if any(note.unready for note in waiting) else ""
-    remedy = "check the API server; the agent asks again by itself, and cards are still served"
+    remedy = "check the API server; the agent asks again by itself"
+    if not state.unsettled:
+        remedy += ", and cards are still served"
     return _as_one(found, waiting, text=text, unready=unready, remedy=remedy, since=None)
 
 
@@ -507,7 +509,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             "assignments",
             f"the assignments of devices to Pods are unknown: {state.assignments_error}",
             remedy="check that the kubelet's directory pod-resources is mounted into the agent's "
-            "Pod; cards are still served",
+            "Pod" + ("" if state.unsettled else "; cards are still served"),
             runbook="log-lines",
             command=_DOCTOR,
         )

@@ -737,3 +737,12 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
         # As many again make no entry more.
         twice = replace(found, cards=found.cards * 2)
         assert len(problems(twice.state())) == len(told)
+
+
+@pytest.mark.parametrize("unsettled", ["", _AWAY])
+def test_that_cards_are_still_served_is_said_only_where_it_is_so(unsettled: str) -> None:
+    scene = Scene(cards=(read(at_well(0)),), holdings=Holdings(error="no answer"))
+    now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, unsettled=unsettled)
+    remedies = [note.remedy for note in problems(now)]
+    assert len(remedies) == 2
+    assert ["still served" in remedy for remedy in remedies] == [not unsettled] * 2
