@@ -531,7 +531,8 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
     unknown = [name for name in state.cordons_lost if name.lower() not in left]
     lost = [unknown_cordons(unknown, state.snapshot)] if unknown else []
     for wrong in (*state.cordons_wrong, *lost):
-        yield Note("node", wrong.what, remedy=wrong.remedy, runbook="log-lines", command=_DOCTOR)
+        remedy = wrong.remedy.replace(" NODE ", f" {state.node or 'NODE'} ")
+        yield Note("node", wrong.what, remedy=remedy, runbook="log-lines", command=_DOCTOR)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
         yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits="cordons")

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npu_agent.core.cordon import cordons
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
 from npu_agent.core.ledger import Usage, keys_of
 from npu_agent.core.problems import Note, is_hot, notes, problems, unready
@@ -211,6 +212,15 @@ def test_a_cordon_is_ended_by_its_name_in_the_annotation() -> None:
     (note,) = [note for note in notes(state_) if "cordoned" in note.text]
     assert note.text == "npu1 is cordoned: fan"
     assert note.command == "kubectl npu uncordon node-7 npu0"
+
+
+def test_what_corrects_a_cordon_has_the_name_of_the_node() -> None:
+    scene = Scene(cards=(state(index=1),))
+    wrong = cordons({}, scene.state().snapshot, "not JSON").wrong
+    found = problems(replace(scene.state(), cordons_lost={"npu9": ""}, cordons_wrong=wrong))
+    remedies = " ".join(note.remedy for note in found)
+    assert "`kubectl annotate node node-7 npu-agent/cordoned-`" in remedies
+    assert "`kubectl npu uncordon node-7 npu9`" in remedies
 
 
 def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
