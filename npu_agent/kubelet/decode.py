@@ -14,7 +14,7 @@ from npu_agent.core.ledger import Assignment
 
 Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
 
-_MOST = 4096
+MOST = 4096
 """Allocations of a resource; 64 cards of 8 cores have 512."""
 
 _Message = dict[int, list[bytes]]
@@ -39,10 +39,10 @@ def read_list(answer: bytes) -> Listed:
             holder = _text(pod, 2), _text(pod, 1), _text(container, 1)
             for resource, id_ in _devices(container.get(2, ())):
                 devices = held.setdefault(resource, set())
-                if len(devices) <= _MOST:
+                if len(devices) <= MOST:
                     devices.add((*holder, resource, id_))
             used.update((*holder, *device) for device in _claimed(container.get(5, ())))
-    ours = sorted(names for devices in held.values() if len(devices) <= _MOST for names in devices)
+    ours = sorted(names for devices in held.values() if len(devices) <= MOST for names in devices)
     return tuple(Assignment(*names) for names in ours), tuple(
         ClaimUse(*names) for names in sorted(used)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import msgspec
 
 from npu_agent import files, text, typedjson
 from npu_agent.core.ledger import DeviceName
+from npu_agent.kubelet import decode
 from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
@@ -83,6 +85,7 @@ class Pods:
         """The UIDs of the Pods that have each device; empty if that cannot be read.
 
         The kubelet notes them when it hands out devices; a Pod that has ended stays until then.
+        Resources with more than `decode.MOST` devices are left out, as `decode.read_list` does.
         """
         try:
             found = await self._thread.call(self._device_holders, deadline=self._deadline)
@@ -122,7 +125,10 @@ class Pods:
                 for device in devices or ():
                     name = DeviceName(entry.ResourceName, device)
                     found[name] = found.get(name, frozenset()) | {entry.PodUID}
-        return found
+        devices_of = Counter(name.resource for name in found)
+        return {
+            name: uids for name, uids in found.items() if devices_of[name.resource] <= decode.MOST
+        }
 
     def _running(self, uids: frozenset[str]) -> frozenset[str]:
         # The first version has a tree for each controller; that of pids counts processes.
