@@ -159,11 +159,15 @@ async def _opened(path: Path, flags: int, thread: _FileThread) -> AsyncIterator[
             os.close(descriptor)
 
     mode: Literal["rb", "wb"] = "wb" if flags & os.O_WRONLY else "rb"
+    opened = thread.submit(open_)
     try:
-        descriptor = await asyncio.get_running_loop().run_in_executor(thread, open_)
+        descriptor = await asyncio.wrap_future(opened)
         yield await aiofiles.open(descriptor, mode, buffering=0, closefd=False, executor=thread)
     finally:
-        closed = thread.submit(close)  # in its turn: it may still be opened
+        never_ran = opened.cancelled()
+        del opened  # its error has this frame: both would be kept
+        if not never_ran:
+            closed = thread.submit(close)  # in its turn: it may still be opened
     await asyncio.shield(asyncio.wrap_future(closed))
 
 
