@@ -6,7 +6,6 @@ where the API server is away.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,19 +67,21 @@ class _Known:
         return msgspec.json.encode(_Saved(self.text, dict(self.first_ids)))
 
 
-def _last(directory: Path) -> _Known:
-    """Reads the cordons that an agent saved in the plugin directory. May block."""
-    with contextlib.suppress(OSError, ValueError):
+def _last(directory: Path) -> _Known | None:
+    """The cordons that an agent saved in the plugin directory; None: unreadable. May block."""
+    try:
         found = files.content(directory / FILE, _LARGEST, follow=False)
-        if found is not None:
-            saved = typedjson.decode(found, _Saved)
-            return _Known(first_ids=saved.first_ids).after(saved.annotation)
-    return _Known()
+        if found is None:
+            return _Known()
+        saved = typedjson.decode(found, _Saved)
+    except (OSError, ValueError):
+        return None
+    return _Known(first_ids=saved.first_ids).after(saved.annotation)
 
 
 def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
     """The cordons that an agent with this plugin directory keeps in force. May block."""
-    last = _last(directory)
+    last = _last(directory) or _Known()
     return cordons(last.named, snapshot, first=last.first_ids)
 
 
@@ -100,7 +101,9 @@ class CordonStore:
         `annotation` is the Node's: "" without one, None as long as that is not known. `disabled`
         are names that the config has of cards. `start` are the seconds for which `settled` waits.
         """
-        self._known: Feed[_Known] = Feed(_last(directory))
+        last = _last(directory)
+        self._unreadable = last is None
+        self._known: Feed[_Known] = Feed(last or _Known())
         self.state: Feed[Cordons] = self._known.map_with(
             snapshots,
             lambda known, now: cordons(known.named, now, known.unreadable, known.first_ids),
@@ -153,6 +156,8 @@ class CordonStore:
 
     async def _save(self, known: _Known) -> bool:
         """Writes the cordons for the next agent; returns whether the disk has them."""
+        if self._unreadable and not self._seen.value:
+            return False  # what the disk has may be better than nothing
         try:
             await files.replace(self._path, known.encoded(), durable=True)
         except OSError as error:

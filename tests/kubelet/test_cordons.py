@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
 from npu_agent.kubelet.cordons import FILE, CordonStore, last_cordons
@@ -17,7 +20,7 @@ from tests.outputs.dra.cards import card
 from tests.until import first, until
 
 HOST = Snapshot((card("rngd", 0), card("rngd", 1)), complete=True)
-NPU1 = HOST.cards[1].id
+NPU0, NPU1 = (state.id for state in HOST.cards)
 
 
 @asynccontextmanager
@@ -27,7 +30,14 @@ async def running(
     host: Snapshot = HOST,
     disabled: frozenset[str] = frozenset(),
 ) -> AsyncIterator[CordonStore]:
-    store = CordonStore(annotation, Feed(host), Feed(disabled), directory, start=0.0)
+    async with ran(
+        CordonStore(annotation, Feed(host), Feed(disabled), directory, start=0.0)
+    ) as store:
+        yield store
+
+
+@asynccontextmanager
+async def ran(store: CordonStore) -> AsyncIterator[CordonStore]:
     task = asyncio.create_task(store.run())
     try:
         yield store
@@ -81,6 +91,31 @@ async def test_a_damaged_file_is_none(tmp_path: Path, content: bytes) -> None:
     assert not last_cordons(tmp_path, HOST).cards
     async with running(tmp_path, Feed('{"npu1": "x"}')) as store:
         await first(store.cards, len)
+
+
+async def test_a_damaged_file_goes_where_the_node_has_no_cordon(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"[]")
+    async with running(tmp_path, Feed("")):
+        await until(lambda: not (tmp_path / FILE).exists())
+
+
+async def test_what_could_not_be_read_is_kept_until_the_annotation_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lack of file descriptors at the start passes, and the next agent reads the cordons."""
+    async with running(tmp_path, Feed('{"npu1": "swap fan"}')):
+        await until((tmp_path / FILE).exists)
+    replaced = AsyncMock(side_effect=files.replace)
+    monkeypatch.setattr(files, "replace", replaced)
+    annotation: Feed[str | None] = Feed(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "content", Mock(side_effect=OSError(errno.EMFILE, "too many files")))
+        store = CordonStore(annotation, Feed(HOST), Feed(frozenset({"npu0"})), tmp_path, start=0.0)
+    async with ran(store):
+        await first(store.state, lambda state: state.first_ids)
+        annotation.publish('{"npu0": "noise"}')
+        await until(lambda: last_cordons(tmp_path, HOST).cards == {NPU0: "noise"})
+    assert replaced.call_count == 1
 
 
 async def test_a_disk_that_cannot_be_written_is_said_once_and_tried_again(
