@@ -485,7 +485,6 @@ class Agent:
             wanted=tuple(one.of_families(wanted.families) for one in wanted.resources),
             unsettled=self.dra_support.state.value.waits,
             cordons=self.cordons.cards.value,
-            cordons_called=self.cordons.state.value.called,
             held_by=self.store.held_by(
                 card
                 for card in self.inventory.snapshots.value.cards

@@ -48,8 +48,9 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
         assert not of_the_node(agent)
         (note,) = notes(state)
         assert note.text == "npu1 is cordoned: swap fan"
-        assert note.command.endswith(" NPU1"), "as the annotation has it"
+        assert note.command.endswith(" npu1")
         assert [card["cordoned"] for card in as_json(state)["cards"]] == [None, "swap fan"]
+        assert as_json(state)["first_ids"] == {"npu1": UUIDS[1]}
         assert [card.health.state.value for card in state.snapshot.cards] == ["healthy"] * 2
         assert state.timeline.entries(state.monotonic)[0].text == "npu1 was cordoned: swap fan"
         cordon(room)

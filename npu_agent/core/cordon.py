@@ -30,8 +30,6 @@ class Cordons:
 
     cards: Mapping[str, str] = field(default_factory=dict)
     """By card ID, the reason."""
-    called: Mapping[str, str] = field(default_factory=dict)
-    """By card ID, the name in the annotation: its number may be another by now."""
     wrong: tuple[Trouble, ...] = ()
     """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -89,17 +87,16 @@ def cordons(
         unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
         first: the `first_ids` of the names; it is those cards that are cordoned.
     """
-    ids_by_name: dict[str, list[str]] = {}
+    called: dict[str, list[str]] = {}
     for state in snapshot.cards:
         for name in names(state):
-            ids_by_name.setdefault(name, []).append(state.id)
+            called.setdefault(name, []).append(state.id)
     present = {state.id: state.card.name for state in snapshot.cards}
     cards: dict[str, str] = {}
-    called: dict[str, str] = {}
     lost: dict[str, str] = {}
     wrong = [_unreadable(unreadable)] if unreadable else []
     for name, reason in named.items():
-        ids, id_ = ids_by_name.get(name.lower(), []), first.get(name.lower())
+        ids, id_ = called.get(name.lower(), []), first.get(name.lower())
         if id_ is not None and ids and id_ not in ids:
             wrong.append(_renumbered(name, id_, ids, present))
         elif id_ is None and len(ids) > 1:
@@ -107,15 +104,8 @@ def cordons(
         elif not ids and id_ not in present and snapshot.complete:
             lost[name] = reason
         if (meant := id_ or (ids[0] if len(ids) == 1 else None)) in present:
-            cards[meant], called[meant] = reason, name
-    return Cordons(
-        cards=cards,
-        called=called,
-        wrong=tuple(wrong),
-        lost=lost,
-        present=present,
-        first_ids=first,
-    )
+            cards[meant] = reason
+    return Cordons(cards=cards, wrong=tuple(wrong), lost=lost, present=present, first_ids=first)
 
 
 def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, str | None]]:

@@ -723,9 +723,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             text = f"{name} has counted errors, none recently: {counted}"
             yield Note("card", text, (card.id,), runbook="npuerrorsrising")
         if (reason := state.cordons.get(card.id)) is not None:
-            called = state.cordons_called.get(card.id, name)
-            remedy = "this brings it back"
-            command = shlex.join(("npu-agent", "uncordon", called))
+            remedy, command = "this brings it back", f"npu-agent uncordon {name}"
             text = f"{name} is cordoned: {reason}"
             if is_fenced(card) and _rests(card, state):
                 text += f"; it is unhealthy: {plain_reason(card.health)}"

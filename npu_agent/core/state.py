@@ -247,8 +247,6 @@ class AgentState:
     """Why the API of `allocation.api: auto` is not known yet; empty: it is."""
     cordons: Mapping[str, str] = field(default_factory=dict)
     """The cordoned cards and the reasons, by ID."""
-    cordons_called: Mapping[str, str] = field(default_factory=dict)
-    """Their names in the Node's annotation, by ID."""
     held_by: Mapping[str, str] = field(default_factory=dict)
     """The possible holders of cordoned cards, by ID; free cards are left out."""
     expected_cards: int | None = None

@@ -205,15 +205,6 @@ def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
     ]
 
 
-def test_a_cordon_is_ended_by_its_name_in_the_annotation() -> None:
-    scene = Scene(cards=(state(index=1),))
-    id_ = scene.cards[0].id
-    state_ = replace(scene.state(), cordons={id_: "fan"}, cordons_called={id_: "npu0"})
-    (note,) = [note for note in notes(state_) if "cordoned" in note.text]
-    assert note.text == "npu1 is cordoned: fan"
-    assert note.command == "kubectl npu uncordon node-7 npu0"
-
-
 def test_what_corrects_a_cordon_has_the_name_of_the_node() -> None:
     scene = Scene(cards=(state(index=1),))
     wrong = cordons({}, scene.state().snapshot, "not JSON").wrong

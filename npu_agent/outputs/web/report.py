@@ -80,3 +80,5 @@ class Report(msgspec.Struct, frozen=True):
     unready: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
+    first_ids: dict[str, str] = {}
+    """By name in lower case, the ID of the card that it meant first."""

@@ -48,6 +48,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
             {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
             for one in state.timeline.entries(state.monotonic)
         ],
+        "first_ids": dict(state.first_ids),
         "expected_cards": state.expected_cards,
         "not_served": [_pick(one, "entry", "reason") for one in state.snapshot.skipped],
         "assignments": {

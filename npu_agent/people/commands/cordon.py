@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from npu_agent.cli import WRONG, CommandError, program
 from npu_agent.cli.common import quiet, vendors
@@ -16,7 +18,8 @@ from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, Kind, node
 from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
-from npu_agent.outputs.web.report import Card
+from npu_agent.kubelet.cordons import last_cordons
+from npu_agent.outputs.web.report import Card, Report
 from npu_agent.people.cluster.agents import Agent
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.proxy import through_kubectl
@@ -95,19 +98,39 @@ async def known_ids(api: Api, name: str) -> set[str]:
     }
 
 
-async def set_cordon(
-    api: Api, name: str, card: Card, npu: str, reason: str | None, known: Collection[str]
-) -> None:
-    """Cordons a card of a Node for a reason, or uncordons it (None); others stay as they are.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A card, and how the annotation can name it."""
 
-    Args:
-        api: the API server.
-        name: the Node's.
-        card: the card, as its agent has it.
-        npu: what the person called it. That is written, unless the card's ID is `known`: the page
-            of an agent alone does not say which card is taken out of service.
-        reason: for people.
-        known: IDs, in lower case.
+    npu: str
+    """What the person calls it: the name that it has now, or another of its names."""
+    card: Card
+    """As its agent has it."""
+    first_ids: Mapping[str, str] = field(default_factory=dict)
+    """The agent's: a name in the annotation may be that of another card by now."""
+    known: Collection[str] = ()
+    """IDs that the API server's own objects have, in lower case."""
+
+    def is_meant(self, key: str) -> bool:
+        """Whether a key of the annotation is for this card."""
+        first = self.first_ids.get(key.lower())
+        if first is not None:
+            return first.lower() == self.card.id.lower()
+        return key.lower() in _names(self.card)
+
+    def key(self, keys: Iterable[str]) -> str:
+        """What to write into an annotation with these: what the person calls it, or its ID.
+
+        The page of an agent alone does not say which card is taken out of service. So the ID is
+        taken only if it is known, or if what the person calls it is a key for another card.
+        """
+        there = {*self.known, *map(str.lower, keys)}
+        by_id = self.card.id.lower() in there or not self.is_meant(self.npu)
+        return self.card.id if by_id else self.npu
+
+
+async def set_cordon(api: Api, name: str, target: Target, reason: str | None) -> None:
+    """Cordons a card of the Node `name` for a reason, or uncordons it (None); others stay.
 
     Raises:
         ApiError: of any kind.
@@ -123,12 +146,13 @@ async def set_cordon(
                 f"or remove it by `kubectl annotate node {name} {ANNOTATION}-`"
             ) from error
         found = json.loads((before or "").strip() or "{}")
-        after = {key: each for key, each in found.items() if key.lower() not in _names(card)}
+        after = {key: each for key, each in found.items() if not target.is_meant(key)}
         if reason is not None:
-            there = {*known, *(key.lower() for key in found)}
-            after[card.id if card.id.lower() in there else npu] = reason
+            after[target.key(found)] = reason
         elif after == found:
-            raise CommandError(f"{npu} of Node {name} is not cordoned")
+            other = target.first_ids.get(target.npu.lower(), target.card.id)
+            of = f": the cordon {target.npu} is of {other}" if other != target.card.id else ""
+            raise CommandError(f"{target.npu} of Node {name} is not cordoned{of}")
         return json.dumps(after) if after else None
 
     await node.change_annotation(api, name, ANNOTATION, change)
@@ -142,24 +166,28 @@ def _names(card: Card) -> set[str]:
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        cards = (await Agent(api, name).report()).cards if args.node else await _here(args)
+        report = await Agent(api, name).report() if args.node else await _here(args)
+        first_ids = report.first_ids
         try:
-            card = card_of(args.npu, cards)
+            card = card_of(args.npu, report.cards)
         except CommandError:
             if args.command == "cordon":
                 raise
-            card = Card(args.npu, 0, args.npu)  # one that is gone may still be cordoned
+            # One that is gone may still be cordoned.
+            card = Card(args.npu, 0, first_ids.get(args.npu.lower(), args.npu))
         if args.command == "uncordon":
-            await set_cordon(api, name, card, args.npu, None, ())
+            await set_cordon(api, name, Target(args.npu, card, first_ids), None)
         else:
             known = await known_ids(api, name) if args.node else {card.id.lower()}
-            await set_cordon(api, name, card, args.npu, args.reason, known)
+            await set_cordon(api, name, Target(args.npu, card, first_ids, known), args.reason)
     print(f"{args.npu} of Node {name} is {args.command}ed")
 
 
-async def _here(args: argparse.Namespace) -> list[Card]:
+async def _here(args: argparse.Namespace) -> Report:
     snapshot = await read_once(vendors(args))
-    return [
+    cards = tuple(
         Card(card.name, card.core_count, state.id, card.uuid, card.pci_bus_id)
         for state, card in ((state, state.card) for state in snapshot.cards)
-    ]
+    )
+    last = last_cordons(Path(quiet(args).plugin_dir), snapshot)
+    return Report(cards, first_ids=dict(last.first_ids))

@@ -23,7 +23,7 @@ from npu_agent.kube.credentials import at
 from npu_agent.outputs import cdi
 from npu_agent.outputs.web.report import Card
 from npu_agent.people import simulator
-from npu_agent.people.commands.cordon import set_cordon
+from npu_agent.people.commands.cordon import Target, set_cordon
 from npu_agent.people.simulator.apiserver import NODES, Device, StandInApiServer, served
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
@@ -139,13 +139,14 @@ class ClaimsNode:
     async def _cordoned(self) -> Lines:
         assert self._api  # noqa: S101  (for the type checker)
         card = Card(self._names[self._device], 0)
-        await set_cordon(self._api, _NODE, card, card.name, "swap fan", ())
+        target = Target(card.name, card)
+        await set_cordon(self._api, _NODE, target, "swap fan")
         yield f"`npu-agent cordon {card.name} --reason 'swap fan'` annotates the Node:"
         node = self._api_server.objects[NODES][_NODE]
         yield f"{ANNOTATION}: '{node['metadata']['annotations'][ANNOTATION]}'"
         (taint,) = await self._tainted(bool)
         yield f"the ResourceSlice has the taint {taint['key']}:{taint['effect']} on {self._named}"
-        await set_cordon(self._api, _NODE, card, card.name, None, ())
+        await set_cordon(self._api, _NODE, target, None)
         await self._tainted(lambda taints: not taints)
         yield f"`npu-agent uncordon {card.name}`: the taint is gone"
 

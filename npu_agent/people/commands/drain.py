@@ -20,7 +20,14 @@ from npu_agent.people.cluster import pods, view
 from npu_agent.people.cluster.agents import Agent, Pages
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.pods import Pod
-from npu_agent.people.commands.cordon import api_server, card_of, known_ids, node_of, set_cordon
+from npu_agent.people.commands.cordon import (
+    Target,
+    api_server,
+    card_of,
+    known_ids,
+    node_of,
+    set_cordon,
+)
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS
@@ -60,7 +67,8 @@ async def _drain(args: argparse.Namespace) -> None:
             ]
             print("\n".join([*lines, *held.unclear] or ["would evict no Pod"]))
             return
-        await set_cordon(api, name, card, args.npu, args.reason, await known_ids(api, name))
+        target = Target(args.npu, card, report.first_ids, await known_ids(api, name))
+        await set_cordon(api, name, target, args.reason)
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
         await _empty(api, agent, card.id, args)
     again = f"npu-agent uncordon {args.npu} --node {name}"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from aiohttp import web
 
 from npu_agent.cli import CommandError, catalogue
 from npu_agent.core.cordon import ANNOTATION
+from npu_agent.kubelet.cordons import FILE
+from npu_agent.people import simulator
 from npu_agent.people.commands import cordon, drain
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
@@ -56,6 +59,8 @@ class Cluster:
     """More Pods of the Node."""
     page: dict[str, Any] | None = None
     """In place of the real one."""
+    first_ids: dict[str, str] = field(default_factory=dict)
+    """The page's: by name, the ID of the card that it meant first."""
     daemon_sets: list[dict[str, Any]] = field(default_factory=lambda: [DAEMON_SET])
     evictions: list[dict[str, Any]] = field(default_factory=list)
     owners: list[dict[str, str]] = field(default_factory=list)
@@ -102,7 +107,7 @@ class Cluster:
                     self.lingers -= 1
                     if not self.lingers:
                         self.held.clear()
-                return web.json_response(self.page or {"cards": cards})
+                return web.json_response(self.page or {"cards": cards, "first_ids": self.first_ids})
             case ["namespaces", "team", "pods", name, "eviction"]:
                 if self.refusals:
                     self.agent = "next" if self.replaced else self.agent
@@ -206,6 +211,49 @@ async def test_an_id_that_no_object_knows_is_not_written(cluster: Cluster) -> No
     await cluster.run("cordon", "npu1", "--reason", "fan")
     await cluster.run("cordon", "npu0", "--reason", "again")
     assert cluster.annotation == {"npu1": "fan", "UUID-0": "again"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_cordon_stays_with_the_card_that_its_name_meant_first(
+    cluster: Cluster, known: bool
+) -> None:
+    """npu1 was UUID-0, and npu7 is of a card that is npu0 by now, or of one that is gone."""
+    cluster.slices = [slice_()] if known else []
+    cluster.first_ids = {"npu1": "UUID-0", "npu7": "UUID-0", "npu8": "UUID-8", "npu9": "UUID-9"}
+    there = {"NPU1": "fan", "npu7": "fan", "npu8": "gone", "npu9": "gone"}
+    cluster.server.annotate(ANNOTATION, json.dumps(there))
+    for command in ("cordon", "drain"):
+        await cluster.run(command, "npu1", "--reason", "swap")
+        assert cluster.annotation == {**there, "UUID-1": "swap"}
+        await cluster.run("uncordon", "npu1")
+        assert cluster.annotation == there
+    with pytest.raises(CommandError, match="the cordon npu1 is of UUID-0"):
+        await cluster.run("uncordon", "npu1")
+    await cluster.run("cordon", "uuid-0", "--reason", "in place of its names")
+    assert cluster.annotation.keys() - {"npu8", "npu9"} == {"UUID-0" if known else "uuid-0"}
+    cluster.server.annotate(ANNOTATION, json.dumps(there))
+    await cluster.run("uncordon", "npu0")  # as the page calls it
+    assert cluster.annotation.keys() == {"npu8", "npu9"}
+    await cluster.run("uncordon", "npu8")
+    await cluster.run("uncordon", "uuid-9")
+    assert cluster.text is None
+
+
+async def test_the_node_of_this_pod_has_what_names_meant_first_on_its_disk(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator.make(tmp_path, simulator.parse_cards("warboy=2"))
+    (tmp_path / "config.yaml").write_text(f"pluginDir: {tmp_path}\n")
+    monkeypatch.setenv("NODE_NAME", NODE)
+    monkeypatch.setenv("NPU_AGENT_HOST_ROOT", str(tmp_path))
+    monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", str(tmp_path / "config.yaml"))
+    uuids = [str(simulator.card("warboy", index).uuid) for index in range(2)]
+    annotation = '{"npu1": "fan"}'
+    saved = {"annotation": annotation, "first_ids": {"npu1": uuids[0]}}
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    cluster.server.annotate(ANNOTATION, annotation)
+    await _change(catalogue.parse(["cordon", "npu1", "--reason", "swap"]))
+    assert cluster.annotation == {"npu1": "fan", uuids[1]: "swap"}
 
 
 async def test_of_people_who_cordon_together_none_is_lost(cluster: Cluster) -> None:
