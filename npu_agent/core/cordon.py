@@ -98,7 +98,7 @@ def cordons(
     for name, reason in named.items():
         ids, id_ = called.get(name.lower(), []), first.get(name.lower())
         if id_ is not None and ids and id_ not in ids:
-            wrong.append(_renumbered(name, id_, ids, present))
+            wrong.append(_renumbered(name, reason, id_, ids, present))
         elif id_ is None and len(ids) > 1:
             wrong.append(_ambiguous(name, ids))
         elif not ids and id_ not in present and snapshot.complete:
@@ -139,12 +139,18 @@ def _ambiguous(name: str, ids: list[str]) -> Trouble:
     )
 
 
-def _renumbered(name: str, id_: str, ids: list[str], present: Mapping[str, str]) -> Trouble:
-    here = f"{id_}, which is {present[id_]} now" if id_ in present else f"{id_}, which is not here"
+def _renumbered(
+    name: str, reason: str, id_: str, ids: list[str], present: Mapping[str, str]
+) -> Trouble:
+    here = f"{id_}, which is not here"
+    remedy = f"if it will not come back: `kubectl npu uncordon NODE {id_}`"
+    if id_ in present:
+        here = f"{id_}, which is {present[id_]} now"
+        remedy = f"`kubectl npu cordon NODE {id_} --reason {shlex.quote(reason)}`"
     return Trouble(
         what=f"{name} was another card when it was cordoned: the cordon is of {here}, and not of "
         f"{', '.join(ids)}",
-        remedy=f"`kubectl npu cordon NODE {id_}`, then `kubectl npu uncordon NODE {name}`",
+        remedy=remedy,
     )
 
 

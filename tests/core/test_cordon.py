@@ -58,8 +58,7 @@ def test_a_cordon_stays_with_the_card_that_its_name_meant_first() -> None:
     (wrong,) = found.wrong
     assert str(wrong) == (
         f"npu3 was another card when it was cordoned: the cordon is of {THREE.id}, which is npu0 "
-        f"now, and not of {FOUR.id}: `kubectl npu cordon NODE {THREE.id}`, then "
-        "`kubectl npu uncordon NODE npu3`"
+        f"now, and not of {FOUR.id}: `kubectl npu cordon NODE {THREE.id} --reason broken`"
     )
     assert not found.lost
 
@@ -70,6 +69,8 @@ def test_the_card_that_a_name_meant_first_may_be_gone() -> None:
     assert not another_there.cards
     assert not another_there.lost
     assert f"the cordon is of {THREE.id}, which is not here" in another_there.wrong[0].what
+    gone = f"if it will not come back: `kubectl npu uncordon NODE {THREE.id}`"
+    assert another_there.wrong[0].remedy == gone
     none_there = cordons({"npu3": "broken"}, renumbered(ZERO), first=first)
     assert (none_there.lost, none_there.wrong) == ({"npu3": "broken"}, ())
     elsewhere = cordons({"npu3": "broken"}, renumbered(THREE), first=first)
