@@ -349,8 +349,8 @@ class Machine(RuleBasedStateMachine):
         else:
             (self.directory / RECORD).write_text(what)
         self.own(self.start(self.agent.name, cores, self.agent.api))
-        self.allocate_more(data)
         self.prepare(data)
+        self.allocate_more(data)
 
     # The two APIs
 
