@@ -129,7 +129,7 @@ def check_reads(node: Node, token: str, mode: str) -> None:
             f"{WATCH}&fieldSelector=metadata.name={OTHER}",
         ],
         "ResourceSlices of its own Node": [own + node.name],
-        "ResourceSlices of other nodes": [SLICES, own + OTHER, f"{SLICES}/theirs"],
+        "ResourceSlices of other nodes": [SLICES, own + OTHER],
         "ResourceClaims that Pods of its Node use": [
             f"{CLAIMS}/{claim_of(node, 'mine')['metadata']['name']}"
         ],
@@ -179,6 +179,7 @@ def attacks(node: Node) -> Iterator[Attack]:
         yield "PATCH", f"{SLICES}/new?fieldManager=x&force=true", made, APPLY
     yield "PATCH", f"{SLICES}/theirs", {"spec": {"pool": {"generation": 2}}}, MERGE
     yield "DELETE", f"{SLICES}/theirs", None, JSON
+    yield "GET", f"{SLICES}/theirs", None, JSON  # the agent lists, and gets none
     yield "DELETE", SLICES, None, JSON
     yield "GET", CLAIMS, None, JSON
     yield "POST", CLAIMS, claim("new"), JSON

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.dra.claims import CONFIG, devices, run, running, seen, verified, waits
 from tests.e2e.dra.conftest import OVERLAY, published
-from tests.e2e.dra.test_partitions import ALL, CUT, configure, wait_offered
+from tests.e2e.dra.test_partitions import CUT, configure, wait_offered
 from tests.e2e.manifests import claim_pod, request, small, template
 from tests.e2e.node import Node
 
@@ -22,16 +22,15 @@ GATES = (
 
 @pytest.fixture(autouse=True)
 def gates_off(node: Node) -> Iterator[None]:
-    """The API server runs without them, until the test has ended; cards have been cut before."""
-    configure(node, CUT, ALL)
+    """The API server runs without them until the test has ended; then cards are to be cut."""
     off = ",".join(f"{gate}=false" for gate in GATES)
     node.cluster.stop_api_server()
     node.cluster.start_api_server(f"--feature-gates={off}")
+    configure(node, CUT, 8)
     yield
     node.delete_pods()
     node.cluster.stop_api_server()
     node.cluster.start_api_server()
-    wait_offered(node, ALL)
     node.deploy(CONFIG, OVERLAY)  # an edit takes a minute after an outage
     wait_offered(node, 8)
 

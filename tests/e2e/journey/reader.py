@@ -63,8 +63,11 @@ class Reader:
             before[key] = [*before[key], *value] if both else value
         path.write_text(yaml.safe_dump(before))
 
-    def types(self, text: str, timeout: float = 180) -> str:
-        """Runs commands one after the other, until one fails; returns what they print."""
+    def types(self, text: str, timeout: float = 180, *, namespace: str = "kube-system") -> str:
+        """Runs commands one after the other, until one fails; returns what they print.
+
+        `namespace` takes the place of the one that the page names.
+        """
         typed = [one for one in commands("sh", text) if one not in LINES_LEFT_OUT]
         self._typed += typed
         homes = [f"export HELM_{what}_HOME={self._programs.parent}/helm" for what in _HOMES]
@@ -73,7 +76,7 @@ class Reader:
                 f"cd {self.checkout}",
                 f"export PATH={self._programs}:$PATH",
                 *homes,
-                *(self._meant(one) for one in typed),
+                *(self._meant(one).replace("kube-system", namespace) for one in typed),
             ]
         )
         return self.node.cluster.enter("sh", "-euc", script, timeout=timeout).stdout

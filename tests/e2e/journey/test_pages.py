@@ -61,14 +61,13 @@ def serves(node: Journey, namespace: str = NAMESPACE) -> None:
 
 def test_the_readme(reader: Reader) -> None:
     node = reader.node
-    chart, others = reader.blocks("README.md", "Install")
+    chart, one_file, overlay = reader.blocks("README.md", "Install")
     node.label({"npu-agent/enabled": None})
     reader.types(chart)
     serves(node)
     node.helm("uninstall", "npu-agent", "--namespace", NAMESPACE, "--wait")
     node.wait_allocatable(0)
 
-    one_file, overlay = others.splitlines()
     reader.types(one_file)
     serves(node)
     node.uninstall()
@@ -219,7 +218,7 @@ def test_moving_a_node(reader: Reader) -> None:
     serves(node, OWN)
     lines, _ = page(DRA).below(MOVING)
     configure(lines[1].replace("NODE", node.name))
-    reader.types(move.replace("kube-system", OWN))
+    reader.types(move, namespace=OWN)
 
     def offered() -> int:
         (only,) = node.objects("resourceslice")
