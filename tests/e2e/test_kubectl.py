@@ -185,6 +185,7 @@ def old_agent(node: Node, tmp_path: Path) -> Iterator[str]:
     labels = {"app.kubernetes.io/name": "npu-agent", "age": "old"}
     spec = {
         "containers": [made],
+        "serviceAccountName": "default",
         "nodeSelector": {"age": "old"},
         "tolerations": [{"operator": "Exists"}],
     }
@@ -193,7 +194,11 @@ def old_agent(node: Node, tmp_path: Path) -> Iterator[str]:
     sets = thing("DaemonSet", "old", "apps/v1", spec=agents)
     old = thing("Node", "old", namespace="")
     sets["metadata"]["labels"] = old["metadata"]["labels"] = labels
-    node.apply([old, sets])
+    node.apply(old)
+    room = {"pods": "10", "cpu": "1", "memory": "1Gi"}  # else the scheduler leaves it out
+    status = json.dumps({"status": {"capacity": room, "allocatable": room}})
+    node.kubectl("patch", "node", "old", "--subresource=status", "--type=merge", "--patch", status)
+    node.apply(sets)
     selector = {"labelSelector": "age=old"}
 
     def placed() -> list[str]:
