@@ -419,18 +419,19 @@ async def test_the_wall_clock_is_set_and_everything_was_as_long_ago_as_before(
             (happened[-1], passed),
             *((at, right()) for at in happened),
         ):
-            assert begun - 0.01 <= datetime.fromisoformat(at).timestamp() - jump <= latest + 0.01
+            # A second is what a busy machine may put between the readings of the two clocks.
+            assert begun - 1 <= datetime.fromisoformat(at).timestamp() - jump <= latest + 1
         assert any("npu1 is gone" in problem["text"] for problem in page["problems"])
         text = (await one.get("/metrics"))[1]
         name = "\nnpu_agent_config_last_success_timestamp_seconds "
         loaded_at = float(text.partition(name)[2].partition("\n")[0])
-        assert loaded_at - jump == pytest.approx(begun, abs=passed - begun)
+        assert loaded_at - jump == pytest.approx(begun, abs=passed - begun + 1)
         # The two clocks are read one after the other: that is no jump.
         before = state()
-        monkeypatch.setattr(time, "time", lambda: right() + jump + 0.05)
-        assert state().wall(before.started_at) == pytest.approx(
-            before.wall(before.started_at), abs=0.001
-        )
+        monkeypatch.setattr(time, "monotonic", lambda: before.monotonic)
+        monkeypatch.setattr(time, "time", lambda: before.now + 0.05)
+        assert state().wall(before.started_at) == before.wall(before.started_at)
+        monkeypatch.undo()
 
 
 async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_they_can(

@@ -70,7 +70,7 @@ class Furiosa:
         self._families = families
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
-        self._simulation = root / SIMULATION
+        self._simulation = str(root / SIMULATION)
         self._covering = {
             name: [
                 tuple(cores for cores in family.core_ranges if core in cores)
@@ -226,14 +226,8 @@ class Furiosa:
 
     def _is_node(self, path: str) -> bool:
         """Whether it is a character device, or a file that stands for one in a simulated tree."""
-        try:
-            mode = os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
-        except OSError as error:
-            _unless_limited(error)
-            return False
-        except ValueError:
-            return False
-        return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and self._simulation.is_dir())
+        mode = _mode(path)
+        return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and stat.S_ISDIR(_mode(self._simulation)))
 
     def _sensors(self, address: str) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
@@ -309,6 +303,17 @@ def _inode(path: str) -> int | None:
     except OSError as error:
         _unless_limited(error)
         return 0  # `identify` says why; the others are still found
+
+
+def _mode(path: str) -> int:
+    """The `st_mode` of what is there; 0 if nothing is that can be reached."""
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
+    except OSError as error:
+        _unless_limited(error)
+    except ValueError:
+        pass
+    return 0
 
 
 _Figures = tuple[int, int]
