@@ -26,8 +26,8 @@ from tests.outputs.web.helpers import Scene, fenced, held, read, serving
 
 HERE = Path(__file__).parent
 _END = "document.getElementById('{}').getBoundingClientRect().bottom"
-_PHONE = 390
-"""Pixels: a phone's picture ends where its screen would, twice."""
+_WIDTH = 1200
+"""Pixels."""
 _UP = 266_000
 """Seconds that most cards have been well."""
 _HOT = 43
@@ -40,8 +40,6 @@ class Picture:
 
     name: str
     scene: Scene
-    width: int = 1200
-    dark: bool = False
     end: str = "timeline"
     """The section that is the last one in it: what follows on the page is small print."""
 
@@ -167,20 +165,15 @@ async def main() -> None:
     """Writes the pictures."""
     for picture in (
         Picture("status.png", few(), end="cards"),
-        Picture("status-dark.png", few(), dark=True),
         Picture("status-many.png", many()),
-        Picture("status-phone.png", few(), width=_PHONE),
-        Picture("status-phone-dark.png", few(), width=_PHONE, dark=True),
     ):
         async with serving(picture.scene) as (host, port), tab() as page:
-            await page.screen(picture.width, dark=picture.dark)
+            await page.screen(_WIDTH)
             await page.say("Emulation.setScrollbarsHidden", hidden=True)
             await page.open(f"http://{host}:{port}/")
             await page.until("document.fonts.ready.then(() => true)")
             height = await page.run(_END.format(picture.end)) + 20
-            if picture.width == _PHONE:
-                height = min(height, 1500)
-            clip = {"x": 0, "y": 0, "width": picture.width, "height": height, "scale": 1}
+            clip = {"x": 0, "y": 0, "width": _WIDTH, "height": height, "scale": 1}
             shot = await page.say("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         (HERE / picture.name).write_bytes(base64.b64decode(shot["data"]))
 

@@ -12,7 +12,6 @@ from .pages import ROOT, page
 
 ELLIPSIS = "…"
 PAGES = {
-    "docs/cli.md": "line",
     "docs/troubleshooting.md": "npu-agent says",
     "docs/ko/troubleshooting.md": "npu-agent의 메시지",
     "docs/ja/troubleshooting.md": "npu-agentの出力",
