@@ -187,7 +187,7 @@ def program(
 def _compile() -> None:
     """Compiles what the agent loads, as it is in the image: else each start would."""
     loads = (
-        "import npu_agent.agent, npu_agent.cli.main, npu_agent.cli.run, yaml, "
+        "import npu_agent.agent.run, npu_agent.cli.main, npu_agent.cli.run, yaml, "
         "npu_agent.outputs.web.connections, kubernetes_asyncio.config"
     )
     environment = {**os.environ, **IMAGE, "PYTHONDONTWRITEBYTECODE": ""}

@@ -19,9 +19,11 @@ import aiohttp
 import grpc
 import pytest
 
-from npu_agent import agent as agent_module
 from npu_agent import files
-from npu_agent.agent import Agent, Host, Timing
+from npu_agent.agent import parts
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Host, Timing
+from npu_agent.agent.run import serve
 from npu_agent.config import (
     AllocationConfig,
     Effective,
@@ -90,7 +92,7 @@ class Node:
             timing=self.timing,
         )
         stop = asyncio.Event()
-        running = asyncio.create_task(agent.run(stop))
+        running = asyncio.create_task(serve(agent, stop))
         try:
             yield agent
         finally:
@@ -138,7 +140,7 @@ async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
         plugin = await node.listed(2, half.name)
         rngd = simulator.card("rngd", 1).uuid
         assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
-        assert len(agent.sessions) == 2
+        assert len(agent.kubelet.sessions) == 2
 
 
 async def test_card_dies_and_recovers_and_vanishes_and_returns(node: Node) -> None:
@@ -270,7 +272,7 @@ class Followed:
 
     async def get(self, path: str) -> tuple[Mapping[str, str], str]:
         """Headers and text of a page."""
-        address = self.agent.server.listening.value
+        address = self.agent.pages.server.listening.value
         assert address is not None
         url = f"http://{address[0]}:{address[1]}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
@@ -291,7 +293,7 @@ async def followed(node: Node, keys: str) -> AsyncIterator[Followed]:
     text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
     file.write_text(text + keys)
     async with node.agent(config_file=file) as agent:
-        await first(agent.server.listening, bool)
+        await first(agent.pages.server.listening, bool)
         yield Followed(file, agent, text)
 
 
@@ -349,10 +351,10 @@ async def test_events_are_switched_off_and_on_by_the_config(
         node.fault("npu0", "dead")
         await node.told(lambda p: (UUIDS[0], "Unhealthy") in p.devices)
         await one.edit(keys + "events: true\n")
-        await first(one.agent.poller.states, lambda state: state.generation == 2)
-        assert one.agent.events.sending.reason is None
+        await first(one.agent.common.poller.states, lambda state: state.generation == 2)
+        assert one.agent.cluster.events.sending.reason is None
         node.fault("npu1", "dead")
-        await until(lambda: one.agent.events.sending.reason)
+        await until(lambda: one.agent.cluster.events.sending.reason)
 
 
 async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
@@ -474,12 +476,12 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
     async with node.agent() as agent:
         await node.listed(2)
         await node.kubelet.allocate(NPU, 1)  # else nothing is left for the next agent
-        agent.pod_resources.ask()
+        agent.allocation.pod_resources.ask()
         before = json.loads((node.plugins / RECORD).read_bytes())
         assert {device for (_, device), *_ in before["allocations"]} == set(UUIDS)
     (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
     async with node.agent() as agent:
-        devices = await first(agent.publisher.devices[NPU], bool)
+        devices = await first(agent.allocation.publisher.devices[NPU], bool)
     ids = {device.name: device.id for device in devices}
     assert ids["npu0"] == UUIDS[0]
     assert ids["npu1"] not in UUIDS
@@ -514,7 +516,7 @@ async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     async def offered(_: Path) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}
 
-    monkeypatch.setattr(agent_module, "offered", offered)
+    monkeypatch.setattr(parts, "offered", offered)
     node.cards("warboy=2")
     async with node.agent():
         before = await node.listed(2)
@@ -555,7 +557,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.store.states.value.orphans)
+        await until(lambda: agent.allocation.store.states.value.orphans)
         assert not allocating.done()
         if not readable:
             events.rmdir()
@@ -569,16 +571,17 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
     async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=600.0)) as agent:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
-        await first(agent.store.usages, bool)
+        await first(agent.allocation.store.usages, bool)
         before = await node.listed(2)
         node.kubelet.hang_up(NPU)
         await node.told(lambda p: p.endpoint != before.endpoint and p.connected)
         node.kubelet.release(NPU, grant.ids)
         answered: set[float] = set()
         async with asyncio.timeout(DEADLINE):  # two such answers end a hold at other times
-            async for answer in agent.pod_resources.holdings.watch():
-                agent.pod_resources.ask()  # and none before: a Pod that is listed is known
+            async for answer in agent.allocation.pod_resources.holdings.watch():
+                # And none before: a Pod that is listed is known.
+                agent.allocation.pod_resources.ask()
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.store.states.value.allocations
+        assert (NPU, grant.ids[0]) in agent.allocation.store.states.value.allocations

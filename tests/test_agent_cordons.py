@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from grpclib.exceptions import GRPCError
 
-from npu_agent.agent import Agent
+from npu_agent.agent.agent import Agent
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.problems import Note, notes, problems
 from npu_agent.kubelet.cordons import FILE
@@ -96,20 +96,20 @@ async def test_garbage_and_missing_rights_are_said_and_uncordon_nothing(room: Ro
     room.node.cards("warboy=2")
     async with room.node.agent(node_name=NODE, **ALONE) as agent:
         cordon(room, npu1="swap fan")
-        await first(agent.cordons.cards, len)
+        await first(agent.allocation.cordons.cards, len)
         room.cluster.annotate(ANNOTATION, "{npu1")
-        await first(agent.cordons.state, lambda now: now.wrong)
+        await first(agent.allocation.cordons.state, lambda now: now.wrong)
         (problem,) = of_the_node(agent)
         assert "the last good one stays in force: not JSON" in problem.text
         assert "kubectl annotate" in problem.remedy
         assert agent.state().cordons == {UUIDS[1]: "swap fan"}
         cordon(room, npu0="", npu7="")
-        await first(agent.cordons.cards, lambda now: UUIDS[0] in now)
+        await first(agent.allocation.cordons.cards, lambda now: UUIDS[0] in now)
         (problem,) = of_the_node(agent)
         assert "npu7 is cordoned, but this node has no such card" in problem.text
         room.cluster.trouble = status(403, "nodes is forbidden: User cannot watch resource")
         room.cluster.cut()
-        await until(lambda: agent.node_watch.error)
+        await until(lambda: agent.node.watch.error)
         assert "`npu-agent doctor` shows the command" in of_the_node(agent)[-1].text
 
 
@@ -153,7 +153,7 @@ async def test_the_config_switches_it_off_and_on(room: Room) -> None:
     async with room.node.agent(file, node_name=NODE) as agent:
         await room.node.told(lambda plugin: plugin.healthy() == (UUIDS[0],))
         file.write_text(keys + "cordon: false\n")
-        agent.poller.read_now()
+        agent.common.poller.read_now()
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
 
 

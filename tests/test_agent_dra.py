@@ -15,7 +15,8 @@ import pytest
 from grpclib.exceptions import GRPCError
 
 from npu_agent import files
-from npu_agent.agent import Agent, Timing
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Timing
 from npu_agent.config import (
     AllocationConfig,
     LabelsConfig,
@@ -183,7 +184,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         assert [holding.assignment.claim for holding in agent.state().usages] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
-        await until(lambda: not agent.store.states.value.allocations)
+        await until(lambda: not agent.allocation.store.states.value.allocations)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
@@ -205,13 +206,13 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     await first(room.manager.instances, lambda now: not now)
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.registered()
-        save = agent.store.saved
+        save = agent.allocation.store.saved
 
         async def slow() -> None:
             await asyncio.sleep(0.5)
             await save()
 
-        monkeypatch.setattr(agent.store, "saved", slow)
+        monkeypatch.setattr(agent.allocation.store, "saved", slow)
         await room.manager.unprepare(DRIVER, ref)
         await until(lambda: agent.state().dra == ())
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
@@ -280,7 +281,7 @@ async def test_the_api_server_is_not_asked_about_dra_unless_that_decides(room: R
     room.node.cards("warboy=1")
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.node.listed(1)
-        await first(agent.dra_support.state, lambda now: now.available is False)
+        await first(agent.node.dra_support.state, lambda now: now.available is False)
         assert room.cluster.calls == []
 
 
@@ -338,7 +339,7 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         await room.free(*NAMES)
         room.node.fault("npu1", "gone")
         await room.offered(NAMES[0])
-        await first(agent.store.published, lambda sliced: sliced.keys() == {UUIDS[0]})
+        await first(agent.allocation.store.published, lambda sliced: sliced.keys() == {UUIDS[0]})
         await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
         monkeypatch.setattr(files, "replace", full)
         room.node.fault("npu1", "back")
@@ -396,7 +397,7 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await room.registered()
         await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
-        assert doubted == [agent.store]  # it does not list all of its Pods yet
+        assert doubted == [agent.allocation.store]  # it does not list all of its Pods yet
 
 
 async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
@@ -411,7 +412,9 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
     assert len(room.specs()) == 2
     room.cluster.forget(gone)
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await until(lambda: [one.name for one in agent.store.prepared.value.values()] == ["kept"])
+        await until(
+            lambda: [one.name for one in agent.allocation.store.prepared.value.values()] == ["kept"]
+        )
         await until(lambda: len(room.specs()) == 1)
         await room.registered()
         with pytest.raises(PrepareError, match="ResourceClaim team/kept"):
@@ -431,7 +434,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     (room.node.plugins / RECORD).unlink()
     monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
-        await until(lambda: agent.store.prepared.value.keys() == {"uid-c"})
+        await until(lambda: agent.allocation.store.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))
         with pytest.raises(GRPCError, match=r"ResourceClaim team/c\) still holds"):
             await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
@@ -443,7 +446,7 @@ async def test_restarts_of_the_kubelet_are_still_counted_when_a_resource_is_serv
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await room.registered()
-        agent.sessions[0].counts.returns = 3
+        agent.kubelet.sessions[0].counts.returns = 3
         assert agent.state().resources == ()
         assert agent.state().kubelet_restarts == 3
 
@@ -453,7 +456,9 @@ async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
     async with room.node.agent(**NOTHING_ELSE):
         await room.node.listed(1)
         async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as other:
-            await first(other.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            await first(
+                other.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY
+            )
             assert room.manager.instances.value == ()
 
 
@@ -507,7 +512,7 @@ async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None
         other = PreparedClaim(
             driver="gpu.example.com", uid="u", namespace="team", name="gpu", devices=()
         )
-        agent.store.prepare(other, ())
+        agent.allocation.store.prepare(other, ())
         assert agent.state().dra == ()
 
 
@@ -517,8 +522,8 @@ async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
 ) -> None:
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        (driver,) = agent.drivers
-        parts = (slices, driver.claims, agent.store, driver.slices)
+        (driver,) = agent.kubelet.drivers
+        parts = (slices, driver.claims, agent.allocation.store, driver.slices)
         (part,) = [part for part in parts if hasattr(part, method)]
         good = getattr(part, method)
         failed = False

@@ -56,7 +56,7 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
 
         def change(partitions: str) -> None:
             write(partitions)
-            agent.poller.read_now()
+            agent.common.poller.read_now()
 
         await until(lambda: len(room.cluster.devices()) == 15)
         await room.registered()

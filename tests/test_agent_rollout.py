@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.agent import Agent, Timing
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Timing
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -32,7 +33,9 @@ async def rollout(room: Room) -> AsyncIterator[tuple[AsyncExitStack, Agent]]:
         await room.registered()
         await room.free(*NAMES)
         async with room.node.agent(**BY_DRA) as after:
-            await first(after.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY)
+            await first(
+                after.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY
+            )
             yield before, after
 
 
@@ -42,7 +45,7 @@ async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
     async with rollout(room) as (before, after):
         (old,) = room.manager.instances.value
         ended = asyncio.create_task(before.aclose())
-        while after.drivers[0].status.value.phase is not SessionPhase.REGISTERED:
+        while after.kubelet.drivers[0].status.value.phase is not SessionPhase.REGISTERED:
             await room.prepared(ref)
             await room.manager.unprepare(DRIVER, ref)
         await ended
@@ -68,7 +71,9 @@ async def test_the_health_is_reported_by_the_one_that_serves(
     room.node.cards("warboy=2")
     async with rollout(room) as (before, after):
         await before.aclose()
-        await first(after.drivers[0].status, lambda now: now.phase is SessionPhase.REGISTERED)
+        await first(
+            after.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.REGISTERED
+        )
         await until(lambda: room.manager.state(DRIVER, "this-node", NAMES[0])[0] == "Healthy")
 
 
@@ -82,7 +87,7 @@ async def test_a_call_that_is_under_way_is_answered_before_the_end(
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
         await room.free(*NAMES)
-        claims = agent.drivers[0].claims
+        claims = agent.kubelet.drivers[0].claims
         prepare = claims.prepare
 
         async def slow(refs: list[ClaimRef]) -> Any:
@@ -114,7 +119,7 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
     async with AsyncExitStack() as before:
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
-        monkeypatch.setattr(agent.drivers[0].claims, "prepare", forever)
+        monkeypatch.setattr(agent.kubelet.drivers[0].claims, "prepare", forever)
         prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
         await asked.wait()
         await before.aclose()
@@ -158,7 +163,7 @@ async def test_each_pod_is_admitted_during_a_rollout_by_the_device_plugin(
         await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
         await room.node.listed(2)
         async with room.node.agent(**NOTHING_ELSE) as after:
-            (session,) = (one for one in after.sessions if one.status.value.resource == NPU)
+            (session,) = (one for one in after.kubelet.sessions if one.status.value.resource == NPU)
             await first(session.status, lambda now: now.phase is SessionPhase.STANDBY)
             ended = asyncio.create_task(before.aclose())
             while session.status.value.phase is not SessionPhase.REGISTERED:

@@ -58,7 +58,9 @@ async def test_the_agent_loads_what_is_heavy_on_a_thread_and_not_before_it_is_us
 ) -> None:
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_bytes(signed.ca.read_bytes())
-    code = f"import npu_agent.cli.main, npu_agent.agent\n{LOADED}\nprint('|')\n{CALLS}\n{LOADED}"
+    code = (
+        f"import npu_agent.cli.main, npu_agent.agent.run\n{LOADED}\nprint('|')\n{CALLS}\n{LOADED}"
+    )
     async with serving(says(NODE), tls=signed.context()) as server:
         _, _, port = server.url.rpartition(":")
         pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.agent import Agent, Timing
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Timing
 from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig, Poller
 from npu_agent.inventory.inventory import Inventory
@@ -120,7 +121,7 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
 
 async def settled(agent: Agent) -> str:
     """Waits until the server has loaded what it needs; returns its address."""
-    address = await first(agent.server.listening, bool)
+    address = await first(agent.pages.server.listening, bool)
     assert address
     return f"http://{address[0]}:{address[1]}"
 

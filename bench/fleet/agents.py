@@ -1,6 +1,6 @@
 """The API parts of many agents in one process: `python -m bench.fleet.agents`.
 
-The parts are those of the agent, put together as `npu_agent.agent` does it; the cards are values.
+The parts are those of the agent, put together as in `npu_agent.agent.parts`; the cards are values.
 What is to be done comes as a line of JSON, and each is answered by one.
 """
 

@@ -31,13 +31,14 @@ def main(args: argparse.Namespace) -> int:
     logs.setup(found.config.log.level, found.config.log.format)
     node = os.environ.get("NODE_NAME") or None
     simulation = _simulated(args.simulate, host_root(args), node) if args.simulate else None
-    from npu_agent import agent
+    from npu_agent.agent.parts import Host
+    from npu_agent.agent.run import run
 
     shutdown = Shutdown()
     pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
-    host = agent.Host(host_root(args), node, pod.strip("/"), simulation)
+    host = Host(host_root(args), node, pod.strip("/"), simulation)
     file = config.file_of(args)
-    as_asked = asyncio.run(agent.run(found, host, config_file=file, shutdown=shutdown))
+    as_asked = asyncio.run(run(found, host, config_file=file, shutdown=shutdown))
     return 0 if as_asked else FAILED
 
 

@@ -1,6 +1,6 @@
 """AgentState: the state of agent and node at one moment, as one frozen value.
 
-It is put together in one place, `npu_agent.agent`. Readiness and problems
+It is put together in one place, `npu_agent.agent.agent`. Readiness and problems
 (`npu_agent.core.problems`), JSON, HTML and the agent's own metrics are pure functions of it.
 Times are seconds of `time.monotonic` unless they say otherwise: the wall clock of a node is
 often set right minutes after the start. `AgentState.wall` makes times of day of them.

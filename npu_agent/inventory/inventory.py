@@ -80,6 +80,7 @@ class Inventory:
         self.hardware = self.snapshots.map(Snapshot.without_readings)
         self.trends: Feed[Trends] = Feed(Trends())
         """The trends of cards; never older than `snapshots`."""
+        self.degraded = self.trends.map(trends.degraded)
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(Settings())

@@ -23,7 +23,9 @@ import asyncio, json, sys, urllib.request
 from pathlib import Path
 
 from npu_agent.people import simulator
-from npu_agent.agent import Agent, Host
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Host
+from npu_agent.agent.run import serve
 from npu_agent.config import parse
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
@@ -61,14 +63,14 @@ async def main(directory, method):
     config = parse(CONFIG.format(directory=directory, method=method).encode(), "config", REGISTRY)
     agent = Agent(config, Host(root, "node"))
     stop = asyncio.Event()
-    running = asyncio.create_task(agent.run(stop))
+    running = asyncio.create_task(serve(agent, stop))
     found = {"listed": {}, "granted": {}}
     for name, count in BOTH.items():
         plugin = await kubelet.until(name, lambda p: len(p.healthy()) == count, 20)
         found["listed"][name] = [id_ for id_, _ in plugin.devices]
         grant = await kubelet.allocate(name, 1)
         found["granted"][name] = [list(grant.ids), dict(grant.environment), list(grant.nodes)]
-    async for address in agent.server.listening.watch():
+    async for address in agent.pages.server.listening.watch():
         if address:
             break
     url = f"http://{address[0]}:{address[1]}/metrics"

@@ -17,7 +17,9 @@ import aiohttp
 import yaml
 from grpclib import GRPCError
 
-from npu_agent.agent import Agent, Host
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Host
+from npu_agent.agent.run import serve
 from npu_agent.config import (
     Effective,
     HealthConfig,
@@ -122,12 +124,12 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     )
     agent = Agent(Effective(config, {}), Host(root, name))
     stop = asyncio.Event()
-    parts = [asyncio.create_task(agent.run(stop))]
+    parts = [asyncio.create_task(serve(agent, stop))]
     parts.append(asyncio.create_task(simulator.Simulation(root, interval=0.5).run()))
     if busy:
         parts.append(asyncio.create_task(_allocate(kubelet)))
     try:
-        address = await first(agent.server.listening, bool)
+        address = await first(agent.pages.server.listening, bool)
         assert address
         yield f"{address[0]}:{address[1]}"
     finally:

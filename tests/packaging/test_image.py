@@ -110,7 +110,7 @@ def test_provenance_says_what_it_was_made_from(image: Path) -> None:
 def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     """Else it is compiled at each start, as there is no place to keep it."""
     look = (
-        "import sys, pathlib; from npu_agent import agent; from npu_agent.cli import main; "
+        "import sys, pathlib; import npu_agent.agent.run; from npu_agent.cli import main; "
         "from npu_agent.cli import run; from npu_agent.people.commands import view; "
         "import npu_agent.outputs.web.connections; import kubernetes_asyncio.config; "
         "files = [m.__spec__ for m in sys.modules.values() if getattr(m, '__spec__', None)]; "

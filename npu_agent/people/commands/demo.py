@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from npu_agent import logs
-from npu_agent.agent import Agent, Host
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Host
+from npu_agent.agent.run import serve
 from npu_agent.cli import FAILED, CommandError
 from npu_agent.config import load
 from npu_agent.core.hardware import CoreRange
@@ -94,7 +96,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             ends.push_async_callback(kubelet.stop)
             ends.push_async_callback(claims.stop)
             simulation = parts.create_task(simulator.Simulation(root).run())
-            parts.create_task(agent.run(stop))
+            parts.create_task(serve(agent, stop))
             walk = parts.create_task(tour.walk(claims.steps, deadline))
             ended = parts.create_task(stop.wait())
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +174,7 @@ class Tour:
         }
         self._kubelet = kubelet
         self._agent = agent
-        self._resource = agent.poller.configs.value.resource_name
+        self._resource = agent.common.poller.configs.value.resource_name
 
     async def walk(self, more: Iterable[Step], deadline: float) -> bool:
         """Runs its own steps, then `more`; returns whether all happened, and stops at a failure."""
@@ -337,7 +339,7 @@ class Tour:
                 await asyncio.sleep(0.05)
 
     async def address(self) -> str:
-        address = await self._agent.server.listening.until(bool)
+        address = await self._agent.pages.server.listening.until(bool)
         return ":".join(map(str, address or ()))
 
     async def _fault(self, name: str) -> None:
@@ -346,10 +348,10 @@ class Tour:
     async def _edit(self, old: str, new: str) -> None:
         text = await asyncio.to_thread(self._config.read_text)
         await asyncio.to_thread(self._config.write_text, text.replace(old, new))
-        self._agent.poller.read_now()
+        self._agent.common.poller.read_now()
 
     async def _config_error(self, *, refused: bool) -> str | None:
-        states = self._agent.poller.states
+        states = self._agent.common.poller.states
         return (await states.until(lambda state: refused == bool(state.error))).error
 
     def _named(self, ids: Iterable[str]) -> str:

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from npu_agent.agent import Agent, Host
+from npu_agent.agent.agent import Agent
+from npu_agent.agent.parts import Host
+from npu_agent.agent.run import serve
 from npu_agent.config import load
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.cordon import ANNOTATION
@@ -174,7 +176,7 @@ class ClaimsNode:
     async def _cuts(self) -> Lines:
         assert self._agent  # noqa: S101  (for the type checker)
         await self._configure("true")
-        self._agent.poller.read_now()
+        self._agent.common.poller.read_now()
         every = len(self._specs)
         devices = await self._api_server.until(lambda found: len(found) > every, DEADLINE)
         slices = len(self._api_server.slices)
@@ -213,7 +215,7 @@ class ClaimsNode:
             await part.start()
         config, self._api = load(file, REGISTRY), Api(lambda: at(url, "the demo"))
         self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
-        parts = (self._agent.run(self._stop), simulator.Simulation(self._root).run())
+        parts = (serve(self._agent, self._stop), simulator.Simulation(self._root).run())
         self._running = [asyncio.create_task(part) for part in parts]
 
     def _claim(self, name: str) -> ClaimRef:

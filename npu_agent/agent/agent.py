@@ -1,0 +1,196 @@
+"""Agent: the parts of one node's agent, and its state made of them.
+
+`npu_agent.agent.parts` builds each part, `npu_agent.agent.run` runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+
+from npu_agent import __version__
+from npu_agent.agent import parts
+from npu_agent.agent.parts import Common, Host, Timing
+from npu_agent.config import Effective, Poller
+from npu_agent.core.condition import maintenance
+from npu_agent.core.ledger import Ledger
+from npu_agent.core.state import (
+    AgentState,
+    DraState,
+    Invocation,
+    ResourceState,
+    SessionPhase,
+    stale_after,
+)
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kube import Api
+from npu_agent.kubelet.record import read_record, recover
+from npu_agent.vendors import REGISTRY
+
+_KUBELET_FIRST = 1.0
+"""Seconds, at most, that the API server is asked later for the kubelet's sake."""
+_JUMP = 0.1
+"""Seconds that the wall clock has to jump before pages and metrics follow: less is the time between
+two clock reads."""
+
+
+class Agent:
+    """The agent of one node."""
+
+    def __init__(
+        self,
+        effective: Effective,
+        host: Host,
+        *,
+        config_file: Path | None = None,
+        api: Api | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        """Builds the parts; nothing runs yet.
+
+        Args:
+            effective: the config to start with.
+            host: where it runs.
+            config_file: where the config came from, to be followed; None for options.
+            api: the API server; None: the one that this Pod, or this user, belongs to.
+            timing: all times.
+        """
+        self.restarts: Counter[str] = Counter()
+        """Restarts of each part after a failure."""
+        timing = timing or Timing()
+        self.common = common = Common(
+            host,
+            Poller(config_file, REGISTRY, effective, timing.config),
+            effective.config,
+            api or Api(after=self._kubelet_first),
+            timing,
+        )
+        record = recover(Ledger(), read_record(common.directory), time.monotonic())
+        self._recorded = record.cards
+        self._invocation = Invocation(
+            pod=host.pod, config_file=str(config_file or ""), host_root=str(host.root)
+        )
+        self._started_at = time.monotonic()
+        self._ahead = time.time() - self._started_at
+        """Seconds that the wall clock is ahead of `time.monotonic`."""
+        self.inventory = parts.hardware(common, record.cards, self.restarts)
+        self.node = parts.node(common)
+        self.allocation = parts.allocation(common, Feed(record), self.inventory, self.node)
+        self.kubelet = parts.kubelet(common, self.inventory, self.node, self.allocation)
+        self.cluster = parts.cluster(
+            common, self.inventory, self.node, self.allocation, self.kubelet, self.state
+        )
+        self.pages = parts.pages(
+            common, self.inventory, self.allocation, self.kubelet, self.cluster, self.state
+        )
+
+    async def _kubelet_first(self) -> None:
+        """Waits until the kubelet has our devices, or needs the API server for them; a second."""
+        drivers = [driver.status for driver in self.kubelet.drivers]
+        sessions = [session.status for session in self.kubelet.sessions]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KUBELET_FIRST):
+                async for _ in changes_of(*drivers, *sessions):
+                    if any(status.value.phase is SessionPhase.REGISTERED for status in sessions):
+                        return
+                    if any(status.value.phase is not SessionPhase.NO_CARDS for status in drivers):
+                        return
+
+    def state(self) -> AgentState:
+        """Returns the state, for conditions, pages and metrics."""
+        common, config = self.common, self.common.configs.value
+        inventory, node, pages = self.inventory, self.node, self.pages
+        allocation, cordons = self.allocation, self.allocation.cordons.state.value
+        labeller, events = self.cluster.labeller, self.cluster.events
+        holdings, wanted = allocation.pod_resources.holdings.value, allocation.wanted.value
+        snapshot, cordoned = inventory.snapshots.value, allocation.cordons.cards.value
+        monotonic, own = time.monotonic(), node.watch.state.value
+        return AgentState(
+            version=__version__,
+            node=common.host.node_name,
+            hostname=common.host.hostname,
+            invocation=self._invocation,
+            started_at=self._started_at,
+            now=monotonic + self._wall_clock_ahead(monotonic),
+            monotonic=monotonic,
+            snapshot=snapshot,
+            usages=allocation.store.usages.value,
+            assignments=holdings.assignments,
+            assignments_error=holdings.error,
+            resources=self._resources(),
+            # Each resource has a stream of its own and loses it when the kubelet restarts.
+            kubelet_restarts=max((one.counts.returns for one in self.kubelet.sessions), default=0),
+            dra=self._dra(),
+            wanted=tuple(resource.of_families(wanted.families) for resource in wanted.resources),
+            unsettled=node.dra_support.state.value.waits,
+            cordons=cordoned,
+            held_by=allocation.store.held_by(
+                card for card in snapshot.cards if card.id in cordoned
+            ),
+            expected_cards=config.health.expected_cards,
+            recorded=self._recorded,
+            first_ids=cordons.first_ids,
+            cordons_lost=cordons.lost,
+            cordons_wrong=cordons.wrong,
+            api_error=common.api.silent,
+            node_error=node.watch.error,
+            reads=common.api.reads,
+            disabled=wanted.disabled,
+            config=common.poller.states.value,
+            stale_after=stale_after(config.metrics.interval),
+            max_temperature=config.health.max_temperature,
+            labels=labeller.state.value if labeller else None,
+            condition=self.cluster.condition.state.value,
+            trends=inventory.trends.value,
+            maintenance=maintenance(own.conditions, unschedulable=own.unschedulable) if own else "",
+            timeline=pages.recorder.timeline,
+            restarts=self.restarts,
+            lag=pages.lag.seconds,
+            labels_applied=labeller.results if labeller else {},
+            events=events.results,
+            reading_failures=inventory.failures,
+            page_failures=pages.page.failures,
+            cdi_error=allocation.publisher.cdi_error,
+            tls=pages.certificates.state.value if pages.certificates else None,
+            authorizations=pages.authorizer.results if pages.authorizer else {},
+            refused={
+                ("metrics", "open"): pages.server.made_room,
+                ("probes", "open"): pages.probes.made_room,
+            },
+        )
+
+    def _wall_clock_ahead(self, monotonic: float) -> float:
+        if abs((ahead := time.time() - monotonic) - self._ahead) > _JUMP:
+            self._ahead = ahead
+        return self._ahead
+
+    def _resources(self) -> tuple[ResourceState, ...]:
+        """Returns the resources that the device plugin serves, or is to serve."""
+        wanted = self.allocation.wanted.value
+        devices = {
+            resource.name: feed.value
+            for resource in wanted.resources
+            if (feed := self.allocation.publisher.devices[resource.name]).value
+            or resource.of_families(wanted.families).widths
+        }
+        return tuple(
+            ResourceState(session=status, counts=session.counts, devices=devices[status.resource])
+            for session in self.kubelet.sessions
+            if (status := session.status.value).resource in devices
+        )
+
+    def _dra(self) -> tuple[DraState, ...]:
+        return tuple(
+            DraState(
+                session=driver.status.value,
+                counts=driver.counts,
+                slices=driver.slices.state.value,
+                devices=driver.offered.value or (),
+                claims=driver.prepared(),
+            )
+            for driver in self.kubelet.drivers
+            if driver.needed
+        )

@@ -1,0 +1,504 @@
+"""The parts of the agent, built in the order of the picture in docs/dev/architecture.md.
+
+Each function below builds one part from those before it: `hardware`, `node`, `allocation`,
+`kubelet`, `cluster`, `pages`. Nothing runs yet. `npu_agent.agent.agent` calls them.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from npu_agent import __version__
+from npu_agent.config import Config, Poller, disabled_for, poller
+from npu_agent.config.resources import asks_for, offered_by, resources_of
+from npu_agent.core import changes, health
+from npu_agent.core.cordon import ANNOTATION
+from npu_agent.core.ledger import Ledger
+from npu_agent.core.offer import Device
+from npu_agent.core.state import AgentState
+from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
+from npu_agent.feed import Feed
+from npu_agent.inventory import card
+from npu_agent.inventory.inventory import Inventory
+from npu_agent.kube import Api
+from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.kubelet.allocation_store import AllocationStore, Served
+from npu_agent.kubelet.cordons import CordonStore
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
+from npu_agent.kubelet.pods import Pods
+from npu_agent.outputs import cdi
+from npu_agent.outputs import condition as node_condition
+from npu_agent.outputs.condition import ConditionWriter, Observed
+from npu_agent.outputs.deviceplugin import session
+from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
+from npu_agent.outputs.deviceplugin.specs import PluginSpecs
+from npu_agent.outputs.dra import driver, support
+from npu_agent.outputs.dra.driver import Driver, Shared
+from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
+from npu_agent.outputs.dra.support import SupportWatch
+from npu_agent.outputs.events import Events, Sources
+from npu_agent.outputs.labels import output_of
+from npu_agent.outputs.labels.labeller import Labeller, Settings
+from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.outputs.prometheus import page
+from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.web.authorization import Authorizer
+from npu_agent.outputs.web.history import History
+from npu_agent.outputs.web.pages import Pages, probes
+from npu_agent.outputs.web.pages import pages as pages_of
+from npu_agent.outputs.web.recorder import Recorder
+from npu_agent.outputs.web.server import Limits, Server
+from npu_agent.outputs.web.tls import Certificates, tls_files
+from npu_agent.vendors import CDI_KINDS, DRIVERS, REGISTRY, SPECS, VENDORS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of the agent and of its parts, in seconds.
+
+    The DaemonSet's terminationGracePeriodSeconds has room for `HAND_OVER`, `calls` and `LONGEST`.
+    """
+
+    calls: float = 10.0
+    """At the end, for calls of the kubelet that are under way. A Pod whose Allocate is cut fails
+    for good, and a kubelet comes back after a minute to a claim that was not prepared. Most calls
+    take milliseconds, or seconds where many Pods start; one that waits longer is given up."""
+    end: float = 0.9
+    """Then, for the publisher (0.3 at most) and the sessions to end in order; with the rest the
+    process is gone within 1 s."""
+    ask_again: float = 60.0
+    """Seconds until a node without DRA support is asked again."""
+    config: poller.Timing = field(default_factory=poller.Timing)
+    sessions: session.Timing = field(default_factory=session.Timing)
+    drivers: driver.Timing = field(default_factory=driver.Timing)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The surroundings of an agent."""
+
+    root: Path
+    """Where its ``/`` is seen, with /sys, /dev and /var/run/cdi; the plugin directory is used as
+    configured."""
+    node_name: str | None
+    """This Node's name, for config of single nodes."""
+    pod: str = ""
+    """The agent's Pod, ``namespace/name``; empty: it runs in none."""
+    simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Runs the simulated cards below `root`; None: the cards are real."""
+
+    @property
+    def hostname(self) -> str:
+        """The Node's name, else the host's."""
+        return self.node_name or platform.node()
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What every part is built from."""
+
+    host: Host
+    poller: Poller
+    config: Config
+    """The one at the start, for what changes by a restart only."""
+    api: Api
+    timing: Timing
+
+    @property
+    def configs(self) -> Feed[Config]:
+        return self.poller.configs
+
+    @property
+    def directory(self) -> Path:
+        """The kubelet's, for device plugins."""
+        return Path(self.config.plugin_dir)
+
+    @property
+    def by_cdi(self) -> bool:
+        return self.config.allocation.method == "cdi"
+
+
+def hardware(
+    common: Common, recorded: Mapping[str, frozenset[str]], restarts: Counter[str]
+) -> Inventory:
+    """Builds the reader of the cards; `recorded` has those of the agent before this one."""
+    simulated = common.host.simulation is not None
+    vendors = [vendor(common.host.root, simulated=simulated) for vendor in VENDORS]
+    return Inventory(vendors, common.configs.map(_watching), restarts, known=recorded)
+
+
+def _watching(config: Config) -> card.Settings:
+    return card.Settings(
+        interval=config.interval,
+        health_interval=config.health.interval,
+        telemetry_interval=config.metrics.interval,
+        policy=health.Policy(
+            failures=config.health.failures,
+            recoveries=config.health.recoveries,
+            max_temperature=config.health.max_temperature,
+            slow_after=config.health.slow_after,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the API server knows about this node."""
+
+    watch: NodeWatch
+    dra_support: SupportWatch
+
+
+def node(common: Common) -> Node:
+    """Builds the readers of our Node, and of its support of DRA."""
+    config, name = common.config, common.host.node_name
+    asked = support.Wanted(auto=asks_for(config, "auto", name), dra=asks_for(config, "dra", name))
+    return Node(
+        NodeWatch(common.api, name, common.configs.map(_follows_node)),
+        SupportWatch(common.api, name, asked, common.timing.ask_again),
+    )
+
+
+def _follows_node(config: Config) -> bool:
+    return (
+        config.cordon or config.labels.output == "api" or config.health.condition.type is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Who holds which cores, and what is offered."""
+
+    pod_resources: PodResources
+    wanted: Feed[Wanted]
+    """The config's wishes for the device plugin."""
+    store: AllocationStore
+    cordons: CordonStore
+    publisher: Publisher
+
+
+def allocation(
+    common: Common, ledger: Feed[Ledger], inventory: Inventory, node: Node
+) -> Allocation:
+    """Builds what decides on devices; `ledger` has the record of the agent before this one."""
+    configs, directory = common.configs, common.directory
+    wanted = configs.map_with(node.dra_support.state, partial(_wanted, common.host.node_name))
+    pod_resources = PodResources(
+        socket_beside(directory),
+        configs.map(lambda config: config.metrics.interval),
+        Pods(directory, common.host.root),
+        ledger,
+    )
+    names = [resource.name for resource in wanted.value.resources]
+    store = AllocationStore(
+        snapshots=inventory.hardware,
+        pod_resources=pod_resources,
+        served=Served(resources=names, drivers=DRIVERS),
+        directory=directory,
+        ledger=ledger,
+    )
+    cordons = CordonStore(
+        node.watch.state.map_with(configs.map(lambda config: config.cordon), _annotation),
+        inventory.hardware,
+        wanted.map(lambda wanted: wanted.disabled),
+        directory,
+    )
+    publisher = Publisher(
+        snapshots=inventory.hardware,
+        wanted=wanted,
+        store=store,
+        cordons=cordons.cards,
+        specs=PluginSpecs(common.host.root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
+    )
+    return Allocation(pod_resources, wanted, store, cordons, publisher)
+
+
+def _wanted(node_name: str | None, config: Config, dra: support.Known) -> Wanted:
+    counts = REGISTRY.core_counts
+    return Wanted(
+        resources_of(config, counts),
+        disabled_for(config, node_name),
+        offered_by(config, counts, "device-plugin", node_name, auto=dra.available),
+    )
+
+
+def _annotation(own: OwnNode | None, wanted: bool) -> str | None:
+    """The cordons as the Node has them; None as long as that is not known."""
+    if not wanted:
+        return ""
+    return None if own is None else own.annotations.get(ANNOTATION, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """What serves the kubelet."""
+
+    ownership: Ownership
+    sessions: tuple[Session, ...]
+    """Of the device plugin, one a resource."""
+    drivers: tuple[Driver, ...]
+    """Of DRA, one a vendor."""
+
+
+def kubelet(common: Common, inventory: Inventory, node: Node, allocation: Allocation) -> Kubelet:
+    """Builds the sessions of the device plugin and the DRA drivers."""
+    config, store = common.config, allocation.store
+    ownership = Ownership(common.directory, store.disowned)
+    hooks = Hooks(
+        prepare=allocation.publisher.renew,
+        grant=partial(_grant, allocation),
+        kubelet_lost=store.kubelet_lost,
+        offered=partial(_offered, socket_beside(common.directory)),
+    )
+    sessions = (
+        Session(
+            Plugin(
+                resource=resource,
+                directory=common.directory,
+                socket_name=config.socket_name,
+                by_cdi=common.by_cdi,
+            ),
+            devices,
+            ownership,
+            hooks,
+            common.timing.sessions,
+        )
+        for resource, devices in allocation.publisher.devices.items()
+    )
+    shared = Shared(
+        snapshots=inventory.hardware,
+        store=store,
+        ownership=ownership,
+        cordons=allocation.cordons,
+        degraded=inventory.degraded,
+    )
+    drivers = (_driver(common, node, shared, vendor) for vendor in SPECS if vendor.dra)
+    return Kubelet(ownership, tuple(sessions), tuple(drivers))
+
+
+async def _grant(allocation: Allocation, resource: str, devices: Sequence[Device]) -> None:
+    await allocation.cordons.check(devices)
+    await allocation.store.grant_when_free(resource, devices)
+
+
+async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
+    """Devices the kubelet can allocate; None if unknown, which `PodResources` logs."""
+    try:
+        return await offered(pod_resources)
+    except UnavailableError:
+        return None
+
+
+def _driver(common: Common, node: Node, shared: Shared, vendor: VendorSpec) -> Driver:
+    name = common.host.node_name
+    host = driver.Host(
+        node_name=name,
+        kubelet_root=common.directory.parent,
+        cdi_root=common.host.root / cdi.DIRECTORY,
+    )
+    wanted = common.configs.map_with(
+        node.dra_support.state, partial(_wanted_by_claims, name, vendor)
+    )
+    return Driver(vendor, host, shared, wanted, common.api, common.timing.drivers)
+
+
+def _wanted_by_claims(
+    node_name: str | None, vendor: VendorSpec, config: Config, dra: support.Known
+) -> WantedByClaims:
+    return WantedByClaims(
+        families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
+        decided=not dra.waits,
+        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
+        by_index=config.dra.device_names == "index",
+        partitions=config.dra.partitions,
+        evict=config.health.evict,
+        impossible=dra.impossible,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is written to the API server about this node."""
+
+    labeller: Labeller | None
+    """None without labels in the config, or without a Node."""
+    events: Events
+    condition: ConditionWriter
+
+
+def cluster(
+    common: Common,
+    inventory: Inventory,
+    node: Node,
+    allocation: Allocation,
+    kubelet: Kubelet,
+    state: Callable[[], AgentState],
+) -> Cluster:
+    """Builds the writers of labels, Events and the Node's condition."""
+    name, store = common.host.node_name, allocation.store
+    events = Events(
+        api=common.api,
+        node_name=name,
+        sources=Sources(
+            snapshots=inventory.hardware,
+            usages=store.usages,
+            trends=inventory.trends,
+            configs=common.poller.states,
+            cordons=allocation.cordons.state,
+            drivers=tuple(driver.status for driver in kubelet.drivers),
+        ),
+        wanted=common.configs.map(lambda config: config.events),
+    )
+    causes: tuple[Feed[Any], ...] = (
+        inventory.hardware,
+        store.usages,
+        allocation.cordons.cards,
+        inventory.degraded,
+        node.watch.state,
+        node.dra_support.state,
+        *(session.status for session in kubelet.sessions),
+        *(driver.status for driver in kubelet.drivers),
+        *(driver.slices.state for driver in kubelet.drivers),
+    )
+    condition = ConditionWriter(
+        api=common.api,
+        node_name=name,
+        observed=Observed(state, causes),
+        wanted=common.configs.map(_condition),
+        directory=common.directory,
+    )
+    return Cluster(_labeller(common, inventory, node), events, condition)
+
+
+def _labeller(common: Common, inventory: Inventory, node: Node) -> Labeller | None:
+    method, host = common.config.labels.output, common.host
+    output = output_of(method, api=common.api, node_name=host.node_name, host_root=host.root)
+    if output is None:
+        return None
+    return Labeller(
+        snapshots=inventory.hardware,
+        settings=common.configs.map(_label_settings),
+        output=output,
+        seen=node.watch.state.map(_labels) if method == "api" else None,
+        machine=partial(read_machine, host.root),
+    )
+
+
+def _label_settings(config: Config) -> Settings:
+    return Settings(label_sets(SPECS, config.labels.sets), config.labels.resync)
+
+
+def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
+    return None if own is None else own.labels
+
+
+def _condition(config: Config) -> node_condition.Wanted:
+    return node_condition.Wanted(config.health.condition.type, config.health.expected_cards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Web:
+    """Pages and metrics, and what they remember."""
+
+    page: Page
+    history: History
+    recorder: Recorder
+    lag: LoopLag
+    certificates: Certificates | None
+    """None where the config wants no TLS."""
+    authorizer: Authorizer | None
+    """None where any client may read the pages."""
+    server: Server
+    probes: Server
+    """A listener for the kubelet alone: clients of the other one cannot block its probes."""
+
+
+def pages(
+    common: Common,
+    inventory: Inventory,
+    allocation: Allocation,
+    kubelet: Kubelet,
+    cluster: Cluster,
+    state: Callable[[], AgentState],
+) -> Web:
+    """Builds the two servers and what they show."""
+    metrics, snapshots = common.config.metrics, inventory.snapshots
+    page = Page(
+        snapshots=snapshots,
+        holdings=allocation.store.usages,
+        settings=common.configs.map(_page_settings),
+        hostname=common.host.hostname,
+        state=state,
+    )
+    history = History(snapshots)
+    files = tls_files(metrics.tls)
+    certificates = Certificates(files) if files else None
+    authorizer = Authorizer(common.api) if metrics.authorization == "kubernetes" else None
+    return Web(
+        page=page,
+        history=history,
+        recorder=_recorder(common, inventory, allocation, kubelet, cluster),
+        lag=LoopLag(),
+        certificates=certificates,
+        authorizer=authorizer,
+        server=Server(
+            "metrics",
+            metrics.address,
+            Pages(pages_of(page.body, state, history)),
+            certificates=certificates,
+            authorizer=authorizer,
+        ),
+        probes=Server(
+            "probes",
+            metrics.probes_address,
+            Pages(probes(state), fresh=0.0),
+            Limits(silence=2.0),  # the kubelet comes on a new connection for each probe
+        ),
+    )
+
+
+def _page_settings(config: Config) -> page.Settings:
+    return page.Settings(
+        schemas=metric_schemas(SPECS, config.metrics.schema),
+        pod_labels=config.metrics.pod_labels,
+        interval=config.metrics.interval,
+    )
+
+
+def _recorder(
+    common: Common,
+    inventory: Inventory,
+    allocation: Allocation,
+    kubelet: Kubelet,
+    cluster: Cluster,
+) -> Recorder:
+    labeller = cluster.labeller
+    return Recorder(
+        __version__,
+        inventory.hardware,
+        inventory.trends,
+        allocation.store.usages,
+        [
+            (allocation.cordons.state, changes.cordon_entries),
+            (inventory.trends, changes.trend_entries),
+            (common.poller.states, changes.config_entries),
+            *(
+                (session.status, partial(changes.session_entries, subject="resource"))
+                for session in kubelet.sessions
+            ),
+            *(
+                (driver.status, partial(changes.session_entries, subject="dra"))
+                for driver in kubelet.drivers
+            ),
+            *(((labeller.state, changes.label_entries),) if labeller else ()),
+        ],
+    )
