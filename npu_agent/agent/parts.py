@@ -21,6 +21,7 @@ from npu_agent.core import changes, health
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.offer import Device
+from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
@@ -37,12 +38,11 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs import condition as node_condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.outputs.dra import driver, support
 from npu_agent.outputs.dra.driver import Driver, Shared
-from npu_agent.outputs.dra.driver import Wanted as WantedByClaims
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.labels import output_of
@@ -179,7 +179,7 @@ class Allocation:
     """Who holds which cores, and what is offered."""
 
     pod_resources: PodResources
-    wanted: Feed[Wanted]
+    wanted: Feed[PluginWishes]
     """The config's wishes for the device plugin."""
     store: AllocationStore
     cordons: CordonStore
@@ -222,9 +222,9 @@ def allocation(
     return Allocation(pod_resources, wanted, store, cordons, publisher)
 
 
-def _wanted(node_name: str | None, config: Config, dra: support.Known) -> Wanted:
+def _wanted(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
     counts = REGISTRY.core_counts
-    return Wanted(
+    return PluginWishes(
         resources_of(config, counts),
         disabled_for(config, node_name),
         offered_by(config, counts, "device-plugin", node_name, auto=dra.available),
@@ -313,8 +313,8 @@ def _driver(common: Common, node: Node, shared: Shared, vendor: VendorSpec) -> D
 
 def _wanted_by_claims(
     node_name: str | None, vendor: VendorSpec, config: Config, dra: support.Known
-) -> WantedByClaims:
-    return WantedByClaims(
+) -> DraWishes:
+    return DraWishes(
         families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
         decided=not dra.waits,
         disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),

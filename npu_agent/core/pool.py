@@ -1,7 +1,7 @@
-"""Snapshot -> the devices that DRA offers: names, attributes, taints. Pure.
+"""Snapshot -> the devices that DRA can offer: names and attributes. Pure.
 
-`npu_agent.outputs.dra.slices` writes them as ResourceSlices, and Prepare finds in them what an
-allocated name stands for.
+`npu_agent.core.plan` leaves out and taints some; `npu_agent.outputs.dra.slices` writes them as
+ResourceSlices. Prepare finds in them what an allocated name stands for.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.offer import Device, cut
-from npu_agent.core.trends import TrendKind
 
 _LONGEST_NAME = 63
 """The API server's limit: a device's name is a DNS label."""
@@ -113,20 +112,6 @@ class PoolDevice:
         return self.device.cores != self.device.card.all_cores
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marks:
-    """Reasons for taints other than health."""
-
-    evict: bool = False
-    """Whether an unhealthy card's Pods are to be evicted."""
-    held: Callable[[Device], str | None] = lambda _: None
-    """Why a device must not be allocated although nothing in the cluster says so; None: it may."""
-    cordoned: Collection[str] = ()
-    """The IDs of the cards that a person has taken out of service."""
-    degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
-    """Remarks on working cards, by ID."""
-
-
 def pool(
     snapshot: Snapshot,
     *,
@@ -134,9 +119,10 @@ def pool(
     families: Collection[str],
     by_index: bool = False,
     partitions: bool = False,
-    marks: Marks = Marks(),
 ) -> tuple[PoolDevice, ...]:
     """The devices of these families' cards: those of `dra.first`, then the others, by number.
+
+    They have no taints: `npu_agent.core.plan.claim_pool`.
 
     Args:
         snapshot: the cards.
@@ -148,7 +134,6 @@ def pool(
         partitions: whether each card is offered in every width that it has nodes for, all of them
             at the same time, and not only whole. The scheduler then cuts it: a device is free as
             long as no core of it is another one's.
-        marks: what devices are tainted for.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
     cards.sort(key=lambda state: state.card.family != dra.first)
@@ -158,7 +143,6 @@ def pool(
             name=_named(name, state, device.cores),
             device=device,
             description=dra.describe(state.card, device.cores),
-            taints=_taints(dra.driver, device, marks),
             counters=counters,
         )
         for state, name in zip(cards, called, strict=True)
@@ -238,19 +222,6 @@ def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
     """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
     return f"{name[: longest - 9].rstrip('-')}-{digest}"
-
-
-def _taints(driver: str, device: Device, marks: Marks) -> tuple[Taint, ...]:
-    found: list[tuple[str, Effect]] = []
-    if not device.healthy:
-        found.append(("unhealthy", Effect.NO_EXECUTE if marks.evict else Effect.NO_SCHEDULE))
-    if marks.held(device):
-        found.append(("held", Effect.NO_SCHEDULE))
-    if device.card_id in marks.cordoned:
-        found.append(("cordoned", Effect.NO_SCHEDULE))
-    notes = sorted(kind.value for kind in marks.degraded.get(device.card_id, ()))
-    found += ((key, Effect.NONE) for key in notes)
-    return tuple(Taint(key=f"{driver}/{key}", effect=effect) for key, effect in found)
 
 
 def without_notes(device: PoolDevice) -> PoolDevice:

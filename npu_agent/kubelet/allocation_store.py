@@ -12,26 +12,24 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
+from npu_agent.core import plan
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.hardware import Card, CardState, HealthState, Snapshot
+from npu_agent.core.hardware import Card, CardState, Snapshot
 from npu_agent.core.ledger import (
     HOLDER_ENDS,
     Allocation,
-    ClaimHolder,
-    Conflicts,
     DeviceName,
-    Holder,
     Ledger,
     OrphanedPod,
     PreparedClaim,
     PublishedCard,
     Usage,
-    footprint,
-    keys_of,
 )
-from npu_agent.core.offer import Device, cut
+from npu_agent.core.offer import Device
+from npu_agent.core.plan import Facts
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RecordFile, encode, recover
@@ -41,8 +39,6 @@ log = logger(__name__)
 
 _ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
 _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
-RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
-"""Why nothing is granted while `AllocationStore.drivers_in_recovery` has a driver."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -180,11 +176,17 @@ class AllocationStore:
     def ask(self) -> None:
         self._pod_resources.ask()
 
-    def update(self) -> Conflicts:
-        """Reconciles the ledger with the latest answer of pod-resources.
+    def facts(self, cordons: Mapping[str, str] = MappingProxyType({})) -> Facts:
+        """What decisions are made from, true until the next await."""
+        return Facts(
+            snapshot=self._snapshots.value,
+            ledger=self._ledger,
+            cordons=cordons,
+            recovering=self.drivers_in_recovery.value,
+        )
 
-        Returns what must not be handed out, true until the next await.
-        """
+    def update(self) -> None:
+        """Reconciles the ledger with the latest answer of pod-resources."""
         cards = self._cards()
         answer, applicable = self.answers.value, (self.answers.value.asked_at, cards)
         self._away = self._away or answer.error is not None
@@ -211,11 +213,9 @@ class AllocationStore:
             self._log_ending(ending)
             if self._ledger.pending_release:
                 self._pod_resources.ask_soon()
-        conflicts = self._ledger.conflicts(cards)
         self.drivers_in_recovery.publish(self._drivers_to_recover(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
-        return conflicts
 
     def _drivers_to_recover(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
         if not self._needs_recovery:
@@ -226,15 +226,6 @@ class AllocationStore:
     def record_offer(self, devices: Mapping[str, Iterable[Device]]) -> None:
         if self._owner:
             self.states.publish(self._ledger.with_offer(devices, self._snapshots.value.cards))
-
-    def blocker_for_claims(self, pool: Collection[str]) -> Callable[[Device], str | None]:
-        """Returns a function: why a device that the scheduler treats as free is not; None: it is.
-
-        A container has its cores without a claim, or by a device that is not in `pool` now: cards
-        are no longer cut, or have other names.
-        """
-        conflicts = self._ledger.conflicts(self._cards(), without=pool)
-        return lambda device: conflicts.against(None, device)
 
     async def grant_when_free(self, resource: str, devices: Sequence[Device]) -> None:
         """Grants after the orphaned Pods that had the devices have ended: 10 s at most."""
@@ -318,18 +309,7 @@ class AllocationStore:
         """
         if self._closed:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
-        if self.drivers_in_recovery.value:
-            raise RefusalError(Refusal.UNFIT, RECOVERING)
-        conflicts = self._conflicts()
-        for device in devices:
-            self._check(conflicts, DeviceName(resource, device.id), device)
-            for state in self._snapshots.value.cards:
-                # It may have failed while its last Pod was waited for.
-                if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
-                    raise RefusalError(
-                        Refusal.UNFIT,
-                        f"device {device.id!r} ({device.name}) is unhealthy: {state.health.reason}",
-                    )
+        plan.check_grant(self.facts(), resource, devices)
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
         self._pod_resources.ask_soon()
 
@@ -343,7 +323,7 @@ class AllocationStore:
             if ledger is not self._ledger:
                 self._publish_with_orphans(ledger)
 
-    def prepare(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
+    def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
 
         `devices` are those that are for the claim's Pods alone.
@@ -351,15 +331,9 @@ class AllocationStore:
         Raises:
             RefusalError: another holder has cores or nodes of one of them.
         """
-        conflicts, before = self._conflicts(), self._ledger.prepared.get(claim.uid)
-        same_pods = before is not None and set(claim.pod_uids) <= set(before.pod_uids)
-        for device in devices:
-            if not self._owner:
-                raise RefusalError(Refusal.UNFIT, self.why_not_owned)
-            # A Pod that lives on with what these Pods have too was a Pod of this claim.
-            shared = same_pods and before and footprint(device) in before.footprints
-            pods = self._ledger.orphans if shared else claim.pod_uids
-            self._check(conflicts, ClaimHolder(claim.uid), device, pods)
+        if devices and not self._owner:
+            raise RefusalError(Refusal.UNFIT, self.why_not_owned)
+        plan.check_prepare(self.facts(), claim, devices)
         self.states.publish(self._ledger.with_claim(claim))
 
     async def mark_claim_orphans(self, uid: str) -> None:
@@ -379,12 +353,7 @@ class AllocationStore:
 
     def held_by(self, cards: Iterable[CardState]) -> dict[str, str]:
         """Returns the possible holders of these cards, by ID; free cards are left out."""
-        conflicts, found = self._conflicts(), {}
-        for state in cards:
-            (whole,) = cut(state, state.card.core_count)
-            if holder := conflicts.against(None, whole):
-                found[state.id] = holder
-        return found
+        return plan.holders(self.facts(), cards)
 
     def kubelet_lost(self) -> None:
         """Called when the kubelet dropped our devices: it may have restarted."""
@@ -443,22 +412,6 @@ class AllocationStore:
     @property
     def _ledger(self) -> Ledger:
         return self.states.value
-
-    def _check(
-        self, conflicts: Conflicts, holder: Holder, device: Device, pods: Collection[str] = ()
-    ) -> None:
-        """Raises RefusalError if the device is not free for this holder and these Pods."""
-        kind, reason = Refusal.HELD, conflicts.against(holder, device, pods)
-        card = device.card
-        if not any(
-            card.key == here.key and keys_of(card) == keys_of(here) for here in self._cards()
-        ):
-            kind, reason = Refusal.UNFIT, "its card was just removed or renumbered"
-        if reason:
-            raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
-
-    def _conflicts(self) -> Conflicts:
-        return self._ledger.conflicts(self._cards())
 
     def _cards(self) -> list[Card]:
         return [state.card for state in self._snapshots.value.cards]

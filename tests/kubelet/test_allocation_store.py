@@ -47,10 +47,11 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     await room.owned("WARBOY-1")
     room.claim("c", result("npu-warboy-0"))
     await room.prepared()
-    held = room.store.blocker_for_claims({"npu-warboy-0", "npu-warboy-1"})
+    here = room.store.facts()
+    conflicts = here.ledger.conflicts(here.cards, without={"npu-warboy-0", "npu-warboy-1"})
     claimed, used = devices(*room.cards)
-    assert held(claimed) is None
-    assert "Pod team/train still holds its cores" in str(held(used))
+    assert conflicts.against(None, claimed) is None
+    assert "Pod team/train still holds its cores" in str(conflicts.against(None, used))
 
 
 TIMING = Timing(last_answer=30.0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import DeviceName
-from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.plan import PluginWishes, device_lists, withhold
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kubelet.allocation_store import RECOVERING, AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.logs import logger
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
@@ -21,30 +20,14 @@ _ENDING = 0.3
 """Seconds for the end; pod-resources has 0.2 of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The config of devices."""
-
-    resources: tuple[Resource, ...]
-    disabled: frozenset[str]
-    """Names of cards that are not offered on this node."""
-    families: Collection[str]
-    """Those that the device plugin offers; the others are for claims, or it is not known yet."""
-
-
 class Publisher:
-    """Keeps `devices`, a feed for each resource, up to date.
-
-    A device is unhealthy while another holder may have any of its cores or nodes under another
-    name, as after a change of shape, number or identity; also while a ResourceSlice of an earlier
-    agent may have its card.
-    """
+    """Keeps `devices`, a feed for each resource, up to date."""
 
     def __init__(
         self,
         *,
         snapshots: Feed[Snapshot],
-        wanted: Feed[Wanted],
+        wanted: Feed[PluginWishes],
         store: AllocationStore,
         cordons: Feed[Mapping[str, str]],
         specs: PluginSpecs,
@@ -116,53 +99,12 @@ class Publisher:
 
     def _lists(self) -> dict[str, Devices] | None:
         """Returns the devices of each resource; None: nothing should be offered yet."""
-        snapshot, wanted = self._snapshots.value, self._wanted.value
-        conflicts = self._store.update()
-        if not snapshot.complete or not self._store.asked.value:
+        self._store.update()
+        if not self._snapshots.value.complete or not self._store.asked.value:
             return None  # never an empty list, or a list of doubts, before the real one
-        offered = {
-            resource.name: self._served(resource, advertise(snapshot, resource, wanted.disabled))
-            for resource in wanted.resources
-        }
-        self._store.record_offer(offered)
-        unrecorded = RECOVERING if self._store.drivers_in_recovery.value else None
-        cordoned = {id_: f"cordoned: {reason}" for id_, reason in self._cordons.value.items()}
-        return {
-            resource: tuple(
-                replace(device, healthy=False, reason=reason)
-                if (
-                    reason := unrecorded
-                    or self._by_claims_only(resource, device)
-                    or conflicts.against(DeviceName(resource, device.id), device)
-                    or cordoned.get(device.card_id)
-                )
-                else device
-                for device in devices
-            )
-            for resource, devices in offered.items()
-        }
-
-    def _served(self, resource: Resource, devices: Devices) -> Devices:
-        """Returns the devices to list: those of a card for claims only while a Pod holds them.
-
-        A kubelet restarts no container whose resource has no plugin.
-        """
-        held, families = self._store.states.value.allocations, self._wanted.value.families
-        return tuple(
-            device
-            for device in devices
-            if device.card.family in families or DeviceName(resource.name, device.id) in held
-        )
-
-    def _by_claims_only(self, resource: str, device: Device) -> str | None:
-        """Why no other Pod may get this device, which DRA offers or has offered; None: it may."""
-        ledger = self._store.states.value
-        if device.card.family not in self._wanted.value.families:
-            holder = ledger.allocations[DeviceName(resource, device.id)].holder
-            return f"the device plugin does not offer its card (allocation.api); {holder} keeps it"
-        if ledger.is_published(device.card_id, device.card):
-            return "a ResourceSlice may still offer its card to claims"
-        return None
+        lists = device_lists(self._store.facts(self._cordons.value), self._wanted.value)
+        self._store.record_offer(lists)
+        return lists
 
     def _put(self, lists: Mapping[str, Devices]) -> None:
         """Publishes, without an await since the last use of the ledger."""
@@ -172,9 +114,7 @@ class Publisher:
             if self._specs.unwritten:
                 reason = f"the CDI specs cannot be written: {self.cdi_error}"
                 devices = tuple(  # noqa: PLW2901
-                    replace(device, healthy=False, reason=reason)
-                    if device.id in self._specs.unwritten
-                    else device
+                    withhold(device, reason) if device.id in self._specs.unwritten else device
                     for device in devices
                 )
             self.devices[name].publish(devices)

@@ -24,13 +24,14 @@ from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
+from npu_agent.core.plan import RECOVERING
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube import objects
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kube.resourceclaims import claim_of
-from npu_agent.kubelet.allocation_store import RECOVERING, AllocationStore
+from npu_agent.kubelet.allocation_store import AllocationStore
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs import cdi
 

@@ -13,18 +13,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimRef
-from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import PreparedClaim, PublishedCard
-from npu_agent.core.offer import names
-from npu_agent.core.pool import Marks, PoolDevice, pool
+from npu_agent.core.plan import (
+    DraWishes,
+    Facts,
+    cards_for_claims,
+    claim_pool,
+    published_by,
+    withdrawn,
+)
+from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.core.state import SessionPhase
 from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor_spec import VendorSpec
@@ -95,24 +102,6 @@ class Shared:
     """Remarks on working cards, by card ID."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The config of DRA."""
-
-    families: frozenset[str]
-    """Families that DRA offers on this node; empty: only present claims are served."""
-    decided: bool = True
-    """Whether all of these are known; else the slices stay as they are."""
-    disabled: Collection[str] = frozenset()
-    """Names of cards that are not offered on this node, in lower case."""
-    by_index: bool = False
-    partitions: bool = False
-    """As `pool` takes it."""
-    evict: bool = False
-    impossible: str | None = ""
-    """Why this node cannot do DRA; "": it can; None: the API server has not said."""
-
-
 class _Duty(Enum):
     """The current duties of a driver."""
 
@@ -132,7 +121,7 @@ class Driver:
         vendor: VendorSpec,
         host: Host,
         shared: Shared,
-        wanted: Feed[Wanted],
+        wanted: Feed[DraWishes],
         api: Api,
         timing: Timing = Timing(),
     ) -> None:
@@ -162,7 +151,7 @@ class Driver:
         """What serves the kubelet. The feed of its health service has None while another agent
         reports."""
 
-        def all_devices(snapshot: Snapshot, wanted: Wanted) -> tuple[PoolDevice, ...] | None:
+        def all_devices(snapshot: Snapshot, wanted: DraWishes) -> tuple[PoolDevice, ...] | None:
             if not snapshot.complete:
                 return None
             # A claim can hold a part of a card that is offered whole now.
@@ -223,8 +212,7 @@ class Driver:
         return _Duty.NONE
 
     def _published(self) -> set[str]:
-        published = self._store.published.value
-        return {id_ for id_, one in published.items() if one.driver == self._dra.driver}
+        return published_by(self._store.states.value, self._dra.driver)
 
     async def run(self) -> None:
         pause = self._backoff()
@@ -299,7 +287,14 @@ class Driver:
                 continue  # never an empty pool, or one of doubts, before the real one
             if not await self._record_cards():
                 continue
-            devices = self._on_record()
+            devices = claim_pool(
+                self._facts(),
+                self._wanted.value,
+                self._dra,
+                self._families,
+                recorded=self._recorded,
+                slices=self.slices.state.value,
+            )
             if devices or not self._unwritten.value or self.offered.value is not None:
                 self.offered.publish(devices)
 
@@ -335,48 +330,14 @@ class Driver:
     def _cards_to_record(self) -> set[str]:
         published = self._store.published.value
         self._recorded = {id_: one for id_, one in self._recorded.items() if id_ in published}
-        self._store.record_published(self._dra.driver, self._to_offer())
+        self._store.record_published(
+            self._dra.driver, cards_for_claims(self._snapshots.value, self._wanted.value)
+        )
         published = self._store.published.value
         return {id_ for id_ in self._published() if self._recorded.get(id_) != published[id_]}
 
-    def _to_offer(self) -> Iterator[CardState]:
-        wanted = self._wanted.value
-        for state in self._snapshots.value.cards:
-            if state.card.family in wanted.families and names(state).isdisjoint(wanted.disabled):
-                yield state
-
-    def _on_record(self) -> tuple[PoolDevice, ...]:
-        """Returns the pool, without cards that are not on disk yet."""
-        wanted = self._wanted.value
-        published, cordoned = self._store.published.value, self._cordons.cards.value
-        cut = wanted.partitions and not self._uncounted.value
-        here = {
-            state.id
-            for state in self._to_offer()
-            if state.id in published and self._recorded.get(state.id) == published[state.id]
-        }
-        # The scheduler counts the cores of claims for devices that it sees, and of no others.
-        seen = {
-            one.name
-            for one in self._known.value or ()
-            if one.device.card_id in here
-            and (cut or not one.is_part)
-            and not (self._untainted.value and (one.barred or one.device.card_id in cordoned))
-        }
-        devices = pool(
-            self._snapshots.value,
-            dra=self._dra,
-            families=self._families,
-            by_index=wanted.by_index,
-            partitions=cut,
-            marks=Marks(
-                evict=wanted.evict,
-                held=self._store.blocker_for_claims(seen),
-                cordoned=cordoned,
-                degraded=self._degraded.value,
-            ),
-        )
-        return tuple(one for one in devices if one.device.card_id in here)
+    def _facts(self) -> Facts:
+        return replace(self._store.facts(self._cordons.cards.value), degraded=self._degraded.value)
 
     async def _confirm(self) -> None:
         """Notes which cards have left the slices, once the API server has said so."""
@@ -388,9 +349,7 @@ class Driver:
         offered = self.offered.value
         if offered is None or self.slices.in_place.value != offered:
             return set()
-        stay = {one.device.card_id for one in offered}
-        stay |= {state.id for state in self._to_offer()}
-        return self._published() - stay
+        return withdrawn(self._facts(), self._wanted.value, self._dra.driver, offered)
 
     async def _until_wiped(self, still_ours: Callable[[], bool]) -> None:
         """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.

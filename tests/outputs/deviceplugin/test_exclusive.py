@@ -38,11 +38,12 @@ from npu_agent.core.ledger import (
     footprint,
 )
 from npu_agent.core.offer import Device, cut
+from npu_agent.core.plan import PluginWishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, read_record, recover
-from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
@@ -142,7 +143,7 @@ class Agent:
     store: AllocationStore
     publisher: Publisher
     pod_resources: Kubelet
-    wanted: Feed[Wanted]
+    wanted: Feed[PluginWishes]
     name: str
     api: str
     known: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -610,14 +611,16 @@ class Machine(RuleBasedStateMachine):
                 )
 
 
-def wanted(name: str, cores: int | None, api: str, disabled: str = "") -> Wanted:
+def wanted(name: str, cores: int | None, api: str, disabled: str = "") -> PluginWishes:
     overrides: tuple[tuple[str, str, int | None], ...] = ()
     if cores and cores > 2:
         overrides = ((name, "warboy", 2),)
     elif cores == 2:
         overrides = ((name, "warboy", 1),)
     offered = FAMILIES if api == PLUGIN else ()
-    return Wanted(resources(name, cores, overrides), frozenset(filter(None, [disabled])), offered)
+    return PluginWishes(
+        resources(name, cores, overrides), frozenset(filter(None, [disabled])), offered
+    )
 
 
 TestExclusive: Any = Machine.TestCase

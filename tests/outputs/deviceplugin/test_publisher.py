@@ -23,11 +23,12 @@ from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
+from npu_agent.core.plan import PluginWishes
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, encode, read_record, recover
-from npu_agent.outputs.deviceplugin.publisher import Publisher, Wanted
+from npu_agent.outputs.deviceplugin.publisher import Publisher
 from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -36,17 +37,19 @@ from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
 SPEC = "furiosa.ai-npu.json"
-FUSION = Wanted(resources(NPU, None), frozenset(), FAMILIES)
-SINGLE = Wanted(resources(NPU, 1), frozenset(), FAMILIES)
+FUSION = PluginWishes(resources(NPU, None), frozenset(), FAMILIES)
+SINGLE = PluginWishes(resources(NPU, 1), frozenset(), FAMILIES)
 
 
 class Room:
     """A publisher on one Warboy card, and a kubelet that answers when it is told to."""
 
-    def __init__(self, directory: Path, wanted: Wanted = FUSION, *, by_cdi: bool = False) -> None:
+    def __init__(
+        self, directory: Path, wanted: PluginWishes = FUSION, *, by_cdi: bool = False
+    ) -> None:
         self.card = state()
         self.snapshots: Feed[Snapshot] = Feed(Snapshot((self.card,), complete=True))
-        self.wanted: Feed[Wanted] = Feed(wanted)
+        self.wanted: Feed[PluginWishes] = Feed(wanted)
         self.now = 1000.0
         self.kubelet = Kubelet(recover(Ledger(), read_record(directory), self.clock()))
         self.spec = directory / "cdi" / SPEC
@@ -183,7 +186,7 @@ async def test_a_grant_while_a_file_is_written_counts(
         assert not any((await room.until(lambda d: len(d) == 2)).values())
 
 
-def record(wanted: Wanted) -> bytes:
+def record(wanted: PluginWishes) -> bytes:
     """What an agent has left that offered this, and granted none of it as far as it is known."""
     cards = Snapshot((state(),), complete=True)
     offered = {one.name: advertise(cards, one) for one in wanted.resources}
@@ -213,7 +216,7 @@ async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
         (None, True),  # nothing was ever handed out here
         (record(FUSION), True),  # the same devices: the kubelet counts for itself
         (record(SINGLE), False),
-        (record(Wanted(resources("furiosa.ai/warboy", None), frozenset(), FAMILIES)), False),
+        (record(PluginWishes(resources("furiosa.ai/warboy", None), frozenset(), FAMILIES)), False),
         (b"damaged", False),
     ],
 )

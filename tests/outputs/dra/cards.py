@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from npu_agent.core.hardware import CardState, HealthState
-from npu_agent.core.pool import Marks, PoolDevice, pool
+from npu_agent.core.plan import taints
+from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import snapshot, state
@@ -15,9 +17,21 @@ _BEGINNINGS = {"warboy": "E23A7C54", "rngd": "2E5EADE0"}
 
 def pool_of(*cards: CardState, **options: Any) -> tuple[PoolDevice, ...]:
     """What DRA offers of these cards."""
-    marked = options.keys() & {"evict", "held", "cordoned", "degraded"}
-    marks = Marks(**{key: options.pop(key) for key in marked})
-    return pool(snapshot(*cards), **{"dra": NAMES, "families": FAMILIES, "marks": marks, **options})
+    driver, held = NAMES.driver, options.pop("held", lambda _: None)
+    evict, degraded = options.pop("evict", False), options.pop("degraded", {})
+    return tuple(
+        replace(
+            one,
+            taints=taints(
+                driver,
+                one.device,
+                evict=evict,
+                held=held(one.device) is not None,
+                trends=degraded.get(one.device.card_id, ()),
+            ),
+        )
+        for one in pool(snapshot(*cards), **{"dra": NAMES, "families": FAMILIES, **options})
+    )
 
 
 def card(family: str, index: int, **more: Any) -> CardState:

@@ -16,6 +16,7 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.plan import DraWishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
@@ -23,7 +24,7 @@ from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
-from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing, Wanted
+from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
@@ -47,7 +48,7 @@ class World:
     store: AllocationStore
     kubelet: Kubelet
     snapshots: Feed[Snapshot]
-    wanted: Feed[Wanted]
+    wanted: Feed[DraWishes]
     task: asyncio.Task[None]
 
     async def phase(self, phase: SessionPhase) -> str:
@@ -76,7 +77,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             directory=directory,
             ledger=kubelet.ledger,
         )
-        wanted = Feed(Wanted(families=families))
+        wanted = Feed(DraWishes(families=families))
         annotation: Feed[str | None] = Feed("")
         cordons = CordonStore(annotation, snapshots, Feed(frozenset()), directory, start=0.0)
         driver = Driver(
@@ -187,7 +188,7 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Pa
         await manager.start()
         await until(here.server.devices)
         here.store.prepare(claim("c", *here.snapshots.value.cards), ())
-        here.wanted.publish(Wanted(families=frozenset()))
+        here.wanted.publish(DraWishes(families=frozenset()))
         here.snapshots.publish(Snapshot((), complete=True))
         await until(lambda: not here.store.published.value)
         assert here.driver.needed
@@ -214,9 +215,9 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
 async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None:
     async with world(tmp_path, frozenset()) as here:
         assert here.sockets() == 0
-        here.wanted.publish(Wanted(families=FAMILY))
+        here.wanted.publish(DraWishes(families=FAMILY))
         await until(lambda: here.sockets() == 2)
-        here.wanted.publish(Wanted(families=frozenset()))
+        here.wanted.publish(DraWishes(families=frozenset()))
         await here.phase(SessionPhase.NO_CARDS)
         assert here.sockets() == 0
 

@@ -80,8 +80,9 @@ async def test_a_core_without_a_node_is_refused_to_those_that_need_it(tmp_path: 
 
 def held(room: Room, listed: tuple[PoolDevice, ...]) -> set[str]:
     """Names of the devices that the scheduler must not allocate, of those in the pool."""
-    reason = room.store.blocker_for_claims({one.name for one in listed})
-    return {one.name for one in listed if reason(one.device)}
+    here, names = room.store.facts(), {one.name for one in listed}
+    conflicts = here.ledger.conflicts(here.cards, without=names)
+    return {one.name for one in listed if conflicts.against(None, one.device)}
 
 
 async def test_a_part_that_is_no_longer_in_the_pool_keeps_its_card(tmp_path: Path) -> None:

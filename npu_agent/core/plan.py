@@ -1,0 +1,295 @@
+"""What may be handed out now, and why not: decided here for both APIs. Pure.
+
+Start reading at `device_lists`, which the device plugin serves, and `claim_pool`, which DRA
+publishes. `check_grant` and `check_prepare` decide once more when a container or a claim is about
+to get devices: what was listed may have changed by then.
+
+All decide from `Facts`, which are true until the next await.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.hardware import Card, CardState, HealthState, Snapshot
+from npu_agent.core.ledger import (
+    ClaimHolder,
+    Conflicts,
+    DeviceName,
+    Holder,
+    Ledger,
+    PreparedClaim,
+    PublishedCard,
+    footprint,
+    keys_of,
+)
+from npu_agent.core.offer import Device, Resource, advertise, cut, names
+from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
+from npu_agent.core.state import SlicesState
+from npu_agent.core.trends import TrendKind
+
+RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
+"""Why nothing is granted while `Facts.recovering` has a driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginWishes:
+    """What the config asks of the device plugin."""
+
+    resources: tuple[Resource, ...]
+    disabled: frozenset[str]
+    """Names of cards that are not offered on this node."""
+    families: Collection[str]
+    """Those that the device plugin offers; the others are for claims, or it is not known yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraWishes:
+    """What the config asks of a DRA driver."""
+
+    families: frozenset[str]
+    """Families that DRA offers on this node; empty: only present claims are served."""
+    decided: bool = True
+    """Whether all of these are known; else the slices stay as they are."""
+    disabled: Collection[str] = frozenset()
+    """Names of cards that are not offered on this node, in lower case."""
+    by_index: bool = False
+    partitions: bool = False
+    """As `pool` takes it."""
+    evict: bool = False
+    """Whether an unhealthy card's Pods are to be evicted."""
+    impossible: str | None = ""
+    """Why this node cannot do DRA; "": it can; None: the API server has not said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of the node at one moment."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    cordons: Mapping[str, str] = field(default_factory=dict)
+    """The cards that a person has taken out of service, by ID, and the reasons."""
+    recovering: Collection[str] = ()
+    """Drivers of claims in use that no record has: until they are found, their cores are
+    unknown."""
+    degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
+    """Remarks on working cards, by ID."""
+
+    @property
+    def cards(self) -> list[Card]:
+        return [state.card for state in self.snapshot.cards]
+
+    @cached_property
+    def conflicts(self) -> Conflicts:
+        return self.ledger.conflicts(self.cards)
+
+
+def device_lists(facts: Facts, wishes: PluginWishes) -> dict[str, tuple[Device, ...]]:
+    """The devices to list for each resource; those that no container may get now are unhealthy.
+
+    Cards for claims are listed while a container holds them: a kubelet restarts no container whose
+    resource has no plugin.
+    """
+    lists: dict[str, tuple[Device, ...]] = {}
+    for resource in wishes.resources:
+        devices = []
+        for device in advertise(facts.snapshot, resource, wishes.disabled):
+            name = DeviceName(resource.name, device.id)
+            if device.card.family in wishes.families or name in facts.ledger.allocations:
+                reason = _withheld(facts, wishes, name, device)
+                devices.append(withhold(device, reason) if reason else device)
+        lists[resource.name] = tuple(devices)
+    return lists
+
+
+def withhold(device: Device, reason: str) -> Device:
+    return replace(device, healthy=False, reason=reason)
+
+
+def _withheld(facts: Facts, wishes: PluginWishes, name: DeviceName, device: Device) -> str | None:
+    """Why no container may get this device now; None: it may.
+
+    Another holder may have any of its cores or nodes under another name, as after a change of
+    shape, number or identity; a ResourceSlice of an earlier agent may have its card.
+    """
+    if facts.recovering:
+        return RECOVERING
+    if device.card.family not in wishes.families:
+        holder = facts.ledger.allocations[name].holder
+        return f"the device plugin does not offer its card (allocation.api); {holder} keeps it"
+    if facts.ledger.is_published(device.card_id, device.card):
+        return "a ResourceSlice may still offer its card to claims"
+    if held := facts.conflicts.against(name, device):
+        return held
+    reason = facts.cordons.get(device.card_id)
+    return None if reason is None else f"cordoned: {reason}"
+
+
+def cards_for_claims(snapshot: Snapshot, wishes: DraWishes) -> Iterator[CardState]:
+    for state in snapshot.cards:
+        if state.card.family in wishes.families and names(state).isdisjoint(wishes.disabled):
+            yield state
+
+
+def claim_pool(
+    facts: Facts,
+    wishes: DraWishes,
+    dra: DraNames,
+    families: Collection[str],
+    *,
+    recorded: Mapping[str, PublishedCard],
+    slices: SlicesState,
+) -> tuple[PoolDevice, ...]:
+    """The devices that a driver publishes, with taints: those of cards that are on disk as such.
+
+    Args:
+        facts: the cards, and who holds what.
+        wishes: the config.
+        dra: the driver's names.
+        families: all of the vendor's: a name is unique among their cards.
+        recorded: the published cards as the disk has them.
+        slices: what the API server's slices can express.
+    """
+    published = facts.ledger.published
+    on_disk = {
+        state.id
+        for state in cards_for_claims(facts.snapshot, wishes)
+        if state.id in published and recorded.get(state.id) == published[state.id]
+    }
+    devices = [
+        device
+        for device in pool(
+            facts.snapshot,
+            dra=dra,
+            families=families,
+            by_index=wishes.by_index,
+            partitions=wishes.partitions and not slices.uncounted,
+        )
+        if device.device.card_id in on_disk
+    ]
+    # The scheduler counts the cores of claims for devices that it sees, and of no others: cards are
+    # no longer cut, have other names, or are left out because they would have a taint.
+    seen = {
+        device.name
+        for device in devices
+        if not slices.untainted
+        or (device.device.healthy and device.device.card_id not in facts.cordons)
+    }
+    conflicts = facts.ledger.conflicts(facts.cards, without=seen)
+    return tuple(
+        replace(
+            device,
+            taints=taints(
+                dra.driver,
+                device.device,
+                evict=wishes.evict,
+                held=conflicts.against(None, device.device) is not None,
+                cordoned=device.device.card_id in facts.cordons,
+                trends=facts.degraded.get(device.device.card_id, ()),
+            ),
+        )
+        for device in devices
+    )
+
+
+def taints(
+    driver: str,
+    device: Device,
+    *,
+    evict: bool = False,
+    held: bool = False,
+    cordoned: bool = False,
+    trends: Collection[TrendKind] = (),
+) -> tuple[Taint, ...]:
+    """The taints of a device; `held` is for holders of which the scheduler does not know."""
+    found: list[tuple[str, Effect]] = []
+    if not device.healthy:
+        found.append(("unhealthy", Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE))
+    if held:
+        found.append(("held", Effect.NO_SCHEDULE))
+    if cordoned:
+        found.append(("cordoned", Effect.NO_SCHEDULE))
+    found += ((kind, Effect.NONE) for kind in sorted(trend.value for trend in trends))
+    return tuple(Taint(key=f"{driver}/{key}", effect=effect) for key, effect in found)
+
+
+def is_needed(facts: Facts, wishes: DraWishes, driver: str) -> bool:
+    """Whether a driver has cards to offer, claims to serve, or slices to take back."""
+    return bool(
+        wishes.families
+        or driver in facts.recovering
+        or any(claim.driver == driver for claim in facts.ledger.prepared.values())
+        or published_by(facts.ledger, driver)
+    )
+
+
+def published_by(ledger: Ledger, driver: str) -> set[str]:
+    """The IDs of the cards that a driver's slices may have."""
+    return {id_ for id_, card in ledger.published.items() if card.driver == driver}
+
+
+def withdrawn(
+    facts: Facts, wishes: DraWishes, driver: str, confirmed: Iterable[PoolDevice]
+) -> set[str]:
+    """The IDs of cards that have left a driver's slices, which have these devices now."""
+    stay = {device.device.card_id for device in confirmed}
+    stay |= {state.id for state in cards_for_claims(facts.snapshot, wishes)}
+    return published_by(facts.ledger, driver) - stay
+
+
+def check_cordon(cordons: Mapping[str, str], device: Device) -> None:
+    """Raises RefusalError if the device's card is cordoned."""
+    if (reason := cordons.get(device.card_id)) is not None:
+        raise RefusalError(
+            Refusal.UNFIT, f"device {device.id!r} ({device.name}) is cordoned: {reason}"
+        )
+
+
+def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
+    """Raises RefusalError if a container must not get these devices of the device plugin."""
+    if facts.recovering:
+        raise RefusalError(Refusal.UNFIT, RECOVERING)
+    for device in devices:
+        _check_free(facts, DeviceName(resource, device.id), device)
+        for state in facts.snapshot.cards:
+            # It may have failed while its last Pod was waited for.
+            if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
+                raise RefusalError(
+                    Refusal.UNFIT,
+                    f"device {device.id!r} ({device.name}) is unhealthy: {state.health.reason}",
+                )
+
+
+def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:
+    """Raises RefusalError if a claim's Pods must not get these devices, theirs alone."""
+    before = facts.ledger.prepared.get(claim.uid)
+    same_pods = before is not None and set(claim.pod_uids) <= set(before.pod_uids)
+    for device in devices:
+        # A Pod that lives on with what these Pods have too was a Pod of this claim.
+        shared = same_pods and before and footprint(device) in before.footprints
+        pods = facts.ledger.orphans if shared else claim.pod_uids
+        _check_free(facts, ClaimHolder(claim.uid), device, pods)
+
+
+def _check_free(facts: Facts, holder: Holder, device: Device, pods: Collection[str] = ()) -> None:
+    """Raises RefusalError if the device is not free for this holder and these Pods."""
+    kind, reason = Refusal.HELD, facts.conflicts.against(holder, device, pods)
+    card = device.card
+    if not any(card.key == here.key and keys_of(card) == keys_of(here) for here in facts.cards):
+        kind, reason = Refusal.UNFIT, "its card was just removed or renumbered"
+    if reason:
+        raise RefusalError(kind, f"device {device.id!r} ({device.name}) is not free: {reason}")
+
+
+def holders(facts: Facts, cards: Iterable[CardState]) -> dict[str, str]:
+    """The possible holders of these cards, by ID; free cards are left out."""
+    found = {}
+    for state in cards:
+        (whole,) = cut(state, state.card.core_count)
+        if holder := facts.conflicts.against(None, whole):
+            found[state.id] = holder
+    return found
