@@ -212,8 +212,8 @@ def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
 
 def identity(path: Path) -> tuple[int, int]:
     """The device and inode of a file, which tell it from another one of its name."""
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def gone(path: Path, known: tuple[int, int] | None) -> bool:

@@ -33,8 +33,10 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
         """Moves the fields to where the formatters find them."""
-        known = {k: kwargs.pop(k) for k in ("exc_info", "stack_info", "stacklevel") if k in kwargs}
-        return msg, {**known, "extra": {"fields": dict(kwargs)}}
+        standard = {
+            k: kwargs.pop(k) for k in ("exc_info", "stack_info", "stacklevel") if k in kwargs
+        }
+        return msg, {**standard, "extra": {"fields": dict(kwargs)}}
 
 
 def logger(name: str) -> Logger:

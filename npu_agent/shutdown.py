@@ -73,8 +73,8 @@ class Shutdown:
 def _force_exit() -> NoReturn:
     at = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (documented)
     where = " < ".join(
-        f"{Path(each.filename).name}:{each.lineno}"
-        for each in reversed(traceback.extract_stack(at)[-6:])
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in reversed(traceback.extract_stack(at)[-6:])
     )
     last = threading.Thread(
         target=lambda: log.error("exited without waiting for a hung task", at=where),

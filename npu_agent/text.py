@@ -27,16 +27,16 @@ def closest(word: str, words: Iterable[str]) -> str | None:
 
     One with another number is not: who asks for npu9 does not mean npu3.
     """
-    known = {each.lower(): each for each in words}
+    by_lower = {spelled.lower(): spelled for spelled in words}
     from difflib import get_close_matches  # 0.3 MB, for a word that was misspelt
 
-    close = get_close_matches(word.lower(), known, n=1)
-    return known[close[0]] if close and not _another(word.lower(), close[0]) else None
+    close = get_close_matches(word.lower(), by_lower, n=1)
+    return by_lower[close[0]] if close and not _another(word.lower(), close[0]) else None
 
 
 def _another(name: str, other: str) -> bool:
-    numbered = [re.fullmatch(r"([a-z]+)[0-9]+", each) for each in (name, other)]
-    return name != other and all(numbered) and len({each[1] for each in numbered if each}) == 1
+    numbered = [re.fullmatch(r"([a-z]+)[0-9]+", part) for part in (name, other)]
+    return name != other and all(numbered) and len({match[1] for match in numbered if match}) == 1
 
 
 def reason(error: BaseException) -> str:

@@ -27,8 +27,8 @@ def host_root(args: argparse.Namespace) -> Path:
     given: Path | None = getattr(args, "host_root", None)
     root = given or Path(os.environ.get(ROOT_VARIABLE) or "/")
     try:
-        there = stat.S_ISDIR(root.stat().st_mode)
-        wrong = "" if there else f"{root}: no directory"
+        is_directory = stat.S_ISDIR(root.stat().st_mode)
+        wrong = "" if is_directory else f"{root}: no directory"
     except (OSError, ValueError) as error:
         wrong = reason(error)
     if wrong:
@@ -54,16 +54,16 @@ def quiet(
     """
     wanted = "config.log.level" in args
     try:
-        found = config.from_args(args, REGISTRY).config
+        configured = config.from_args(args, REGISTRY).config
     except config.ConfigError as error:
-        if not tolerant or any(one.place.source.startswith("--") for one in error.problems):
+        if not tolerant or any(problem.place.source.startswith("--") for problem in error.problems):
             raise
-        found = error.good or config.default_config(REGISTRY)
-    logs.setup(found.log.level if wanted else level, found.log.format)
-    return found
+        configured = error.good or config.default_config(REGISTRY)
+    logs.setup(configured.log.level if wanted else level, configured.log.format)
+    return configured
 
 
-def plugin_dir(args: argparse.Namespace, found: config.Config) -> Path:
+def plugin_dir(args: argparse.Namespace, configured: config.Config) -> Path:
     """Returns the kubelet's directory of a command with `--plugin-dir`."""
     given: Path | None = args.plugin_dir
-    return given or Path(found.plugin_dir)
+    return given or Path(configured.plugin_dir)

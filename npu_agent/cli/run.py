@@ -27,8 +27,8 @@ def main(args: argparse.Namespace) -> int:
     # The first process of a container has no default for SIGTERM: without this, an agent that is
     # ended while it still imports would be waited for until it is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    found = config.from_args(args, REGISTRY, strict=True)
-    logs.setup(found.config.log.level, found.config.log.format)
+    effective = config.from_args(args, REGISTRY, strict=True)
+    logs.setup(effective.config.log.level, effective.config.log.format)
     node = os.environ.get("NODE_NAME") or None
     simulation = _simulated(args.simulate, host_root(args), node) if args.simulate else None
     from npu_agent.agent.parts import Host
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     pod = "/".join(os.environ.get(name, "") for name in ("POD_NAMESPACE", "POD_NAME"))
     host = Host(host_root(args), node, pod.strip("/"), simulation)
     file = config.file_of(args)
-    as_asked = asyncio.run(run(found, host, config_file=file, shutdown=shutdown))
+    as_asked = asyncio.run(run(effective, host, config_file=file, shutdown=shutdown))
     return 0 if as_asked else FAILED
 
 

@@ -32,13 +32,13 @@ def _short(value: object) -> str:
 
 def changes(old: Config, new: Config) -> tuple[tuple[Change, ...], Config]:
     """The keys whose values differ, and `old` with those that apply while running."""
-    found, mixed = [], old
+    differences, mixed = [], old
     for key in KEYS:
         before, after = key.value(old), key.value(new)
         if before != after:
-            found.append(Change(key.name, before, after, needs_restart=not key.live))
+            differences.append(Change(key.name, before, after, needs_restart=not key.live))
             mixed = _set(mixed, key.attributes, after) if key.live else mixed
-    return tuple(found), mixed
+    return tuple(differences), mixed
 
 
 def _set(values: Any, attributes: tuple[str, ...], value: object) -> Any:

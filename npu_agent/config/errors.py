@@ -49,7 +49,7 @@ class ConfigError(Exception):
 
     def __init__(self, problems: Iterable[Problem], good: Config | None = None) -> None:
         self.good = good
-        self.problems = tuple(sorted(problems, key=lambda one: one.place.line or 0)[:_MOST])
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.place.line or 0)[:_MOST])
         super().__init__("\n".join(map(str, self.problems)))
 
     @classmethod

@@ -133,76 +133,76 @@ class _Reader:
         self.problems.append(Problem(place=place, key=key, message=message))
 
     def root(self, schema: Group, defaults: Config) -> Any:
-        found = self.written.value
-        if isinstance(found, dict) and {"apiVersion", "kind"} <= found.keys():
-            what = f"this is an object of Kubernetes ({_named(found['kind'])})"
+        root = self.written.value
+        if isinstance(root, dict) and {"apiVersion", "kind"} <= root.keys():
+            what = f"this is an object of Kubernetes ({_named(root['kind'])})"
             self.wrong("kind", f"{what}: pass the text of its data, config.yaml")
             return defaults
-        if isinstance(found, dict):
-            return self.group(found, schema, "")
-        if not isinstance(found, Null):  # such as "---" alone
+        if isinstance(root, dict):
+            return self.group(root, schema, "")
+        if not isinstance(root, Null):  # such as "---" alone
             # Without its words: it may be another file, such as a key or a token.
-            what = "a list" if isinstance(found, list) else "text"
+            what = "a list" if isinstance(root, list) else "text"
             self.wrong("", f"must be keys and values (interval: 10), not {what}")
         return defaults
 
-    def group(self, found: dict[str, Value], group: Group, path: str) -> Any:
+    def group(self, mapping: dict[str, Value], group: Group, path: str) -> Any:
         prefix = f"{path}." if path else ""
         values = {key.attributes[-1]: key.default for key in group.keys.values()}
         for name, key in group.keys.items():
-            if key.default is MISSING and name not in found:
+            if key.default is MISSING and name not in mapping:
                 self.wrong(path, f"{name} is missing")
-        for name, value in found.items():
-            at, known = prefix + name, group.keys.get(name)
-            if known is None:
+        for name, value in mapping.items():
+            at, expected = prefix + name, group.keys.get(name)
+            if expected is None:
                 self.wrong(at, _unknown(name, group, prefix), prefix + shown(name))
-            elif isinstance(value, Null) and (known.many or isinstance(known.of, Group)):
+            elif isinstance(value, Null) and (expected.many or isinstance(expected.of, Group)):
                 continue  # a group or list whose lines are all commented out
             else:
                 if at in self.written.places:  # all but groups of options
                     self.origins[at] = self.written.places[at]
-                read = self.value(value, known, at)
+                read = self.value(value, expected, at)
                 if read is not MISSING:
-                    values[known.attributes[-1]] = read
+                    values[expected.attributes[-1]] = read
         return MISSING if MISSING in values.values() else group.cls(**values)
 
-    def value(self, found: Value, key: Key, path: str) -> Any:
+    def value(self, value: Value, key: Key, path: str) -> Any:
         if not key.many:
-            return self.one(found, key.of, path, optional=key.optional)
-        if not isinstance(found, list):
-            hint = f": write [{shown(found)}]" if isinstance(found, str) else ""
+            return self.one(value, key.of, path, optional=key.optional)
+        if not isinstance(value, list):
+            hint = f": write [{shown(value)}]" if isinstance(value, str) else ""
             hint = "" if isinstance(key.of, Group) else hint
-            self.wrong(path, f"must be a list, not {_named(found)}{hint}")
+            self.wrong(path, f"must be a list, not {_named(value)}{hint}")
             return MISSING
-        values = [self.one(each, key.of, f"{path}[{n}]") for n, each in enumerate(found)]
+        values = [self.one(item, key.of, f"{path}[{n}]") for n, item in enumerate(value)]
         return tuple(value for value in values if value is not MISSING)
 
-    def one(self, found: Value, of: Kind | Group, path: str, *, optional: bool = False) -> Any:
-        if isinstance(found, Null):
-            if optional and found:
+    def one(self, raw: Value, of: Kind | Group, path: str, *, optional: bool = False) -> Any:
+        if isinstance(raw, Null):
+            if optional and raw:
                 return None
             also = ", or null" if optional else ""
             self.wrong(path, f"no value: write one{also}, or leave it out")
             return MISSING
-        if isinstance(of, Group) and isinstance(found, dict):
-            return self.group(found, of, path)
+        if isinstance(of, Group) and isinstance(raw, dict):
+            return self.group(raw, of, path)
         hint = ""
-        if isinstance(of, Kind) and isinstance(found, str):
+        if isinstance(of, Kind) and isinstance(raw, str):
             try:
-                if (value := of.read(found)) is not None:
+                if (value := of.read(raw)) is not None:
                     return value
             except ValueError as error:
                 self.wrong(path, str(error))
                 return MISSING
-            hint = did_you_mean(found, of.words)
-        self.wrong(path, f"must be {of.must}, not {_named(found)}{hint}")
+            hint = did_you_mean(raw, of.words)
+        self.wrong(path, f"must be {of.must}, not {_named(raw)}{hint}")
         return MISSING
 
 
-def _named(found: Value) -> str:
-    if isinstance(found, str):
-        return shown(found)
-    return "a list" if isinstance(found, list) else "a group of keys"
+def _named(value: Value) -> str:
+    if isinstance(value, str):
+        return shown(value)
+    return "a list" if isinstance(value, list) else "a group of keys"
 
 
 def _unknown(name: str, group: Group, prefix: str) -> str:
@@ -211,11 +211,11 @@ def _unknown(name: str, group: Group, prefix: str) -> str:
     def bare(text: str) -> str:
         return re.sub("[^a-z0-9]", "", text.lower())
 
-    meant = [prefix + each for each in group.keys if bare(each) == bare(name)]
+    meant = [prefix + sibling for sibling in group.keys if bare(sibling) == bare(name)]
     if not meant and "[" not in prefix:
         # In another group, or named like its option.
         words = [(key.name, key.attributes[-1]) for key in KEYS]
-        meant = [each[0] for each in words if bare(name) in map(bare, each)]
+        meant = [names[0] for names in words if bare(name) in map(bare, names)]
     if meant:
         return f"unknown key: did you mean {any_of(meant)}?"
     if removed := gone(prefix + name):

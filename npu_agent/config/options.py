@@ -49,7 +49,7 @@ def add_options(
             f"one of its keys (default: ${FILE_VARIABLE}).",
         )
     schema = schema_of(words)
-    about = {"": "", **{name: each.about for name, each in groups_of(schema)}}
+    about = {"": "", **{name: group.about for name, group in groups_of(schema)}}
     sections: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of(schema):
         if group not in (None, key.group):
@@ -68,9 +68,9 @@ def add_options(
 
 
 def _placeholder(key: Key) -> str:
-    one = key.of.cls.AS_OPTION[0] if isinstance(key.of, Group) else key.of.placeholder
-    one = one or key.attributes[-1].rpartition("_")[2].upper()
-    return f"{one},..." if key.many else one
+    placeholder = key.of.cls.AS_OPTION[0] if isinstance(key.of, Group) else key.of.placeholder
+    placeholder = placeholder or key.attributes[-1].rpartition("_")[2].upper()
+    return f"{placeholder},..." if key.many else placeholder
 
 
 def file_of(args: argparse.Namespace) -> Path | None:
@@ -128,10 +128,10 @@ def _item(key: Key, text: str, place: Place) -> Value:
     if not isinstance(key.of, Group):
         return scalar(text)
     placeholder, pattern = key.of.cls.AS_OPTION
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise ConfigError.at(place, f"must be {placeholder}, not {shown(text)}")
-    return {name: scalar(one) for name, one in found.groupdict().items() if one is not None}
+    return {name: scalar(word) for name, word in match.groupdict().items() if word is not None}
 
 
 def _default(key: Key) -> str:

@@ -112,15 +112,15 @@ class Poller:
 
     def _apply(self, wanted: Config) -> None:
         before, present = self.states.value, self.configs.value
-        found, config = changes(present, wanted)
+        differences, config = changes(present, wanted)
         if next(iter(broken_rules(config, self._words.families)), None):
             # The new live keys do not go with the old ones that wait: then all of it waits.
             config = present
-            found = tuple(replace(change, needs_restart=True) for change in found)
-        waiting = tuple(change.key for change in found if change.needs_restart)
+            differences = tuple(replace(change, needs_restart=True) for change in differences)
+        waiting = tuple(change.key for change in differences if change.needs_restart)
         if before.error is not None:
             log.info("the config file is good again", file=self._path)
-        for change in found:
+        for change in differences:
             if not change.needs_restart:
                 log.info("config changed", change=str(change))
             elif change.key not in before.waiting:

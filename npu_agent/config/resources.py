@@ -51,5 +51,5 @@ def asks_for(config: Config, api: Literal["auto", "dra"], node_name: str | None 
 
 
 def _api_of_node(config: Config, node_name: str | None) -> str:
-    nodes = {one.node_name: one.api for one in config.allocation.nodes}
+    nodes = {node.node_name: node.api for node in config.allocation.nodes}
     return nodes.get(node_name or "", config.allocation.api)

@@ -38,7 +38,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
         message = "no set of labels: name one, or set labels.output to none"
         yield message, ("labels.sets", "labels.output")
     yield from _resources(config, families)
-    names = tuple(one.node_name for one in config.allocation.nodes)
+    names = tuple(node.node_name for node in config.allocation.nodes)
     yield from _twice("allocation.nodes[{}].nodeName", names)
     yield from _tls(config)
     yield from _ports(config)
@@ -53,7 +53,7 @@ def _twice(key: str, names: tuple[str, ...]) -> Iterator[Broken]:
 
 def _ports(config: Config) -> Iterator[Broken]:
     (host, port), (probes_host, probes_port) = config.metrics.address, config.metrics.probes_address
-    hosts = {"" if each in ("0.0.0.0", "::") else each for each in (host, probes_host)}  # noqa: S104
+    hosts = {"" if address in ("0.0.0.0", "::") else address for address in (host, probes_host)}  # noqa: S104
     if port == probes_port and port and ("" in hosts or len(hosts) == 1):
         yield (
             f"metrics.listen has port {port} too, and a port can be taken once: give another one",
@@ -63,11 +63,11 @@ def _ports(config: Config) -> Iterator[Broken]:
 
 def _tls(config: Config) -> Iterator[Broken]:
     tls = config.metrics.tls
-    cert, key, ca = (f"metrics.tls.{each}" for each in ("certFile", "keyFile", "clientCAFile"))
+    cert, key, ca = (f"metrics.tls.{key}" for key in ("certFile", "keyFile", "clientCAFile"))
     both = "give metrics.tls.certFile and keyFile as well"
     if (tls.cert_file is None) != (tls.key_file is None):
-        there, missing = (cert, key) if tls.key_file is None else (key, cert)
-        yield f"{missing} is missing: a certificate and its key go together", (there,)
+        present, missing = (cert, key) if tls.key_file is None else (key, cert)
+        yield f"{missing} is missing: a certificate and its key go together", (present,)
     elif tls.client_ca_file is not None and tls.cert_file is None:
         yield f"clients' certificates need TLS: {both}", (ca,)
     elif config.metrics.authorization != "none" and tls.cert_file is None:

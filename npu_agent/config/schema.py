@@ -68,7 +68,7 @@ def _resource_name(words: VendorSpec) -> Kind:
 
 
 def _listed(several: Mapping[str, LabelSet] | Mapping[str, MetricSchema], between: str) -> str:
-    return between.join(f"{name} ({one.about})" for name, one in several.items())
+    return between.join(f"{name} ({choice.about})" for name, choice in several.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,25 +461,27 @@ def keys_of(group: Group) -> Iterator[Key]:
 
 def _group(cls: type[Any], words: VendorSpec, above: tuple[str, ...] = ()) -> Group:
     types, keys = get_type_hints(cls), {}
-    for each in fields(cls):
-        way, kind = (*above, each.name), types[each.name]
+    for attribute in fields(cls):
+        way, kind = (*above, attribute.name), types[attribute.name]
         if is_dataclass(kind):
-            inner = _group(types[each.name], words, way)
-            keys[camel(each.name)] = Key(attributes=way, of=inner, default=inner.default)
+            inner = _group(types[attribute.name], words, way)
+            keys[camel(attribute.name)] = Key(attributes=way, of=inner, default=inner.default)
             continue
         said = {
             name: value(words) if callable(value) else value
-            for name, value in each.metadata.items()
+            for name, value in attribute.metadata.items()
         }
         optional, many = NoneType in get_args(kind), get_origin(kind) is tuple
         if optional or many:
             kind = get_args(kind)[0]
         of = said.pop("kind")
         if is_dataclass(kind):
-            of = _group(get_args(types[each.name])[0], words)
+            of = _group(get_args(types[attribute.name])[0], words)
         elif of is None:
             of = flag() if kind is bool else choice(get_args(kind))
-        keys[camel(each.name)] = Key(attributes=way, of=of, many=many, optional=optional, **said)
+        keys[camel(attribute.name)] = Key(
+            attributes=way, of=of, many=many, optional=optional, **said
+        )
     return Group(cls=cls, keys=keys)
 
 

@@ -51,7 +51,7 @@ def _json(of: Kind | Group) -> dict[str, Any]:
 
 def _definitions(group: Group) -> dict[str, Any]:
     name = group.cls.__name__
-    found: dict[str, Any] = {
+    definitions: dict[str, Any] = {
         name: {
             "title": name,
             "description": group.about,
@@ -63,13 +63,13 @@ def _definitions(group: Group) -> dict[str, Any]:
     }
     for key in group.keys.values():
         if isinstance(key.of, Group):
-            found |= _definitions(key.of)
-    return found
+            definitions |= _definitions(key.of)
+    return definitions
 
 
 def _defaults(key: Key) -> object:
     if isinstance(key.of, Group) and not key.many:
-        return {name: _defaults(each) for name, each in key.of.keys.items()}
+        return {name: _defaults(inner) for name, inner in key.of.keys.items()}
     return key.default
 
 

@@ -32,7 +32,7 @@ def as_yaml(value: object) -> str:
 
 
 def camel(name: str) -> str:
-    return re.sub("_(ca(?=_)|.)", lambda found: found[1].upper(), name)
+    return re.sub("_(ca(?=_)|.)", lambda match: match[1].upper(), name)
 
 
 def any_of(words: Iterable[str]) -> str:

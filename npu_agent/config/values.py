@@ -92,8 +92,8 @@ class _Document:
             raise ConfigError.at(place, f"a tag ({tag}): write the value without it")
         self.written.places.setdefault(path, place)
         if kind == "ScalarEvent":
-            if found := _FORBIDDEN.search(event.value):
-                raise _control_character(place, found)
+            if match := _FORBIDDEN.search(event.value):
+                raise _control_character(place, match)
             # libyaml calls the style of a plain scalar "", PyYAML's own parser None.
             return str(event.value) if event.style else scalar(event.value)
         if depth == _MAX_DEPTH:
@@ -132,14 +132,14 @@ def _decoded(data: bytes, source: str) -> str:
         byte = f"0x{error.object[error.start]:02x}"
         message = f"not UTF-8 (byte {byte}): save the file as UTF-8"
         raise ConfigError.at(Place(source, line), message) from None
-    if found := _FORBIDDEN.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise _control_character(Place(source, line), found)
+    if match := _FORBIDDEN.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise _control_character(Place(source, line), match)
     return text
 
 
-def _control_character(place: Place, found: re.Match[str]) -> ConfigError:
-    return ConfigError.at(place, f"a control character (U+{ord(found[0]):04X}): take it out")
+def _control_character(place: Place, match: re.Match[str]) -> ConfigError:
+    return ConfigError.at(place, f"a control character (U+{ord(match[0]):04X}): take it out")
 
 
 def _syntax_error(error: Any, text: str, source: str) -> ConfigError:

@@ -249,9 +249,9 @@ class CardWatch:
         if not self.view.probed:
             self.view = _not_served(entry, why)
 
-    def _identified(self, found: Card, entry: Entry, again_at: float) -> None:
+    def _identified(self, card: Card, entry: Entry, again_at: float) -> None:
         before = self._known
-        self._known, self._proposed = _agreed(before, self._proposed, found)
+        self._known, self._proposed = _agreed(before, self._proposed, card)
         if before is None or not before.same_as(self._known):
             self._health, self._utilization = None, UtilizationTracker(wraps=entry.counters_wrap)
             self.view, self._read_at = replace(self.view, reading=None), 0.0
@@ -291,18 +291,18 @@ class CardWatch:
 
 
 def _verdict(card: Card, answers: Answers) -> Verdict:
-    found = answers.probe
-    if found is None:
+    probe = answers.probe
+    if probe is None:
         return Verdict(Outcome.BAD, answers.trouble, Cause.NONSENSE)
-    missing = sorted(card.nodes - found.nodes)
-    if found.alive is False:
-        return Verdict(Outcome.DEAD, found.reason)
+    missing = sorted(card.nodes - probe.nodes)
+    if probe.alive is False:
+        return Verdict(Outcome.DEAD, probe.reason)
     if answers.not_served:
         return Verdict(Outcome.BAD, answers.not_served, Cause.NONSENSE)
     if missing:
         names = text.listed((f"/dev/{node}" for node in missing), 3)
         return Verdict(Outcome.BAD, f"{names} missing", Cause.NODES)
-    if found.alive is None:
+    if probe.alive is None:
         return Verdict(Outcome.SILENT, "the driver does not say")
     return Verdict(Outcome.GOOD, "works")
 
@@ -314,20 +314,20 @@ def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
     return View(skipped=odd, probed=True)
 
 
-def _agreed(known: Card | None, proposed: Card | None, found: Card) -> tuple[Card, Card | None]:
+def _agreed(current: Card | None, proposed: Card | None, card: Card) -> tuple[Card, Card | None]:
     """Returns the card after another read, and what the next read must confirm.
 
     A change counts once two reads in a row agree on it. What could not be read this time stays as
     it was: half an answer is not another card, and an ID that changed would take the device from
     the Pod that holds it.
     """
-    if known is None:
-        return found, None
-    if known.same_as(found):
-        values = {each.name: getattr(found, each.name) for each in fields(Card)}
-        kept = {k: getattr(known, k) for k, value in values.items() if value in (None, ())}
+    if current is None:
+        return card, None
+    if current.same_as(card):
+        values = {field.name: getattr(card, field.name) for field in fields(Card)}
+        kept = {k: getattr(current, k) for k, value in values.items() if value in (None, ())}
         # Nodes are followed by each probe.
-        found = replace(found, **{**kept, "nodes": known.nodes})
-    if found == known:
-        return known, None
-    return (found, None) if found == proposed else (known, found)
+        card = replace(card, **{**kept, "nodes": current.nodes})
+    if card == current:
+        return current, None
+    return (card, None) if card == proposed else (current, card)

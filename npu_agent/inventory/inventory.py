@@ -188,13 +188,13 @@ class Inventory:
             self._restarts[part] += 1
             watch.crashed(error)
 
-    def _note_found(self, found: _Found) -> None:
-        if self._found.trouble and not found.trouble:
+    def _note_found(self, search: _Found) -> None:
+        if self._found.trouble and not search.trouble:
             log.info("cards can be searched for again")
-        before, self._found = self._found.entries, found
-        if found.entries is None or found.entries == before:
+        before, self._found = self._found.entries, search
+        if search.entries is None or search.entries == before:
             return
-        present = {entry.key: (vendor, entry) for vendor, entry in found.entries}
+        present = {entry.key: (vendor, entry) for vendor, entry in search.entries}
         for key in self._watches.keys() - present.keys():
             self._watches[key].move(None)
         for key, (vendor, entry) in present.items():
@@ -243,17 +243,17 @@ class Inventory:
 
     def _follow(self, before: Snapshot, after: Snapshot) -> None:
         """Updates the trends, and logs changes."""
-        found, known = tuple(card_changes(before, after)), self.trends.value
+        changes, earlier = tuple(card_changes(before, after)), self.trends.value
         policy = self._settings.value.policy
-        now = trends.step(known, before, after, flaps(found), time.monotonic(), policy)
+        now = trends.step(earlier, before, after, flaps(changes), time.monotonic(), policy)
         self.trends.publish(now)
-        _log_changes(before, after, tuple(news(found, now)))
-        _log_trends(trend_changes(known, now))
+        _log_changes(before, after, tuple(news(changes, now)))
+        _log_trends(trend_changes(earlier, now))
 
 
 def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
     try:
-        return _Found(tuple((vendor, each) for vendor in vendors for each in vendor.scan()))
+        return _Found(tuple((vendor, entry) for vendor in vendors for entry in vendor.scan()))
     except OSError as error:
         trouble = text.reason(error)
     except Exception as error:  # our own fault, which must not end the thread
@@ -271,7 +271,7 @@ async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapsho
     inventory = Inventory(vendors, Feed(Settings(health_interval=0.3, telemetry_interval=1.1)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
-        snapshot = await inventory.snapshots.until(lambda found: found.complete)
+        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0 if load else 0.0):
                 snapshot = await inventory.snapshots.until(_has_loads)
@@ -285,10 +285,10 @@ def _has_loads(snapshot: Snapshot) -> bool:
 
 
 def _log_trends(changes: Iterable[TrendChange]) -> None:
-    for one in changes:
-        card, words = one.trend.card, TRENDS[one.kind]
-        if one.began:
-            what, reason = f"card {words.begins}", one.trend.detail
+    for change in changes:
+        card, words = change.trend.card, TRENDS[change.kind]
+        if change.began:
+            what, reason = f"card {words.begins}", change.trend.detail
             log.warning(what, card=card.card.name, id=card.id, reason=reason)
         else:
             what = f"card {words.ends}"

@@ -69,21 +69,21 @@ class _Object(msgspec.Struct, frozen=True):
 class _Connection:
     """The library's client with one set of credentials; a stale one ends with its last call."""
 
-    def __init__(self, found: Credentials) -> None:
+    def __init__(self, credentials: Credentials) -> None:
         """Raises OSError: a file with a certificate or key is missing or damaged."""
         from aiohttp import ClientSession, UnixConnector
         from kubernetes_asyncio.client import ApiClient
 
-        self.credentials = found
-        self.until = time.monotonic() + found.good_for
+        self.credentials = credentials
+        self.until = time.monotonic() + credentials.good_for
         """When the next call should have another one: now, if the credentials may have changed."""
         self.calls = 0
-        self._client = ApiClient(found.configuration)
+        self._client = ApiClient(credentials.configuration)
         self._client.user_agent = USER_AGENT
         rest = self._client.rest_client
         connector = rest.pool_manager.connector
-        if found.socket:
-            connector = UnixConnector(str(found.socket))
+        if credentials.socket:
+            connector = UnixConnector(str(credentials.socket))
         # The library's own session has `trust_env`: with a line for this server in ~/.netrc, which
         # kubectl does not read either, every call would fail.
         rest.pool_manager.detach()
@@ -323,23 +323,23 @@ class Api:
                 self._note(ApiState(as_node=not refusal, refusal=refusal))
             return self.reads is not None and self.reads.as_node
 
-    def _note(self, found: ApiState) -> None:
-        before, self.reads = self.reads, found
-        if before and found.as_node == before.as_node:
+    def _note(self, state: ApiState) -> None:
+        before, self.reads = self.reads, state
+        if before and state.as_node == before.as_node:
             return
-        if found.as_node:
+        if state.as_node:
             log.info("reads as its Node (constrained impersonation)")
         else:
             tell = log.warning if before else log.info
             tell(
                 "reads with the account's own rights: reading as its Node takes Kubernetes 1.36 "
                 "and the component impersonation",
-                reason=found.refusal,
+                reason=state.refusal,
             )
 
     async def _exchange(self, request: Request[T]) -> T:
-        async with self._opened(request) as (response, found):
-            return read_answer(request, await _body(response, request.largest + 1), found)
+        async with self._opened(request) as (response, credentials):
+            return read_answer(request, await _body(response, request.largest + 1), credentials)
 
     async def _connect(self) -> _Connection:
         async with self._connecting:
@@ -353,11 +353,11 @@ class Api:
                 await after()
             # On a thread: files may hang, and the library takes 0.3 s to import the first time.
             thread = DaemonThread("npu-api")
-            found = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
+            credentials = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
             try:
-                self._connection = _Connection(found)
+                self._connection = _Connection(credentials)
             except OSError as error:
-                raise errors.bad_certificate(error, found) from error
+                raise errors.bad_certificate(error, credentials) from error
             return self._connection
 
 
@@ -396,7 +396,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
     return bytes(body[:most])
 
 
-def read_answer(request: Request[T], body: bytes, found: Credentials) -> T:
+def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
     """Returns the object of an answer; raises ApiError if it is not of the expected kind."""
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
@@ -412,11 +412,11 @@ def read_answer(request: Request[T], body: bytes, found: Credentials) -> T:
                 except InvalidJsonError as error:
                     raise errors.unusable(request, error) from error
             trouble = f"{one_line(kind)} instead of {request.answers}"
-    what = f"cannot {request}: {found.server} answered with {trouble}"
+    what = f"cannot {request}: {credentials.server} answered with {trouble}"
     raise ApiError(what, errors.IS_IT_KUBERNETES, kind=Kind.GARBAGE)
 
 
-def read_event(request: Request[Any], line: bytes, found: Credentials | None) -> WatchEvent:
+def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
     """Decodes one event of a watch; raises ApiError if the watch failed or it is not an event."""
     try:
         event = decode(line, WatchEvent)
@@ -426,4 +426,4 @@ def read_event(request: Request[Any], line: bytes, found: Credentials | None) ->
         return event
     code = event.object.get("code")
     status = code if isinstance(code, int) else 500
-    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), found)
+    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), credentials)

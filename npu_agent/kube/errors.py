@@ -167,7 +167,7 @@ def answered(
     try:
         decoded = decode(body, _Status)
         said = one_line(decoded.message)
-        causes = {one.reason: one_line(one.message) for one in decoded.details.causes}
+        causes = {cause.reason: one_line(cause.message) for cause in decoded.details.causes}
     except InvalidJsonError:  # a proxy's page
         said = one_line(re.sub(r"<[^>]*(>|$)", " ", body[:2000].decode("utf-8", "replace")))
     phrase = f" {HTTPStatus(status).phrase}" if status in _KNOWN else ""

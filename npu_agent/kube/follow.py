@@ -98,10 +98,10 @@ def _read(request: Request[Any], event: WatchEvent) -> Seen:
         raise unusable(request, ValueError("an event of an unknown type"))
     try:
         version = convert(event.object, Versioned).metadata.resource_version
-        found = None if event.type == "BOOKMARK" else convert(event.object, request.answer)
+        value = None if event.type == "BOOKMARK" else convert(event.object, request.answer)
     except InvalidJsonError as error:
         raise unusable(request, error) from error
-    return Seen(event.type, version, found)
+    return Seen(event.type, version, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

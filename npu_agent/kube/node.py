@@ -56,9 +56,9 @@ class NodeMeta(Meta, frozen=True, kw_only=True):
         ours = (FIELD_MANAGER, "Apply", "")
         return frozenset[str]().union(
             *(
-                each.labels
-                for each in self.managed_fields
-                if (each.manager, each.operation, each.subresource) == ours
+                field.labels
+                for field in self.managed_fields
+                if (field.manager, field.operation, field.subresource) == ours
             )
         )
 

@@ -150,7 +150,7 @@ class Result(Struct, frozen=True):
 
     def tolerates(self, key: str) -> bool:
         """Whether it was allocated in spite of a taint with this key; "" tolerates each."""
-        return any((one.get("key") or key) == key for one in self.tolerations)
+        return any((toleration.get("key") or key) == key for toleration in self.tolerations)
 
 
 class Parameters(Struct, frozen=True):
@@ -230,12 +230,12 @@ class ResourceClaim(Object, frozen=True):
     @property
     def users(self) -> tuple[str, ...]:
         """The names of the Pods that may use it."""
-        return tuple(one.name for one in self.status.reserved_for)
+        return tuple(user.name for user in self.status.reserved_for)
 
     @property
     def pod_uids(self) -> tuple[str, ...]:
         """Their UIDs."""
-        return tuple(one.uid for one in self.status.reserved_for if one.resource == "pods")
+        return tuple(user.uid for user in self.status.reserved_for if user.resource == "pods")
 
     def __str__(self) -> str:
         return f"ResourceClaim {self.key}"

@@ -96,7 +96,7 @@ def _followed(node: Node) -> OwnNode:
         labels=node.metadata.labels,
         annotations=node.metadata.annotations,
         unschedulable=node.spec.unschedulable,
-        conditions={one.type: one.status for one in node.status.conditions},
+        conditions={condition.type: condition.status for condition in node.status.conditions},
     )
 
 

@@ -30,19 +30,19 @@ def claim_of(answer: Mapping[str, Any], driver: str) -> ResourceClaim:
 
     Its requests are without the alternative that a prioritized list chose.
     """
-    found = typedjson.convert(answer, _ResourceClaim)
-    if (given := found.status.allocation) is None:
-        return found
+    claim = typedjson.convert(answer, _ResourceClaim)
+    if (given := claim.status.allocation) is None:
+        return claim
     of = given.devices
     ours = Results(
         tuple(
-            replace(one, request=one.request.partition("/")[0])
-            for one in of.results
-            if one.driver == driver
+            replace(result, request=result.request.partition("/")[0])
+            for result in of.results
+            if result.driver == driver
         ),
-        tuple(one for one in of.config if one.opaque.get("driver") == driver),
+        tuple(config for config in of.config if config.opaque.get("driver") == driver),
     )
-    return replace(found, status=replace(found.status, allocation=replace(given, devices=ours)))
+    return replace(claim, status=replace(claim.status, allocation=replace(given, devices=ours)))
 
 
 async def get(

@@ -37,8 +37,8 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
     query = _of(node, driver)
     request = Request("list", "ResourceSlice", _List, query=query, largest=_LARGEST_LIST)
     answer = await api.ask(request)
-    found = [_checked(request, each) for each in answer.items or ()]
-    slices = {each["metadata"]["name"]: each for each in found}
+    checked = [_checked(request, item) for item in answer.items or ()]
+    slices = {item["metadata"]["name"]: item for item in checked}
     return Listing(slices, answer.metadata.resource_version)
 
 
@@ -60,13 +60,13 @@ async def delete(api: Api, name: str) -> bool:
     return await api.exists(Request("delete", "ResourceSlice", dict, name=name))
 
 
-def _checked(request: Request[Any], found: dict[str, Any]) -> dict[str, Any]:
+def _checked(request: Request[Any], item: dict[str, Any]) -> dict[str, Any]:
     """`found`, or an ApiError if it lacks what is read of it."""
     try:
-        convert(found, ResourceSlice)
+        convert(item, ResourceSlice)
     except InvalidJsonError as error:
         raise unusable(request, error) from error
-    return found
+    return item
 
 
 def _of(node: str | None, driver: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
     Kept, because the pool is computed again with every claim that comes or goes.
     """
     root = card.switches[0] if card.switches else None
-    found: dict[str, Value | None] = {
+    values: dict[str, Value | None] = {
         "index": card.index,
         "uuid": card.uuid,
         "arch": card.family,
@@ -56,11 +56,11 @@ def describe(card: Card, cores: CoreRange) -> Description:
         _PCI_BUS_ID: card.pci_bus_id,
         _PCIE_ROOT: root if root and _ROOT.fullmatch(root) else None,
     }
-    known = {name: value for name, value in found.items() if value is not None}
+    readable = {name: value for name, value in values.items() if value is not None}
     memory = FAMILIES[card.family].memory_gib * len(cores) // card.core_count
     size = {"memory": f"{memory}Gi"}
     return Description(
-        attributes={name: value for name, value in known.items() if _fits(value)},
+        attributes={name: value for name, value in readable.items() if _fits(value)},
         capacity={"core": str(len(cores)), **size},
         counters={"cores": str(len(cores)), **size},
     )
@@ -74,12 +74,12 @@ def version(text: str | None) -> Version | None:
     """
     front, _, commit = (text or "").partition(",")
     number, _, prerelease = front.partition("~")
-    found = number.strip()
+    semver = number.strip()
     if prerelease.strip():
-        found += f"-{prerelease.strip()}"
+        semver += f"-{prerelease.strip()}"
     if commit.strip():
-        found += f"+{commit.strip()}"
-    return Version(found) if _SEMVER.fullmatch(found) else None
+        semver += f"+{commit.strip()}"
+    return Version(semver) if _SEMVER.fullmatch(semver) else None
 
 
 def _fits(value: Value) -> bool:

@@ -69,8 +69,8 @@ def identifier(raw: bytes | None) -> str | None:
 
 def pci_address(raw: bytes | None) -> str | None:
     """A PCI address with domain in lower case, as /sys/bus/pci/devices writes it."""
-    found = _of_form(_PCI, raw)
-    return found and found.lower()
+    address = _of_form(_PCI, raw)
+    return address and address.lower()
 
 
 def device_number(raw: bytes | None) -> str | None:
@@ -79,18 +79,18 @@ def device_number(raw: bytes | None) -> str | None:
 
 
 def _of_form(form: re.Pattern[str], raw: bytes | None) -> str | None:
-    found = text(raw)
-    return found if found and form.fullmatch(found) else None
+    word = text(raw)
+    return word if word and form.fullmatch(word) else None
 
 
 def integer(raw: bytes | None) -> int | None:
     """A decimal integer that fits 64 bits, signed or unsigned."""
     if raw and len(raw) < _SHORT and raw[:-1].isdigit() and raw[-1:] == b"\n":
         return int(raw)  # as nearly all are written, and dozens are read every few seconds
-    found = _of_form(_INTEGER, raw)
-    if found is None:
+    digits = _of_form(_INTEGER, raw)
+    if digits is None:
         return None
-    value = int(found)
+    value = int(digits)
     return value if -_UNSIGNED_64 // 2 <= value < _UNSIGNED_64 else None
 
 
@@ -106,7 +106,7 @@ def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
 
     Names are ASCII; the numbers are unsigned and fit 64 bits.
     """
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
         name, colon, value = line.rpartition(":")
         name, value = name.strip(), value.strip()
@@ -121,8 +121,8 @@ def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
         else:
             continue
         if 0 <= number < _UNSIGNED_64:
-            found.setdefault(name, number)
-    return tuple(found.items())
+            by_name.setdefault(name, number)
+    return tuple(by_name.items())
 
 
 def normalised(name: str) -> str:
@@ -163,11 +163,11 @@ def perf_regs(raw: bytes) -> tuple[int, int] | None:
     they start again from 0 after 2**32 - 1. All ones in every register of the cycle count is
     what is read of a card that fell off the bus, and no count.
     """
-    found = _hex(_REGISTER, raw)
-    if len(found) < 3:
+    registers = _hex(_REGISTER, raw)
+    if len(registers) < 3:
         return None
-    cycles = found[b"CycleCountHigh"] << 32 | found[b"CycleCount"]
-    return None if cycles == _UNSIGNED_64 - 1 else (cycles, found[b"TaskExecutionTime"])
+    cycles = registers[b"CycleCountHigh"] << 32 | registers[b"CycleCount"]
+    return None if cycles == _UNSIGNED_64 - 1 else (cycles, registers[b"TaskExecutionTime"])
 
 
 def metrics(raw: bytes) -> tuple[int, int] | None:
@@ -180,8 +180,8 @@ def alloc_status(raw: bytes) -> tuple[int, int] | None:
 
     A core in use may have all zeros for hours: a capacity of 0 does not count.
     """
-    found = _two(raw, b"dram_capacity", b"dram_usage")
-    return found if found and found[0] else None
+    capacity_usage = _two(raw, b"dram_capacity", b"dram_usage")
+    return capacity_usage if capacity_usage and capacity_usage[0] else None
 
 
 def throttle(raw: bytes | None, names: bytes | None) -> tuple[str, ...] | None:
@@ -202,13 +202,13 @@ def throttle(raw: bytes | None, names: bytes | None) -> tuple[str, ...] | None:
 
 
 def _names_of_bits(raw: bytes | None) -> dict[int, str]:
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
         if match := _REASON.search(line[:_LONGEST_TEXT]):
             bit, name = int(match[1], 16), match[2].lower()
             if bit.bit_count() == 1:
-                found[bit.bit_length() - 1] = name.removeprefix("throttle_").removeprefix("reason_")
-    return found
+                names[bit.bit_length() - 1] = name.removeprefix("throttle_").removeprefix("reason_")
+    return names
 
 
 def _reason(bit: int) -> str:
@@ -222,18 +222,18 @@ def within(raw: bytes | None, least: int, most: int) -> int | None:
 
 
 def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:
-    found = _hex(_METRIC, raw)
-    if whole not in found or part not in found or found[whole] == _UNSIGNED_64 - 1:
+    metrics = _hex(_METRIC, raw)
+    if whole not in metrics or part not in metrics or metrics[whole] == _UNSIGNED_64 - 1:
         return None
-    return found[whole], found[part]
+    return metrics[whole], metrics[part]
 
 
 def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
     """The numbers by name, the first of each."""
-    found: dict[bytes, int] = {}
+    by_name: dict[bytes, int] = {}
     for name, value in pattern.findall(raw):
-        found.setdefault(name, int(value, 16))
-    return found
+        by_name.setdefault(name, int(value, 16))
+    return by_name
 
 
 def liveness(raw: bytes | None) -> bool | None:

@@ -11,8 +11,8 @@ PROFILE = Profile(
     pci="1ed2",
     plugins="furiosa",
     drivers=tuple(
-        Driver(family=one.name, title=one.title, directory=f"sys/class/{one.class_dir}")
-        for one in FAMILIES.values()
+        Driver(family=family.name, title=family.title, directory=f"sys/class/{family.class_dir}")
+        for family in FAMILIES.values()
     ),
     environment=ENVIRONMENT,
     cdi_kinds=(CDI_KIND,),

@@ -81,7 +81,7 @@ class Furiosa:
         """For each core of a family's cards, the ranges that have it, the narrow ones first."""
 
     def scan(self) -> tuple[Entry, ...]:
-        found: list[tuple[int, str, str, int]] = []
+        places: list[tuple[int, str, str, int]] = []
         for family in self._families.values():
             with suppress(FileNotFoundError):
                 directory = f"{self.place}/{family.class_dir}"
@@ -89,8 +89,8 @@ class Furiosa:
                     if match := family.entry.fullmatch(name):
                         path = f"{directory}/{name}"
                         if (inode := _inode(path)) is not None:
-                            found.append((int(match[1]), family.name, path, inode))
-        return tuple(self._entry(*each) for each in sorted(found))
+                            places.append((int(match[1]), family.name, path, inode))
+        return tuple(self._entry(*place) for place in sorted(places))
 
     def _entry(self, index: int, family: str, path: str, inode: int) -> Entry:
         wrap = self._families[family].counts_in_use_only
@@ -170,15 +170,15 @@ class Furiosa:
     ) -> tuple[CoreReading, ...]:
         family = self._families[entry.family]
         files = _CoreFiles(entry, family, self._covering[entry.family])
-        found = (
+        memory = (
             files.core(core, frequencies[core] if frequencies else None)
             for core in range(family.core_count)
         )
-        return _within(tuple(filter(None, found)), family.memory_gib << 30)
+        return _within(tuple(filter(None, memory)), family.memory_gib << 30)
 
     def pci_addresses(self) -> frozenset[str]:
-        found = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
-        return frozenset(filter(None, found))
+        addresses = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
+        return frozenset(filter(None, addresses))
 
     def given(self) -> tuple[Card, ...]:
         return tuple(
@@ -189,10 +189,10 @@ class Furiosa:
 
     def _nodes_of_all(self, family: Family) -> Iterator[tuple[int, frozenset[str]]]:
         names = _names(f"{self._dev}/{family.dev_dir}")
-        there = frozenset(family.dev_dir + name for name in names)
+        paths = frozenset(family.dev_dir + name for name in names)
         numbers = {int(match[1]) for name in names if (match := _NODE.match(name))}
         for index in sorted(numbers):
-            if nodes := there.intersection(family.nodes(index)):
+            if nodes := paths.intersection(family.nodes(index)):
                 yield index, nodes
 
     def _pci(self, address: str) -> str:
@@ -213,8 +213,8 @@ class Furiosa:
         own = self._pci(address)
         files = ("current_link_width", "max_link_width", "../max_link_width")
         now, *most = (parse.integer(_optional(f"{own}/{file}")) for file in files)
-        known = [lanes for lanes in most if lanes]
-        return (now, min(known)) if now and known else None
+        readable = [lanes for lanes in most if lanes]
+        return (now, min(readable)) if now and readable else None
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Returns the card's nodes that exist. Never opens one: opening occupies the core."""
@@ -351,8 +351,8 @@ class _CoreFiles:
             if holder:
                 covering = (holder, *(cores for cores in covering if cores != holder))
         source, counters = self._first(covering, family.counters_file, family.counters)
-        found = counters if memory is _NoReading.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and found is _NoReading.FREE)
+        availability = counters if memory is _NoReading.NOTHING else memory
+        free = occupied == 0 or (occupied != 1 and availability is _NoReading.FREE)
         cycles, task_cycles = (None, None) if isinstance(counters, _NoReading) else counters
         total = used = None
         if holder and not isinstance(memory, _NoReading):
