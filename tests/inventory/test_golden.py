@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.hardware import CardState, CoreReading, Snapshot
+from npu_agent.core.hardware import CardState, CoreReading, Reading, SensorKind, Snapshot
 from npu_agent.inventory.inventory import read_once
 from npu_agent.people import simulator
 from npu_agent.people.commands import view
@@ -219,9 +219,17 @@ def _card(state: CardState) -> list[str]:
         f"  {state.health.state.value}: {state.health.reason}",
         f"  alive {reading.alive}, uptime {reading.uptime}",
         f"  errors {dict(reading.errors)}",
-        *(f"  {s.kind.name.lower()} {s.label}: {s.value} {s.kind.value}" for s in reading.sensors),
+        *(
+            f"  {kind.name.lower()} in {kind.value}: {_sensors(reading, kind)}"
+            for kind in SensorKind
+        ),
         *(f"  core {core.core}: {_figures(core)}" for core in reading.cores),
     ]
+
+
+def _sensors(reading: Reading, kind: SensorKind) -> str:
+    values = (f"{sensor.label} {sensor.value}" for sensor in reading.sensors if sensor.kind is kind)
+    return ", ".join(values) or "none"
 
 
 def _figures(core: CoreReading) -> str:

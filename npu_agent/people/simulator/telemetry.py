@@ -1,7 +1,7 @@
 """How a card's readings move: pure functions from one moment to the next, no I/O.
 
 What is shown belongs together because all of it comes from the load of the cores: temperature
-follows it slowly, power without delay, current from power, cycle counters by the clock.
+follows it slowly, power without delay, cycle counters by the clock.
 """
 
 import math
@@ -16,7 +16,6 @@ Workload = Literal["auto", "busy", "single", "idle"]
 IDLE_CELSIUS = 40.0
 BUSY_CELSIUS = 70.0
 AMBIENT_CELSIUS = 31.0
-VOLTS = 12.0
 BUSY_LOAD = 0.9
 
 _WARMING_SECONDS = 20.0
@@ -56,14 +55,6 @@ class CardTelemetry:
     def watts(self) -> float:
         idle, busy = self.traits.idle_watts, self.traits.busy_watts
         return idle + (busy - idle) * self.mean_load
-
-    @property
-    def volts(self) -> float:
-        return VOLTS - 0.05 * self.mean_load
-
-    @property
-    def amperes(self) -> float:
-        return self.watts / self.volts
 
 
 def fresh(family: str) -> CardTelemetry:

@@ -72,6 +72,8 @@ class Family:
     else every core has them, of 64 bits."""
     frequencies: Callable[[bytes | None], tuple[int | None, ...]]
     """The file of clocks -> MHz of each core; empty where it tells none."""
+    sensor_label: Callable[[str], str] = str
+    """A sensor's label as the driver writes it -> as metrics have it."""
     memory_file: str | None = None
     """In a core's entry: the memory of its user; empty while the core is free."""
     memory: Callable[[bytes], tuple[int, int] | None] | None = None

@@ -55,6 +55,8 @@ FAMILY = Family(
     counters=parse.metrics,
     counts_in_use_only=False,
     frequencies=frequencies,
+    # As the vendor's exporter of 2025 has them.
+    sensor_label=str.lower,
     memory_file="alloc_status",
     memory=parse.alloc_status,
     limits=True,

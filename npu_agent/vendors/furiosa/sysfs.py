@@ -160,7 +160,7 @@ class Furiosa:
             alive=alive,
             uptime=uptime if uptime is not None and uptime >= 0 else None,
             errors=parse.errors(_optional(f"{directory}/atr_error")),
-            sensors=self._sensors(card.pci_bus_id) if card.pci_bus_id else (),
+            sensors=self._sensors(card.pci_bus_id, family) if card.pci_bus_id else (),
             cores=cores,
             **(_limits(directory) if family.limits else {}),
         )
@@ -229,13 +229,13 @@ class Furiosa:
         mode = _mode(path)
         return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and stat.S_ISDIR(_mode(self._simulation)))
 
-    def _sensors(self, address: str) -> tuple[Sensor, ...]:
+    def _sensors(self, address: str, family: Family) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
             for path, kind, label in _sensor_files(directory):
                 value = parse.integer(_optional(path))
                 if value is not None and (kind is not SensorKind.POWER or value in _POWER):
-                    sensors.append(Sensor(kind, label, value))
+                    sensors.append(Sensor(kind, family.sensor_label(label), value))
         return tuple(sensors)
 
 
@@ -291,7 +291,7 @@ def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
             number = name.removeprefix(prefix).removesuffix(suffix)
             if name == prefix + number + suffix and number.isdecimal():
                 label = parse.text(_optional(f"{directory}/{prefix}{number}_label"))
-                yield f"{directory}/{name}", kind, label.lower() if label else number
+                yield f"{directory}/{name}", kind, label or number
 
 
 def _inode(path: str) -> int | None:

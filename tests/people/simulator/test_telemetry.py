@@ -19,9 +19,7 @@ def after(state: CardTelemetry, seconds: int, seed: int = 1) -> CardTelemetry:
 
 
 @each_family
-def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
-    family: str,
-) -> None:
+def test_what_is_busy_is_hot_and_takes_power_and_counts_task_cycles(family: str) -> None:
     idle = after(with_workload(fresh(family), "idle"), 300)
     busy = after(with_workload(fresh(family), "busy"), 300)
     traits = families()[family]
@@ -32,8 +30,6 @@ def test_what_is_busy_is_hot_and_takes_power_and_current_and_counts_task_cycles(
     assert 63 < max(busy.temperature) < 75
     assert idle.watts == traits.idle_watts
     assert 0.7 * traits.busy_watts < busy.watts <= traits.busy_watts
-    assert busy.amperes > idle.amperes
-    assert 0 <= idle.volts - busy.volts < 0.1
     assert busy.cycles == idle.cycles
     assert idle.task_cycles == (0,) * traits.cores
     for task, cycles in zip(busy.task_cycles, busy.cycles, strict=True):

@@ -314,7 +314,7 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         ("mA", "1", 114),
         ("mV", "0", 12000),
         ("µW", "1", 1370000),
-        ("m°C", "board", -2),
+        ("m°C", "Board", -2),
         ("m°C", "10", 10),
     ]
     assert (reading.temperature(), reading.power()) == (0.01, 1.37)

@@ -16,7 +16,7 @@ An RNGD shows what driver 2026.3 does on hosts whose owners published its values
 the vendor's test trees of 2025 have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -291,26 +291,51 @@ def _pci_files(spec: CardSpec) -> dict[str, str]:
 
 def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
     """hwmon: m°C, µW, mV, mA, as the kernel's hwmon interface has them."""
-    found = {"name": f"{spec.name}\n", "power1_average": f"{state.watts * 1e6:.0f}\n"}
-    if spec.family == "rngd":
-        labels = ["PEAK", *(f"NPU_PE{pe}" for pe in range(spec.traits.cores)), "AMBIENT"]
-        values = [max(state.temperature), *state.temperature, AMBIENT_CELSIUS]
-        found["power1_label"] = "RMS_TOTAL\n"
-        found |= {f"temp{n}_label": f"{label}\n" for n, label in enumerate(labels, 1)}
-    else:
-        # No label of a real Warboy is published; these are the ones of the vendor's test tree.
-        values = sorted(state.temperature, reverse=True)
-        found |= {f"temp{n}_label": f"Temp{n}" for n, _ in enumerate(values, 1)}
-        found |= {
-            "power1_label": "Power1",
-            "in0_label": "Voltage0",
-            "in0_input": f"{state.volts * 1e3:.0f}\n",
-            "curr1_label": "Current1",
-            "curr1_input": f"{state.amperes * 1e3:.0f}\n",
-        }
-    return found | {
-        f"temp{n}_input": f"{celsius * 1e3:.0f}\n" for n, celsius in enumerate(values, 1)
+    sensors = _rngd_sensors(state) if spec.family == "rngd" else _warboy_sensors(state)
+    found = {"name": f"{spec.name}\n"}
+    for kind, suffix, first, per_unit, values in sensors:
+        for number, (label, value) in enumerate(values.items(), first):
+            found[f"{kind}{number}_label"] = f"{label}\n"
+            found[f"{kind}{number}_{suffix}"] = f"{value * per_unit:.0f}\n"
+    return found
+
+
+_Sensors = Iterator[tuple[str, str, int, int, dict[str, float]]]
+"""The kind and ending of their files, the first number, the unit's parts, values by label."""
+
+
+def _rngd_sensors(state: CardTelemetry) -> _Sensors:
+    cores = {f"NPU_PE{pe}": celsius for pe, celsius in enumerate(state.temperature)}
+    temperatures = {"PEAK": max(state.temperature), **cores, "AMBIENT": AMBIENT_CELSIUS}
+    yield "power", "average", 1, 1_000_000, {"RMS_TOTAL": state.watts}
+    yield "temp", "input", 1, 1_000, temperatures
+
+
+def _warboy_sensors(state: CardTelemetry) -> _Sensors:
+    """The labels are those of a test that the vendor runs on a card; their numbers are not."""
+    watts, mean = state.watts, sum(state.temperature) / len(state.temperature)
+    core_watts, core_volts, board = 0.7 * watts, 0.75, (mean + AMBIENT_CELSIUS) / 2
+    power = {
+        "PCI Total RMS PWR": watts,
+        "PCI 12V PWR": 0.95 * watts,
+        "PCI 3.3V PWR": 0.05 * watts,
+        "NE PWR": core_watts,
+        "NE 12V PWR": 0.75 * watts,
+        "NE Core RMS PWR": core_watts,
     }
+    current = {
+        "PCI 12V Curr": power["PCI 12V PWR"] / 12,
+        "PCI 3.3V Curr": power["PCI 3.3V PWR"] / 3.3,
+        "NE 12V Curr": power["NE 12V PWR"] / 12,
+        "NE Current": core_watts / core_volts,
+    }
+    cores = {f"NE_PE{pe}": celsius for pe, celsius in enumerate(state.temperature)}
+    temperatures = {"Peak": max(state.temperature), "Average": mean, "NE": mean, "NE_TOP": mean}
+    boards = {"AMBIENT": AMBIENT_CELSIUS, "LPDDR4": board, "PCIE": board, "U74M": board}
+    yield "power", "average", 1, 1_000_000, power
+    yield "in", "input", 0, 1_000, {"NE Core Volt": core_volts, "NE Core 48V Volt": 48.0}
+    yield "curr", "input", 1, 1_000, current
+    yield "temp", "input", 1, 1_000, temperatures | cores | boards
 
 
 def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
