@@ -1,0 +1,131 @@
+"""What the agent makes of hosts whose owners published their values: one golden file a host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from npu_agent.core.comparison import begun
+from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.trends import TrendKind, at_one_moment, degraded
+from npu_agent.inventory.inventory import read_once
+from npu_agent.outputs.dra.slices import slices
+from npu_agent.outputs.labels.compute import Machine, labels
+from npu_agent.people.commands import view
+from npu_agent.vendors.furiosa.labels import SETS
+from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.golden import golden
+from tests.hosts.records import B_BACK, HOSTS, Host
+from tests.outputs.dra.cards import pool_of
+from tests.outputs.prometheus.helpers import page_of_cards, parsed
+
+GOLDEN = Path(__file__).parent / "golden"
+_OF_A_CARD = (
+    *("core", "device", "uuid", "serial", "numa_node"),
+    *("pci_bus_id", "hostname", "driver_version", "firmware_version"),
+)
+_SIMULATED = re.compile("cycle|npu_pe|uptime")
+
+
+def read(host: Host, root: Path) -> Snapshot:
+    """The host's cards, as an agent has them that has read them once."""
+
+    def reported(state: CardState) -> CardState:
+        assert state.reading
+        reading = replace(state.reading, throttled=begun(None, state.reading))
+        return replace(state, reading=reading)
+
+    found = asyncio.run(read_once([Furiosa(host.make(root))]))
+    return replace(found, cards=tuple(map(reported, found.cards)))
+
+
+def metrics(found: Snapshot, schema: str) -> list[str]:
+    """A line a metric and label: its values by card, of a core the last one's."""
+    values: dict[str, dict[str, float]] = {}
+    for family in parsed(page_of_cards(found, schemas=(SCHEMAS[schema],)), openmetrics=False):
+        for name, of, value, *_ in family.samples:
+            rest = [text for key, text in of.items() if key not in _OF_A_CARD]
+            values.setdefault(" ".join((name, *rest)), {})[of["device"]] = value
+    return [
+        f"{name}: {', '.join(f'{card} {value:g}' for card, value in of.items())}"
+        for name, of in values.items()
+        if not _SIMULATED.search(name)
+    ]
+
+
+def devices(found: Snapshot) -> list[str]:
+    marks = degraded(at_one_moment(found))
+    pool = pool_of(*found.cards, degraded=marks)
+    (made,) = slices(pool, driver="npu.furiosa.ai", node="node", uid="uid", generation=1)
+    return [json.dumps(device).replace('"', "") for device in made["spec"]["devices"]]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_hosts_of_records_look_as_in_their_golden_files(name: str, tmp_path: Path) -> None:
+    found = read(HOSTS[name], tmp_path / "host")
+    # The schema that dashboards of its generation ask for.
+    schema = "0.8" if HOSTS[name].family == "warboy" else "2025"
+    text = "\n".join(
+        (
+            "# info -o wide",
+            re.sub(r"(?m)^\+.*\n?|(?<= ) +", "", view.drawn(view.cards_table(found, wide=True))),
+            "# slow",
+            *(
+                f"{trend.card.card.name}: {trend.detail}"
+                for trend in at_one_moment(found).of(TrendKind.SLOW).values()
+            ),
+            "# labels",
+            *(
+                f"{key} = {value}"
+                for key, value in labels(
+                    found, Machine(vendor=None, name=None), [SETS["beta"], SETS["current"]]
+                ).items()
+            ),
+            f"# metrics: {schema}",
+            *metrics(found, schema),
+            "# slices",
+            *devices(found),
+            "",
+        )
+    )
+    assert text == golden(GOLDEN / f"{name}.txt", text)
+
+
+def _cards(host: Host, root: Path) -> dict[str, str]:
+    return {state.id: state.card.name for state in read(host, root).cards}
+
+
+def test_a_card_is_the_same_in_another_slot_and_under_another_number(tmp_path: Path) -> None:
+    before, after = _cards(HOSTS["a"], tmp_path / "a"), _cards(HOSTS["a-moved"], tmp_path / "b")
+    assert [(name, after[id_]) for id_, name in before.items()] == [
+        ("npu0", "npu2"),
+        ("npu1", "npu0"),
+        ("npu2", "npu1"),
+        ("npu3", "npu3"),
+    ]
+
+
+def test_a_card_that_left_takes_no_other_ones_name_with_it(tmp_path: Path) -> None:
+    whole = _cards(B_BACK, tmp_path / "whole")
+    left = _cards(HOSTS["b-left"], tmp_path / "left")
+    renumbered = _cards(HOSTS["b-renumbered"], tmp_path / "renumbered")
+    assert left == {id_: name for id_, name in whole.items() if name != "npu2"}
+    assert left.keys() == renumbered.keys()
+    assert list(renumbered.values()) == ["npu0", "npu1", "npu2"]
+
+
+def test_a_core_in_use_with_zeros_is_neither_free_nor_without_memory(tmp_path: Path) -> None:
+    *held, free = read(HOSTS["b-held"], tmp_path / "host").cards
+    for state in held:
+        assert state.reading
+        assert {(core.utilization, core.dram_total) for core in state.reading.cores} == {
+            (None, None)
+        }
+    assert free.reading
+    assert {core.utilization for core in free.reading.cores} == {0.0}
