@@ -1,7 +1,7 @@
 """Prints what an image was made from: an in-toto statement with SLSA provenance 1.0.
 
 It says what the script knows, and is worth as much as the machine that ran it: sign it there
-(docs/packaging.md). The format: https://slsa.dev/spec/v1.0/provenance.
+(docs/dev/release.md). The format: https://slsa.dev/spec/v1.0/provenance.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ IN_CODE = {
 """The same for the package, where each of these has a word of its own; pages may say "look at"."""
 
 _PAGES = (
-    *("docs/*.md", "docs/dev/*.md", "k8s/components/*.md", "k8s/chart/*.md"),
+    *("docs/*.md", "docs/dev/*.md", "k8s/components/*.md", "k8s/chart/*.md", "k8s/examples/*.md"),
+    *("docs/examples/**/*.md", "tests/*/README.md", "bench/*.md"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 _TRANSLATED = ("docs/ko/*.md", "docs/ja/*.md", "README.ko.md", "README.ja.md")

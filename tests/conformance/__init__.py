@@ -2,5 +2,5 @@
 
 `python -m tests.conformance --help`. It asks a driver what a kubelet asks, and what kubelets ask
 after restarts, races and reboots; each answer is one line. `items.py` has what is asked,
-`world.py` how. docs/conformance.md has what came of it.
+`world.py` how. README.md has what came of it.
 """

@@ -10,7 +10,7 @@ from tests.cluster.build import DRA_EXAMPLE_DRIVER, ensure_binaries
 from tests.conformance.__main__ import judge
 from tests.outputs.deviceplugin.helpers import short_directory
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).with_name("README.md")
 OURS = (
     f"{sys.executable} -m npu_agent run --simulate warboy=2,rngd=2 --host-root $HOST_ROOT "
     "--plugin-dir $KUBELET_DIR/device-plugins --allocation-api dra --labels-output none "

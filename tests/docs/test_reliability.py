@@ -1,4 +1,4 @@
-"""docs/reliability.md has a row for each module of tests/chaos/attacks and leads to its tests."""
+"""docs/dev/reliability.md has a row for each module of tests/chaos/attacks and leads to its tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from .pages import ROOT, page
 
-PAGE = page("docs/reliability.md")
+PAGE = page("docs/dev/reliability.md")
 
 
 def test_every_class_of_faults_has_a_row() -> None:

@@ -46,9 +46,9 @@ INSTEAD = {
         r"[ぁ-ヿ一-鿿] \w|[\w`] [ぁ-ヿ一-鿿]": "no space",
     },
 }
-"""Words of these languages that are not those of docs/terms.md or of Kubernetes' own pages.
+"""Words of these languages that are not those of docs/dev/terms.md or of Kubernetes' own pages.
 
-A pattern, and what to write; the list is held to the columns of docs/terms.md as well.
+A pattern, and what to write; the list is held to the columns of docs/dev/terms.md as well.
 """
 
 
@@ -113,8 +113,8 @@ def test_links_lead_to_the_page_in_the_readers_language(language: str) -> None:
 @pytest.mark.parametrize("language", INSTEAD)
 def test_terms_are_those_of_the_list(language: str) -> None:
     column = {"ko": 1, "ja": 2}[language]
-    rows = re.findall(r"^\| .*", page("docs/terms.md").text, re.MULTILINE)
-    texts = {"docs/terms.md": "\n".join(row.split(" | ")[column] for row in rows)}
+    rows = re.findall(r"^\| .*", page("docs/dev/terms.md").text, re.MULTILINE)
+    texts = {"docs/dev/terms.md": "\n".join(row.split(" | ")[column] for row in rows)}
     ours = [path for path in PAGES if path.parent.name == language and not translations.lags(path)]
     for one in (page(f"README.{language}.md"), *map(Page, ours)):
         prose = re.sub(r"`[^`\n]*`", "``", one.prose)
