@@ -1,4 +1,4 @@
-"""docs/dev/reliability.md has a row for each module of tests/chaos/attacks and leads to its tests."""
+"""docs/dev/reliability.md has a row for each module of tests/chaos/attacks, with its tests."""
 
 from __future__ import annotations
 
