@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from grpclib.exceptions import GRPCError
 
 from npu_agent import files
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import Timing
+from npu_agent.cli.main import main
 from npu_agent.config import (
     AllocationConfig,
     LabelsConfig,
@@ -54,6 +56,7 @@ from tests.until import first, until
 NODE = "this-node"
 NAMES = [f"npu-{uuid.lower()}" for uuid in UUIDS]
 RNGD = f"npu-{simulator.card('rngd', 1).uuid.lower()}"
+CARDS = "rngd=9,warboy=1"
 DRA = AllocationConfig(api="dra")
 AUTO = AllocationConfig(api="auto")
 NOTHING_ELSE: dict[str, Any] = {
@@ -166,6 +169,48 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
     record = json.loads((room.node.plugins / RECORD).read_bytes())
     assert record["published"].keys() == set(UUIDS)
     assert (record["prepared"], record["allocations"]) == ({}, [])
+
+
+@pytest.mark.parametrize(("partitions", "devices"), [("true", 123), ("false", 9)])
+async def test_the_template_of_a_node_is_what_its_agent_publishes(
+    room: Room, capsys: pytest.CaptureFixture[str], partitions: str, devices: int
+) -> None:
+    config = room.root / "config.yaml"
+    config.write_text(
+        f"pluginDir: {room.node.plugins}\n"
+        "allocation: {api: dra}\n"
+        "metrics: {listen: '127.0.0.1:0'}\n"
+        "labels: {output: none}\n"
+        "events: false\n"
+        "cordon: false\n"
+        "disabledDevices: [{devName: npu1}, {devName: npu2, nodeName: another-node}]\n"
+        f"dra: {{partitions: {partitions}}}\n"
+    )
+    room.node.cards(CARDS)
+    async with room.node.agent(config):
+        await until(lambda: len(room.cluster.devices()) == devices)
+        published = [room.cluster.slices[name] for name in sorted(room.cluster.slices)]
+    assert main(["dra", "slices", "--template", CARDS, "--config-file", str(config)]) == 0
+    printed = capsys.readouterr().out
+    template = [*yaml.safe_load_all(printed)]
+    left_out = printed.partition("\n")[0].partition("has them: ")[2].removesuffix(".").split(", ")
+    assert template == [
+        _as_template(live, left_out, resourceSliceCount=len(template)) for live in published
+    ]
+
+
+def _as_template(live: dict[str, Any], left_out: list[str], **pool: int) -> dict[str, Any]:
+    """A slice that an agent has published, without what only its host has."""
+    text = json.dumps(live).replace(NODE, "template")
+    for card in simulator.parse_cards(CARDS):
+        text = text.replace(f"npu-{card.uuid.lower()}", card.name)
+    found: dict[str, Any] = json.loads(text)
+    found["metadata"] = {"name": found["metadata"]["name"]}
+    found["spec"]["pool"] = {"name": "template", "generation": 1, **pool}
+    for device in found["spec"].get("devices", ()):
+        for name in left_out:
+            del device["attributes"][name]
+    return found
 
 
 async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:

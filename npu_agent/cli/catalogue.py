@@ -104,7 +104,7 @@ def add_arguments(name: str, parser: Parser) -> None:
     COMMANDS[name].add_arguments(parser)
     _add_common(parser)
     group = None if name in _CONFIGURED else "log"
-    config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor"))
+    config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor", "dra slices"))
 
 
 def _add_common(parser: Parser) -> None:
@@ -431,6 +431,26 @@ def _cdi_generate(parser: Parser) -> None:
 
 
 @_command(
+    "dra slices",
+    f"""Print the ResourceSlices of a node that is still to be made.
+
+    For an autoscaler that scales from zero nodes. They are what DRA publishes of
+    these cards by this configuration, without what only a host has.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent dra slices --template {_example()}
+      npu-agent dra slices --template {_example()} --config-file config.yaml
+    """,
+)
+def _dra_slices(parser: Parser) -> None:
+    parser.add_argument(
+        "--template", metavar="LIST", required=True, help=f"the node's cards, such as {_example()}"
+    )
+
+
+@_command(
     "simulate",
     """Make a simulated driver tree, or break a card in one.
 
@@ -499,8 +519,9 @@ def _version(parser: Parser) -> None:
 GROUPS = {
     "config": "Check, show or describe the configuration",
     "cdi": "Write the CDI spec of a host without Kubernetes",
+    "dra": "Show what DRA publishes",
 }
 """Commands that have others below them."""
 
-_CONFIGURED = ("run", "labels", "config show", "doctor")
+_CONFIGURED = ("run", "labels", "config show", "doctor", "dra slices")
 """These take every option of the configuration."""

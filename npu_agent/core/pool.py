@@ -56,6 +56,10 @@ class DraNames:
     claim_kind: str
     """``example.com/claim``: the kind of the CDI devices that prepared claims are."""
     describe: Callable[[Card, CoreRange], Description]
+    blank: Callable[[str, int], Card]
+    """A card by family and number, with what every host shows of it and no more."""
+    of_host: tuple[str, ...]
+    """The attributes that such a card lacks."""
     first: str = ""
     """The family whose cards the scheduler takes first where a claim leaves it the choice."""
 

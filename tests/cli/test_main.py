@@ -450,6 +450,7 @@ def hostile(tmp_path: Path) -> Path:
         "doctor --all",
         "verify",
         "cdi generate --stdout",
+        f"dra slices --template={RED}",
         f"info --host-root=/tmp/{RED}",
         "config check {root}/config.yaml",
         f"info{RED}",

@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
+from npu_agent.cli.main import main
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
@@ -195,6 +197,22 @@ async def test_two_hundred_cards_that_are_cut_on_demand(node: Node, tmp_path: Pa
     async with publishing(node, tmp_path) as world:
         await world.put(devices)
         assert world.state.writes == 0
+
+
+def test_a_template_of_slices_is_taken_as_it_is_printed(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dra", "slices", "--template", "rngd=9,warboy=1", "--dra-partitions=true"]) == 0
+    file = tmp_path / "slices.yaml"
+    file.write_text(capsys.readouterr().out)
+    node.kubectl("apply", "--server-side", "--filename", str(file))
+    try:
+        for sent in yaml.safe_load_all(file.read_text()):
+            live = node.get("resourceslice", sent["metadata"]["name"])
+            assert not differs(live, sent)
+            assert dropped(sent, live) == ()
+    finally:
+        node.kubectl("delete", "--filename", str(file))
 
 
 async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:

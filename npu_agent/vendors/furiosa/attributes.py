@@ -45,7 +45,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
         "arch": card.family,
         "type": "card" if cores == card.all_cores else "cores",
         "cores": len(cores),
-        "product": card.product,
+        "product": card.product or None,
         "serial": card.serial,
         "driverVersion": version(card.driver_version),
         "firmwareVersion": version(card.firmware_version),
@@ -86,10 +86,21 @@ def _fits(value: Value) -> bool:
     return not isinstance(value, str) or len(value.encode()) <= LONGEST
 
 
+def blank(family: str, index: int) -> Card:
+    """A card as every host has it; the product is of the host, as a Warboy's has its revision."""
+    of = FAMILIES[family]
+    return of.card(index, product="", nodes=frozenset(of.nodes(index)))
+
+
 NAMES = DraNames(
     driver="npu.furiosa.ai",
     claim_kind="furiosa.ai/claim",
     describe=describe,
+    blank=blank,
+    of_host=(
+        *("uuid", "product", "serial", "driverVersion", "firmwareVersion", "numaNode"),
+        *("pcieSwitch", _NUMA_NODE, _PCI_BUS_ID, _PCIE_ROOT),
+    ),
     # The vendor's driver offers RNGD only, so claims that are written for it name no family.
     first="rngd",
 )

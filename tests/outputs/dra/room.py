@@ -11,7 +11,7 @@ from typing import Any
 from npu_agent.core.claim import ClaimRef, ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.pool import Description, DraNames, PoolDevice, pool
+from npu_agent.core.pool import Description, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube.errors import ApiError, Kind
 from npu_agent.kubelet import allocation_store
@@ -19,6 +19,7 @@ from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.claims import Claims, LocalPool, Timing
+from npu_agent.vendors.furiosa.attributes import NAMES
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import Kubelet
 
@@ -32,7 +33,7 @@ def describe(card: Card, cores: CoreRange) -> Description:
     return Description(attributes=attributes, capacity={}, counters={})
 
 
-DRA = DraNames(driver=DRIVER, claim_kind="furiosa.ai/claim", describe=describe)
+DRA = replace(NAMES, describe=describe)
 
 
 def ref(name: str = "c", uid: str | None = None) -> ClaimRef:
