@@ -156,10 +156,10 @@ def advice(cause: Cause | None) -> Advice:
 
 def by_cause(cards: Iterable[CardState]) -> list[list[CardState]]:
     """Groups unhealthy cards by cause, in the order of the first card of each."""
-    found: dict[Cause | str, list[CardState]] = {}
+    by_cause: dict[Cause | str, list[CardState]] = {}
     for card in cards:
-        found.setdefault(card.health.cause or card.health.reason, []).append(card)
-    return [*found.values()]
+        by_cause.setdefault(card.health.cause or card.health.reason, []).append(card)
+    return [*by_cause.values()]
 
 
 def plain_reason(health: Health) -> str:
@@ -196,7 +196,7 @@ _NEXT = f"_{ascii_lowercase}"
 def _paths(nodes: tuple[str, ...]) -> Iterable[str]:
     # What comes first and last has in common what all have.
     pairs = zip(min(nodes), max(nodes), strict=False)
-    stem = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    stem = "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     ends = [node.removeprefix(stem) for node in nodes]
     # A letter ends the number: npu2 must not stand for npu20.
     if not stem[-1:].isdigit() or not all(end[0] in _NEXT for end in ends if end):

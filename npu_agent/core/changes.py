@@ -138,27 +138,27 @@ _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
     """Returns timeline entries for cards, but not for those found at the start."""
-    for one in changes:
-        if one.kind in _CARD_ENTRIES:
-            tone, text = _CARD_ENTRIES[one.kind]
+    for change in changes:
+        if change.kind in _CARD_ENTRIES:
+            tone, text = _CARD_ENTRIES[change.kind]
             text = text.format(
-                name=one.card.card.name,
-                title=one.card.card.title,
-                id=one.card.id,
-                before=one.before and one.before.card.name,
-                reason=plain_reason(one.card.health),
-                errors=one.card.reading and one.card.reading.error_text,
+                name=change.card.card.name,
+                title=change.card.card.title,
+                id=change.card.id,
+                before=change.before and change.before.card.name,
+                reason=plain_reason(change.card.health),
+                errors=change.card.reading and change.card.reading.error_text,
             )
-            yield TimelineEntry(subject="card", tone=tone, text=text, card=one.card.id)
+            yield TimelineEntry(subject="card", tone=tone, text=text, card=change.card.id)
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
-    for one in trend_changes(before, after):
-        card = one.trend.card
+    for change in trend_changes(before, after):
+        card = change.trend.card
         yield TimelineEntry(
-            subject="errors" if one.kind is TrendKind.ERRORS else "card",
-            tone="warn" if one.began else "good",
-            text=f"{card.card.name} {one.text}",
+            subject="errors" if change.kind is TrendKind.ERRORS else "card",
+            tone="warn" if change.began else "good",
+            text=f"{card.card.name} {change.text}",
             card=card.id,
         )
 
@@ -230,4 +230,4 @@ def usage_entries(
 
 
 def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:
-    return {(one.assignment.pod_name, one.card_id) for one in usages}
+    return {(usage.assignment.pod_name, usage.card_id) for usage in usages}

@@ -42,7 +42,7 @@ class PreparedResult:
     """``example.com/claim=…``: what a container is given."""
 
     def __post_init__(self) -> None:
-        if not all(self.requests) or not self.requests or any("/" in one for one in self.requests):
+        if not all(self.requests) or not self.requests or any("/" in r for r in self.requests):
             raise ValueError(f"device {self.device!r} is for no request: {self.requests}")
 
 

@@ -28,7 +28,7 @@ class Slow:
 
 def slow(cards: Sequence[CardState]) -> Mapping[str, Slow]:
     """Returns the slow cards by ID."""
-    return {card.id: found for card in cards if (found := _slow(card, cards))}
+    return {card.id: trend for card in cards if (trend := _slow(card, cards))}
 
 
 def alike(cards: Sequence[CardState]) -> Iterator[tuple[tuple[CardState, ...], str]]:

@@ -52,9 +52,9 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
     """
     if not state.snapshot.complete:
         return None
-    found, wanted = usable(state), seen if expected is None else expected
+    healthy, wanted = usable(state), seen if expected is None else expected
     fenced = [*_fenced(state)]
-    gone = [one.state.card.name for one in state.missing] if found < wanted else []
+    gone = [card.state.card.name for card in state.missing] if healthy < wanted else []
     services = [note for note in blocking(state) if note.subject in _SERVICES]
     degraded = [
         f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
@@ -62,13 +62,13 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         for kind in TrendKind
         if (kind, card.id) in state.trends.found and not is_fenced(card)
     ]
-    said = [f"{found} of {wanted} cards are healthy", *fenced]
+    said = [f"{healthy} of {wanted} cards are healthy", *fenced]
     if gone:
         said.append(f"{listed(gone, _NAMED)}: gone from the host")
     said += [note.text for note in services]
     if expected is None and not wanted:
         reason, said[0] = NO_CARDS, "no healthy card has been seen since the Node booted"
-    elif found < wanted:
+    elif healthy < wanted:
         reason = "CardUnhealthy" if fenced else "CardMissing" if gone else "TooFewCards"
     elif services:
         reason = _SERVICES[services[0].subject]
@@ -113,8 +113,8 @@ def maintenance(conditions: Mapping[str, str], *, unschedulable: bool) -> str:
         conditions: of the Node: by type, the status.
         unschedulable: whether the Node is cordoned.
     """
-    found = [type_ for type_ in _LIFECYCLE if conditions.get(type_) == "True"]
-    return ", ".join([*found, *(["the Node is cordoned"] if unschedulable else [])])
+    phases = [type_ for type_ in _LIFECYCLE if conditions.get(type_) == "True"]
+    return ", ".join([*phases, *(["the Node is cordoned"] if unschedulable else [])])
 
 
 def _fenced(state: AgentState) -> Iterator[str]:

@@ -51,12 +51,12 @@ def entries(annotation: str) -> dict[str, str]:
     if not annotation.strip():
         return {}
     try:
-        found = json.loads(annotation)
+        decoded = json.loads(annotation)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise ValueError("not a map of cards to reasons")  # noqa: TRY004 (what a reader expects)
-    return {named: _reason(reason) for named, reason in found.items()}
+    return {named: _reason(reason) for named, reason in decoded.items()}
 
 
 def first_ids(

@@ -55,13 +55,13 @@ def remember(
     Identifiers that cannot be read now are kept, as is the card's name on the host, by which cards
     differ that claim to be the same. An ID that is only the number is not kept.
     """
-    found = dict(known)
+    identities = dict(known)
     for card, id_ in zip(cards, ids, strict=True):
         if id_ in known or id_ in (card.uuid, card.serial, card.pci_bus_id):
             now = by_kind(card.identities) | {"name": _name(card)}
             before = by_kind(known.get(id_, frozenset()))
-            found[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
-    return found
+            identities[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
+    return identities
 
 
 def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:

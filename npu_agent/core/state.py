@@ -306,9 +306,13 @@ class AgentState:
     @cached_property
     def gone(self) -> tuple[Assignment, ...]:
         """The assignments of our resources, and of prepared claims, whose card is gone."""
-        ours = {one.session.resource for one in self.resources}
-        present = {one.assignment for one in self.usages}
-        by_plugin = (one for one in self.assignments if one.resource in ours and one not in present)
+        ours = {resource.session.resource for resource in self.resources}
+        present = {usage.assignment for usage in self.usages}
+        by_plugin = (
+            assignment
+            for assignment in self.assignments
+            if assignment.resource in ours and assignment not in present
+        )
         by_claim = (
             Assignment(claim.namespace, pod, "", driver.name, device.device, claim.name)
             for driver in (self.dra if self.snapshot.complete else ())
@@ -323,41 +327,43 @@ class AgentState:
     def missing(self) -> tuple[GoneCard, ...]:
         """Returns the cards that left within a day and whose place is empty."""
         taken = {card.card.place for card in self.snapshot.cards}
-        return tuple(one for one in self.timeline.gone if one.state.card.place not in taken)
+        return tuple(gone for gone in self.timeline.gone if gone.state.card.place not in taken)
 
-    def cordon_of_gone(self, one: GoneCard) -> str | None:
+    def cordon_of_gone(self, gone: GoneCard) -> str | None:
         """Why a card that left was cordoned; None: it was not."""
-        called = names(one.state)
+        called = names(gone.state)
         lost = self.cordons_lost.items()
         return next((reason for name, reason in lost if name.lower() in called), None)
 
-    def name_of_gone(self, one: Assignment) -> str:
+    def name_of_gone(self, assignment: Assignment) -> str:
         """Returns the former name of a card that is gone; else the device of the assignment."""
-        return self.gone_card(one)[1]
+        return self.gone_card(assignment)[1]
 
-    def gone_card(self, one: Assignment) -> tuple[str, str]:
+    def gone_card(self, assignment: Assignment) -> tuple[str, str]:
         """Returns ID and former name of a card that is gone; else the device of the assignment."""
-        footprints = footprints_of(one.device, (gone.state.card for gone in self.timeline.gone))
-        if one.claim:
+        footprints = footprints_of(
+            assignment.device, (gone.state.card for gone in self.timeline.gone)
+        )
+        if assignment.claim:
             footprints = {
                 device.footprint
                 for driver in self.dra
                 for claim in driver.claims
-                if (claim.namespace, claim.name) == (one.namespace, one.claim)
+                if (claim.namespace, claim.name) == (assignment.namespace, assignment.claim)
                 for device in claim.devices
-                if device.device == one.device
+                if device.device == assignment.device
             }
         for gone in self.timeline.gone:
             if any(card_of(footprint, [gone.state]) for footprint in footprints):
                 return gone.state.id, gone.state.card.name
-        return one.device, one.device
+        return assignment.device, assignment.device
 
     @cached_property
     def _usages_by_card(self) -> Mapping[str, tuple[Usage, ...]]:
-        found: dict[str, list[Usage]] = {}
-        for one in sorted(self.usages, key=lambda one: one.cores):
-            found.setdefault(one.card_id, []).append(one)
-        return {card: tuple(usages) for card, usages in found.items()}
+        by_card: dict[str, list[Usage]] = {}
+        for usage in sorted(self.usages, key=lambda usage: usage.cores):
+            by_card.setdefault(usage.card_id, []).append(usage)
+        return {card: tuple(usages) for card, usages in by_card.items()}
 
     def usages_of(self, card: CardState) -> tuple[Usage, ...]:
         """Returns the usages of a card, sorted by cores."""
@@ -365,7 +371,7 @@ class AgentState:
 
     def pods_of(self, cards: Iterable[CardState]) -> tuple[str, ...]:
         """Returns the Pods that hold any of the cards, ``namespace/pod``, each once."""
-        held = (one.assignment.pod_name for card in cards for one in self.usages_of(card))
+        held = (usage.assignment.pod_name for card in cards for usage in self.usages_of(card))
         return tuple(dict.fromkeys(held))
 
     def is_disabled(self, card: CardState) -> bool:

@@ -59,30 +59,32 @@ class Timeline:
     """The one that left last comes first."""
 
     def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
-        found = dict(self._by_subject)
-        for one in happened:
-            new = replace(one, text=one.text[:_LONGEST], at=now, first=now)
-            known = found.get(one.subject, ())
+        by_subject = dict(self._by_subject)
+        for entry in happened:
+            new = replace(entry, text=entry.text[:_LONGEST], at=now, first=now)
+            known = by_subject.get(entry.subject, ())
             if same := next((old for old in known if old.is_same(new)), None):
                 new = replace(new, first=same.first, count=same.count + 1)
-            found[one.subject] = (*(old for old in known if old is not same), new)[-MOST:]
-        return _around(now, found, self.gone)
+            by_subject[entry.subject] = (*(old for old in known if old is not same), new)[-MOST:]
+        return _around(now, by_subject, self.gone)
 
     def left(self, gone: Iterable[CardState], present: Iterable[CardState], now: float) -> Timeline:
         here = [state.card for state in present]
         left = [GoneCard(replace(state, reading=None), now) for state in gone]
         known = [*left, *self.gone]
         kept = (
-            one
-            for at, one in enumerate(known)
-            if not any(one.state.card.same_as(card) for card in here)
-            and one.state.id not in {other.state.id for other in known[:at]}
+            gone
+            for at, gone in enumerate(known)
+            if not any(gone.state.card.same_as(card) for card in here)
+            and gone.state.id not in {other.state.id for other in known[:at]}
         )
         return _around(now, self._by_subject, tuple(kept)[:GONE])
 
     def entries(self, now: float) -> tuple[TimelineEntry, ...]:
-        found = (one for each in self._by_subject.values() for one in each if now - one.at < SPAN)
-        return tuple(sorted(found, key=lambda one: -one.at))
+        entries = (
+            entry for each in self._by_subject.values() for entry in each if now - entry.at < SPAN
+        )
+        return tuple(sorted(entries, key=lambda entry: -entry.at))
 
 
 def _around(
@@ -90,8 +92,8 @@ def _around(
 ) -> Timeline:
     return Timeline(
         {
-            subject: tuple(one for one in found if now - one.at < SPAN)
-            for subject, found in happened.items()
+            subject: tuple(entry for entry in entries if now - entry.at < SPAN)
+            for subject, entries in happened.items()
         },
-        tuple(one for one in gone if now - one.since < SPAN),
+        tuple(card for card in gone if now - card.since < SPAN),
     )

@@ -108,13 +108,15 @@ def step(
     twice.
     """
     ends = {TrendKind.ERRORS: _QUIET, TrendKind.FLAPPING: _STEADY}
-    found = {at: one for at, one in known.found.items() if now - one.last < ends.get(at[0], 0.0)}
+    current = {
+        at: trend for at, trend in known.found.items() if now - trend.last < ends.get(at[0], 0.0)
+    }
 
     def lasts(kind: TrendKind, card: CardState, detail: str, since: float = now) -> None:
         first = known.found.get((kind, card.id)) or Trend(
             card=replace(card, reading=None), detail=detail, since=since, last=now
         )
-        found[kind, card.id] = replace(first, last=now) if kind in ends else first
+        current[kind, card.id] = replace(first, last=now) if kind in ends else first
 
     old = {card.id: card for card in before.cards}
     uuids = Counter(card.card.uuid for card in after.cards)
@@ -138,21 +140,21 @@ def step(
     for card in changed:
         times = (*(at for at in changes.get(card.id, ()) if now - at < _WITHIN), now)[-_FLAPS:]
         changes[card.id] = times
-        if len(times) >= _FLAPS or (TrendKind.FLAPPING, card.id) in found:
+        if len(times) >= _FLAPS or (TrendKind.FLAPPING, card.id) in current:
             lasts(TrendKind.FLAPPING, card, "it fails and recovers, or comes and goes", times[0])
     same = tuple((tuple(card.id for card in cards), limit) for cards, limit in alike)
-    return Trends(found, changes, slow_since, same)
+    return Trends(current, changes, slow_since, same)
 
 
 def at_one_moment(snapshot: Snapshot, max_temperature: float | None = None) -> Trends:
     """Returns trends that one Snapshot shows: heat, limits, and a UUID of two cards."""
-    found = step(Trends(), Snapshot(), snapshot, (), 0.0, Policy(max_temperature=max_temperature))
+    trends = step(Trends(), Snapshot(), snapshot, (), 0.0, Policy(max_temperature=max_temperature))
     for id_, slow in comparison.slow(snapshot.cards).items():
         if slow.limited:
             card = next(card for card in snapshot.cards if card.id == id_)
             trend = Trend(card=replace(card, reading=None), detail=slow.text, since=0.0, last=0.0)
-            found = replace(found, found={**found.found, (TrendKind.SLOW, id_): trend})
-    return found
+            trends = replace(trends, found={**trends.found, (TrendKind.SLOW, id_): trend})
+    return trends
 
 
 def _risen(before: CardState, after: CardState) -> list[str]:

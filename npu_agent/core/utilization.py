@@ -122,13 +122,13 @@ class UtilizationTracker:
 
     def _utilization(self, tally: Tally, now: float, held: float) -> float | None:
         sample = tally.last
-        found = tally.utilization()
+        utilization = tally.utilization()
         if sample is None or sample.cycles is None or sample.utilization == 0:
             if sample is not None:
                 self._counted.pop(sample.core, None)
-        elif tally.cycles and found is not None:
-            self._counted[sample.core] = found, now
-        elif found is None:
+        elif tally.cycles and utilization is not None:
+            self._counted[sample.core] = utilization, now
+        elif utilization is None:
             before, at = self._counted.get(sample.core, (None, now))
             return before if now - at <= held else None
-        return found
+        return utilization

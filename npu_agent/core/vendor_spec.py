@@ -157,25 +157,27 @@ def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
 
 
 def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    found: dict[str, T] = {}
-    for one in several:
-        found |= {name: value for name, value in one.items() if name not in found}
-    return found
+    union: dict[str, T] = {}
+    for mapping in several:
+        union |= {name: value for name, value in mapping.items() if name not in union}
+    return union
 
 
 def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tuple[LabelSet, ...]:
     """Returns each vendor's label sets of these names, or its default set."""
     return tuple(
-        one for each in vocabularies for one in _chosen(each.label_sets, names, each.label_set)
+        chosen
+        for each in vocabularies
+        for chosen in _chosen(each.label_sets, names, each.label_set)
     )
 
 
 def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[MetricSchema, ...]:
     """Returns each vendor's metric schema of this name, or its default schema."""
     return tuple(
-        one
+        chosen
         for each in vocabularies
-        for one in _chosen(each.metric_schemas, (name,), each.metric_schema)
+        for chosen in _chosen(each.metric_schemas, (name,), each.metric_schema)
     )
 
 

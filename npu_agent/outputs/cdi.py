@@ -106,22 +106,22 @@ def specs(
     offered now stay as in `before`: when a container starts again in its Pod, the kubelet does
     not ask again, and passes on the CDI name of the first start. `held` None: unknown, so all stay.
     """
-    found: dict[str, list[dict[str, object]]] = {}
+    by_kind: dict[str, list[dict[str, object]]] = {}
     written = set()
     for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
         if device.nodes and NAME.fullmatch(device.id):
-            found.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
+            by_kind.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
             written.add(device.id)
     if held is None or not written.issuperset(held):
         for spec in map(json.loads, (before or {}).values()):
             kept = [
-                each
-                for each in spec["devices"]
-                if each["name"] not in written and (held is None or each["name"] in held)
+                entry
+                for entry in spec["devices"]
+                if entry["name"] not in written and (held is None or entry["name"] in held)
             ]
             if kept:
-                found.setdefault(spec["kind"], []).extend(kept)
-    return {spec_file(kind): _spec(kind, entries) for kind, entries in found.items()}
+                by_kind.setdefault(spec["kind"], []).extend(kept)
+    return {spec_file(kind): _spec(kind, entries) for kind, entries in by_kind.items()}
 
 
 def spec_file(kind: str) -> str:
@@ -134,35 +134,35 @@ def recovered(kind: str, content: bytes) -> bytes:
     Anything else in it, such as hooks that would run as root, is not taken over.
     """
     try:
-        devices = [each for each in json.loads(content)["devices"] if _is_ours(each)]
+        devices = [entry for entry in json.loads(content)["devices"] if _is_ours(entry)]
     except (ValueError, KeyError, TypeError, RecursionError):
         devices = []
-    return _spec(kind, list({each["name"]: each for each in devices}.values()))
+    return _spec(kind, list({entry["name"]: entry for entry in devices}.values()))
 
 
 def _is_ours(entry: Any) -> bool:
     try:
         name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
-        paths = [(one["path"], one["hostPath"]) for one in nodes]
+        paths = [(node["path"], node["hostPath"]) for node in nodes]
         ours = all(path.startswith("/dev/") and host in (path, NULL) for path, host in paths)
         return bool(paths and ours and NAME.fullmatch(name)) and entry == _node_entry(name, paths)
     except (KeyError, TypeError, AttributeError):
         return False
 
 
-def missing(wanted: Mapping[str, bytes], there: Mapping[str, bytes]) -> frozenset[str]:
+def missing(wanted: Mapping[str, bytes], written: Mapping[str, bytes]) -> frozenset[str]:
     """The names of the devices in `wanted` that are missing, or different, in `there`."""
-    found = {name: _by_name(content) for name, content in there.items()}
+    devices = {name: _by_name(content) for name, content in written.items()}
     return frozenset(
         device
         for name, content in wanted.items()
         for device, edits in _by_name(content).items()
-        if found.get(name, {}).get(device) != edits
+        if devices.get(name, {}).get(device) != edits
     )
 
 
 def _by_name(spec: bytes) -> dict[str, object]:
-    return {each["name"]: each["containerEdits"] for each in json.loads(spec)["devices"]}
+    return {entry["name"]: entry["containerEdits"] for entry in json.loads(spec)["devices"]}
 
 
 def claim_file(kind: str, uid: str) -> str:

@@ -149,11 +149,11 @@ class ConditionWriter:
         try:
             boot = (await files.read(BOOT_ID, 100)).decode("ascii").strip()
             self._seen = _Seen(boot, 0)
-            found = typedjson.decode(await files.read(self._file, 1000), _Seen)
+            recalled = typedjson.decode(await files.read(self._file, 1000), _Seen)
         except (OSError, ValueError) as error:
             log.debug("the cards are counted from now on", reason=error)
             return
-        self._seen = found if found.boot == boot else _Seen(boot, 0, found.type)
+        self._seen = recalled if recalled.boot == boot else _Seen(boot, 0, recalled.type)
 
     async def _follow(self) -> None:
         async for _ in changes_of(*self._observed.changes, self._wanted):
@@ -233,33 +233,33 @@ class ConditionWriter:
         log.info("the Node's condition is removed", node=name)
 
     async def _read(self, name: str, type_: str) -> Condition | None:
-        found = await node.read_whole(self._api, name, fresh=True)
-        return next((one for one in found.status.conditions if one.type == type_), None)
+        own = await node.read_whole(self._api, name, fresh=True)
+        return next((row for row in own.status.conditions if row.type == type_), None)
 
     def _wait(self, live: _Live, wanted: NodeCondition | None) -> float | None:
         """The seconds until it has to be written; None: until something changes."""
-        there, timing, now = live.condition, self._timing, time.monotonic()
+        current, timing, now = live.condition, self._timing, time.monotonic()
         if not live.type or wanted is None:
             return None
-        if there is None and wanted.reason == NO_CARDS:
+        if current is None and wanted.reason == NO_CARDS:
             return None  # a node without NPUs: a False would have it repaired
-        if there is None and wanted.status:
+        if current is None and wanted.status:
             return 0.0
-        if there is None or (there.status == "True") != wanted.status:
+        if current is None or (current.status == "True") != wanted.status:
             if wanted.status:
                 return self._since + timing.recovered - now
             if wanted.passing:
                 return self._since + timing.passing - now
             return self._fault + timing.settle - now
-        changed = (there.reason, there.message) != (wanted.reason, wanted.message)
+        changed = (current.reason, current.message) != (wanted.reason, wanted.message)
         beat = spread(timing.heartbeat)
         return live.at + (timing.gap if changed else beat) - now
 
     async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:
-        there, now, status = live.condition, stamp(), str(wanted.status)
-        if there is None or there.status != status:
-            there = await self._read(name, live.type)  # another agent may have written it
-        since = there.last_transition_time if there and there.status == status else None
+        current, now, status = live.condition, stamp(), str(wanted.status)
+        if current is None or current.status != status:
+            current = await self._read(name, live.type)  # another agent may have written it
+        since = current.last_transition_time if current and current.status == status else None
         written = Condition(
             type=live.type,
             status=status,
@@ -284,9 +284,9 @@ class ConditionWriter:
     def _works(self, live: _Live) -> None:
         self._writing.works()
         state = ConditionState(type=live.type)
-        if there := live.condition:
-            said = {"reason": there.reason, "message": there.message}
-            state = replace(state, status=there.status == "True", **said)
+        if current := live.condition:
+            said = {"reason": current.reason, "message": current.message}
+            state = replace(state, status=current.status == "True", **said)
         self.state.publish(state if live.type else None)
 
     def _failed(self, type_: str, error: ApiError) -> None:

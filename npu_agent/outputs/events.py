@@ -125,13 +125,13 @@ def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
 
 
 def trend_events(before: Trends, after: Trends, usages: Collection[Usage] = ()) -> Iterator[Event]:
-    for one in trend_changes(before, after):
-        began, ended = _TREND_EVENTS[one.kind]
-        pods = _pods(one.trend.card, usages)
-        message = f"{_named(one.trend.card)} {one.text}"
-        message += f"{_used(pods)}: {TRENDS[one.kind].remedy}" if one.began else ""
-        reason = began if one.began else ended
-        yield Event(reason=reason, message=message, warning=one.began, pods=pods)
+    for change in trend_changes(before, after):
+        began, ended = _TREND_EVENTS[change.kind]
+        pods = _pods(change.trend.card, usages)
+        message = f"{_named(change.trend.card)} {change.text}"
+        message += f"{_used(pods)}: {TRENDS[change.kind].remedy}" if change.began else ""
+        reason = began if change.began else ended
+        yield Event(reason=reason, message=message, warning=change.began, pods=pods)
 
 
 def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
@@ -147,7 +147,8 @@ def driver_events(before: SessionStatus, after: SessionStatus) -> Iterator[Event
 
 
 def _pods(card: CardState, usages: Iterable[Usage]) -> tuple[str, ...]:
-    return tuple(sorted({one.assignment.pod_name for one in usages if one.card_id == card.id}))
+    names = {usage.assignment.pod_name for usage in usages if usage.card_id == card.id}
+    return tuple(sorted(names))
 
 
 def _used(pods: tuple[str, ...]) -> str:
@@ -156,9 +157,9 @@ def _used(pods: tuple[str, ...]) -> str:
 
 def _named(state: CardState) -> str:
     """``npu0 (UUID, 0000:01:00.0)``: the number may change, the rest identifies the card."""
-    known = dict.fromkeys(filter(None, (state.id, state.card.pci_bus_id)))
-    known.pop(state.card.name, None)
-    return f"{state.card.name} ({', '.join(known)})" if known else state.card.name
+    aliases = dict.fromkeys(filter(None, (state.id, state.card.pci_bus_id)))
+    aliases.pop(state.card.name, None)
+    return f"{state.card.name} ({', '.join(aliases)})" if aliases else state.card.name
 
 
 @dataclass(slots=True)
@@ -235,15 +236,15 @@ class Events:
         )
         async for _ in changes_of(*cards, self._sources.configs, *self._sources.drivers):
             # A card that left has no usages any more.
-            known = {*usages, *self._sources.usages.value}
+            holders = {*usages, *self._sources.usages.value}
             happened = [
                 *card_events(
-                    snapshot, self._sources.snapshots.value, self._sources.trends.value, known
+                    snapshot, self._sources.snapshots.value, self._sources.trends.value, holders
                 ),
-                *trend_events(trends, self._sources.trends.value, known),
+                *trend_events(trends, self._sources.trends.value, holders),
                 *config_events(config, self._sources.configs.value),
                 *cordon_events(cordons, self._sources.cordons.value),
-                *(one for feed in drivers for one in driver_events(drivers[feed], feed.value)),
+                *(event for feed in drivers for event in driver_events(drivers[feed], feed.value)),
             ]
             drivers = {
                 # A retry that fails again is not reported again.
@@ -288,7 +289,9 @@ class Events:
         while True:
             self._more.clear()
             self._forget()
-            unsent = (event for event, one in self._records.items() if one.count > one.sent)
+            unsent = (
+                event for event, record in self._records.items() if record.count > record.sent
+            )
             event = next(unsent, None)
             if event is None:
                 if works:

@@ -69,14 +69,14 @@ def explained(
     snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]
 ) -> tuple[Explained, ...]:
     """Every key of `sets`, sorted, with its value or why not; and `SIMULATED` where it holds."""
-    found: dict[str, Explained] = {}
+    by_key: dict[str, Explained] = {}
     for set_ in sets:
         for label in set_.labels:
             key = set_.prefix + label.key
-            found[key] = _joined(key, tuple(_contributions(label, set_, snapshot, machine)))
+            by_key[key] = _joined(key, tuple(_contributions(label, set_, snapshot, machine)))
     if simulated := [state.card.name for state in snapshot.cards if state.card.simulated]:
-        found[SIMULATED] = Explained(SIMULATED, "true", f"{', '.join(simulated)}: simulated")
-    return tuple(found[key] for key in sorted(found))
+        by_key[SIMULATED] = Explained(SIMULATED, "true", f"{', '.join(simulated)}: simulated")
+    return tuple(by_key[key] for key in sorted(by_key))
 
 
 def labels(snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]) -> dict[str, str]:
@@ -105,22 +105,22 @@ def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
     """
     if not said:
         return Explained(key, None, "there is no card")
-    found: set[str] = set()
+    values: set[str] = set()
     reasons: dict[str, list[str]] = {}
-    for one in said:
-        clean = value(one.text) if one.text is not None else None
-        because = one.because
+    for contribution in said:
+        clean = value(contribution.text) if contribution.text is not None else None
+        because = contribution.because
         if clean is not None:
-            found.add(clean)
-        elif one.text is not None:
+            values.add(clean)
+        elif contribution.text is not None:
             because += " has no ASCII letter or digit"
-        reasons.setdefault(because, []).append(one.who)
-    kept = sorted(found, key=natural)
+        reasons.setdefault(because, []).append(contribution.who)
+    kept = sorted(values, key=natural)
     while len("_".join(kept)) > LONGEST:
         kept.pop()
     why = "; ".join(f"{', '.join(who)}: {because}" for because, who in reasons.items())
-    if len(kept) < len(found):
-        why += f"; {len(found) - len(kept)} of {len(found)} values do not fit"
+    if len(kept) < len(values):
+        why += f"; {len(values) - len(kept)} of {len(values)} values do not fit"
     return Explained(key, "_".join(kept) or None, why)
 
 

@@ -147,10 +147,8 @@ class Labeller:
     ) -> None:
         """Waits until other labels are wanted, or the Node lacks the wanted ones."""
         async for _ in changes_of(wanted, seen):
-            there = seen.value
-            if wanted.value is not now or (
-                there is not None and now.labels.items() - there.items()
-            ):
+            live = seen.value
+            if wanted.value is not now or (live is not None and now.labels.items() - live.items()):
                 return
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:

@@ -46,10 +46,10 @@ class NfdOutput:
         return frozenset(before)
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        wanted, there = render(labels), await self._content()
-        if wanted == there:
+        wanted, content = render(labels), await self._content()
+        if wanted == content:
             return Counter()
-        before = parse(there)
+        before = parse(content)
         wrong = {key for key, text in labels.items() if before.get(key) != text}
         gone = before.keys() - labels.keys()
         if careful and before:
@@ -98,9 +98,9 @@ def render(labels: Mapping[str, str]) -> bytes | None:
 
 def parse(content: bytes | None) -> dict[str, str]:
     """The labels that NFD finds in a feature file."""
-    found = {}
+    labels = {}
     for line in (content or b"").decode(errors="replace").split("\n"):
         key, equals, text = line.strip().partition("=")
         if key and not key.startswith("#"):
-            found[key] = text if equals else "true"
-    return found
+            labels[key] = text if equals else "true"
+    return labels

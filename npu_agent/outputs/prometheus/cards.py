@@ -96,7 +96,7 @@ def _series(
                 label_text(
                     identity,
                     core=str(core.core),
-                    **_sole_holder(one for one in named if core.core in one.cores),
+                    **_sole_holder(usage for usage in named if core.core in usage.cores),
                 ),
             )
             for core in (state.reading.cores if state.reading else ())
@@ -106,13 +106,13 @@ def _series(
 
 
 def _sole_holder(holdings: Iterable[Usage]) -> dict[str, str | None]:
-    holders = [_holder(one.assignment) for one in holdings]
-    return holders[0] if holders and all(one == holders[0] for one in holders) else {}
+    holders = [_holder(usage.assignment) for usage in holdings]
+    return holders[0] if holders and all(holder == holders[0] for holder in holders) else {}
 
 
-def _holder(one: Assignment) -> dict[str, str | None]:
-    container = one.container or None  # of a claim it is not always known
-    return {"namespace": one.namespace, "pod": one.pod, "container": container}
+def _holder(assignment: Assignment) -> dict[str, str | None]:
+    container = assignment.container or None  # of a claim it is not always known
+    return {"namespace": assignment.namespace, "pod": assignment.pod, "container": container}
 
 
 def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Numbers]:

@@ -67,11 +67,11 @@ _HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 
 def read(state: AgentState) -> Mapping[str, Samples]:
-    found: dict[str, list[tuple[str, float | Histogram]]] = {}
+    families: dict[str, list[tuple[str, float | Histogram]]] = {}
     for samples in (_agent(state), _resources(state), _drivers(state), _cards(state)):
         for name, labels, value in samples:
-            found.setdefault(f"npu_agent_{name}", []).append((labels, value))
-    return found
+            families.setdefault(f"npu_agent_{name}", []).append((labels, value))
+    return families
 
 
 def _agent(state: AgentState) -> Iterator[Named]:
@@ -109,11 +109,11 @@ def _agent(state: AgentState) -> Iterator[Named]:
 
 
 def _resources(state: AgentState) -> Iterator[Named]:
-    for one in state.resources:
-        labels, counts = label_text(resource=one.session.resource), one.counts
-        if one.session.phase is not SessionPhase.NO_CARDS:
+    for resource in state.resources:
+        labels, counts = label_text(resource=resource.session.resource), resource.counts
+        if resource.session.phase is not SessionPhase.NO_CARDS:
             # 1 only while the kubelet holds our stream open: nothing else is proof.
-            yield "registered", labels, one.session.phase is SessionPhase.REGISTERED
+            yield "registered", labels, resource.session.phase is SessionPhase.REGISTERED
         yield "list_and_watch_messages_total", labels, counts.messages
         yield from _by("allocations_total", labels, "result", counts.allocations)
         yield "allocation_seconds", labels, counts.allocation_seconds
@@ -121,13 +121,13 @@ def _resources(state: AgentState) -> Iterator[Named]:
 
 
 def _drivers(state: AgentState) -> Iterator[Named]:
-    for one in state.dra:
-        labels, counts = label_text(driver=one.name), one.counts
-        yield "dra_registered", labels, one.session.phase is SessionPhase.REGISTERED
-        yield "dra_slices_published", labels, one.slices.published
-        yield "dra_pool_incomplete", labels, one.slices.incomplete
-        yield "dra_slices_written_total", labels, one.slices.writes
-        yield "dra_claims", labels, len(one.claims)
+    for driver in state.dra:
+        labels, counts = label_text(driver=driver.name), driver.counts
+        yield "dra_registered", labels, driver.session.phase is SessionPhase.REGISTERED
+        yield "dra_slices_published", labels, driver.slices.published
+        yield "dra_pool_incomplete", labels, driver.slices.incomplete
+        yield "dra_slices_written_total", labels, driver.slices.writes
+        yield "dra_claims", labels, len(driver.claims)
         yield from _by("dra_prepares_total", labels, "result", counts.prepares)
         yield "dra_prepare_seconds", labels, counts.prepare_seconds
         yield from _by("dra_unprepares_total", labels, "result", counts.unprepares)

@@ -32,11 +32,11 @@ class Pages:
 
 def agents(cluster: Cluster) -> dict[str, list[Pod]]:
     """The agents by Node: Pods of the agent's DaemonSet, two while it is rolled out."""
-    found: dict[str, list[Pod]] = defaultdict(list)
+    by_node: dict[str, list[Pod]] = defaultdict(list)
     for pod in cluster.pods:
-        if pod.spec.node_name and any(one.runs(pod) for one in cluster.daemon_sets):
-            found[pod.spec.node_name].append(pod)
-    return found
+        if pod.spec.node_name and any(daemon_set.runs(pod) for daemon_set in cluster.daemon_sets):
+            by_node[pod.spec.node_name].append(pod)
+    return by_node
 
 
 def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
@@ -46,7 +46,7 @@ def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
         CommandError: they belong to several DaemonSets.
     """
     owners = {
-        one.uid: pod for pod in pods for one in pod.metadata.owner_references if one.controller
+        ref.uid: pod for pod in pods for ref in pod.metadata.owner_references if ref.controller
     }
     if len(owners) > 1:
         named = " and ".join(sorted(pod.key for pod in owners.values()))
@@ -116,7 +116,7 @@ def _report(node: str, status: object) -> Report:
 
 async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
     """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
-    found: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
     failed: dict[str, str] = {}
     refused: list[str] = []
 
@@ -124,7 +124,7 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
         if refused:
             return
         try:
-            found[node] = _report(node, await _first(api, only(node, pods)))
+            reports[node] = _report(node, await _first(api, only(node, pods)))
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:
@@ -138,6 +138,6 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
         _, late = await asyncio.wait(asking, timeout=_ALL_PAGES)
         for task in late:
             task.cancel()
-    for node in of.keys() - found.keys() - failed.keys() if not refused else ():
+    for node in of.keys() - reports.keys() - failed.keys() if not refused else ():
         failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
-    return Pages(found, failed, refused[0] if refused else "")
+    return Pages(reports, failed, refused[0] if refused else "")

@@ -159,11 +159,12 @@ def _read(expression: str, driver: str) -> Sequence[str] | None:
 
     Thousands of devices that differ in their serial numbers are one then.
     """
-    found = [*_FIELD.findall(expression), *((of, "", name) for name, of in _IN.findall(expression))]
-    if len(found) != len(_LOOKUP.findall(expression)):
+    lookups = _FIELD.findall(expression)
+    lookups += ((of, "", name) for name, of in _IN.findall(expression))
+    if len(lookups) != len(_LOOKUP.findall(expression)):
         return None
     names = []
-    for domain, field, key in found:
+    for domain, field, key in lookups:
         name = field or key[1:-1]
         names += [f"{domain[1:-1]}/{name}", *([name] if domain[1:-1] == driver else [])]
     return names
@@ -181,32 +182,32 @@ def _matches(expression: str, device: bytes) -> bool:
         "capacity": _by_domain(_capacities(capacities), driver, domains),
     }
     try:
-        found = _compiled(expression).eval(data={"device": variable})
+        answer = _compiled(expression).eval(data={"device": variable})
     except RuntimeError as error:  # 10,000 steps, which may be too few
         raise CannotJudgeError(_STATUS.sub("", one_line(error))) from None
-    if isinstance(value := found.value(), bool):
+    if isinstance(value := answer.value(), bool):
         return value
-    if found.type().name() != "ERROR":
+    if answer.type().name() != "ERROR":
         raise CelError("its value is not a bool")
     raise CelError(_STATUS.sub("", one_line(value)))
 
 
 def _domains(expression: str) -> set[str]:
     """The domains that the expression looks up."""
-    found = _LOOKUP.findall(expression)
+    lookups = _LOOKUP.findall(expression)
     if _MAP.search(_LOOKUP.sub("", expression)):
         raise CannotJudgeError("it uses a map of domains as a whole")
-    return {text[1:-1] for text in found}
+    return {text[1:-1] for text in lookups}
 
 
 def _by_domain(
     values: Iterator[tuple[str, Any]], driver: str, domains: set[str]
 ) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
+    attributes: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
     for name, value in values:
         domain, _, key = name.rpartition("/")
-        found.setdefault(domain or driver, {})[key] = value
-    return found
+        attributes.setdefault(domain or driver, {})[key] = value
+    return attributes
 
 
 def _values(attributes: dict[str, Any], expression: str) -> Iterator[tuple[str, Any]]:
@@ -248,15 +249,33 @@ def _environment() -> Any:
         ("semver", any_, (of.STRING,), False, _version),
         ("isSemver", of.BOOL, (of.STRING,), False, lambda text: _is(_version, text)),
         ("compareTo", of.INT, (any_, any_), True, _compare),
-        ("isGreaterThan", of.BOOL, (any_, any_), True, lambda one, two: _compare(one, two) > 0),
-        ("isLessThan", of.BOOL, (any_, any_), True, lambda one, two: _compare(one, two) < 0),
+        (
+            "isGreaterThan",
+            of.BOOL,
+            (any_, any_),
+            True,
+            lambda a, b: _compare(a, b) > 0,
+        ),
+        ("isLessThan", of.BOOL, (any_, any_), True, lambda a, b: _compare(a, b) < 0),
         ("asInteger", of.INT, (any_,), True, _integer),
-        ("isInteger", of.BOOL, (any_,), True, lambda one: _amount(one).denominator == 1),
-        ("add", any_, (any_, any_), True, lambda one, two: _stands(_amount(one) + _amount(two))),
-        ("sub", any_, (any_, any_), True, lambda one, two: _stands(_amount(one) - _amount(two))),
-        ("major", of.INT, (any_,), True, lambda one: int(one[_VERSION].split(".")[0])),
-        ("minor", of.INT, (any_,), True, lambda one: int(one[_VERSION].split(".")[1])),
-        ("patch", of.INT, (any_,), True, lambda one: _key(one[_VERSION])[0][2]),
+        ("isInteger", of.BOOL, (any_,), True, lambda operand: _amount(operand).denominator == 1),
+        (
+            "add",
+            any_,
+            (any_, any_),
+            True,
+            lambda a, b: _stands(_amount(a) + _amount(b)),
+        ),
+        (
+            "sub",
+            any_,
+            (any_, any_),
+            True,
+            lambda a, b: _stands(_amount(a) - _amount(b)),
+        ),
+        ("major", of.INT, (any_,), True, lambda version: int(version[_VERSION].split(".")[0])),
+        ("minor", of.INT, (any_,), True, lambda version: int(version[_VERSION].split(".")[1])),
+        ("patch", of.INT, (any_,), True, lambda version: _key(version[_VERSION])[0][2]),
     )
     declared = [
         cel.FunctionDecl(
@@ -310,12 +329,12 @@ def _version(text: str) -> dict[str, str]:
     return {_VERSION: text.partition("+")[0]}
 
 
-def _compare(one: Any, two: Any) -> int:
+def _compare(a: Any, b: Any) -> int:
     """-1, 0 or 1 for two quantities or two versions; raises KeyError or TypeError for others."""
-    if _VERSION in one:
-        left, right = _key(one[_VERSION]), _key(two[_VERSION])
+    if _VERSION in a:
+        left, right = _key(a[_VERSION]), _key(b[_VERSION])
         return (left > right) - (left < right)
-    first, second = Fraction(one[_QUANTITY]), Fraction(two[_QUANTITY])
+    first, second = Fraction(a[_QUANTITY]), Fraction(b[_QUANTITY])
     return (first > second) - (first < second)
 
 
@@ -324,7 +343,7 @@ def _key(version: str) -> tuple[list[int], bool, list[tuple[bool, int, str]]]:
     numbers, _, before = version.partition("-")
     parts = before.split(".") if before else []
     return (
-        [int(one) for one in numbers.split(".")],
+        [int(number) for number in numbers.split(".")],
         not before,
-        [(not one.isdigit(), int(one) if one.isdigit() else 0, one) for one in parts],
+        [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts],
     )

@@ -74,8 +74,8 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
                 raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
             return ()
 
-    found = await asyncio.gather(*map(read, scope.kinds))
-    return Cluster(**dict(zip(scope.kinds, found, strict=True)), refused=refused)
+    lists = await asyncio.gather(*map(read, scope.kinds))
+    return Cluster(**dict(zip(scope.kinds, lists, strict=True)), refused=refused)
 
 
 async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:

@@ -53,12 +53,12 @@ class DeviceTaintRule(Object, frozen=True):
 
 
 def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
-    return next((one for one in of if one.type == type_), None)
+    return next((condition for condition in of if condition.type == type_), None)
 
 
 def expressions(of: Plain) -> list[str]:
     """The CEL selectors of a request."""
-    return [one["cel"]["expression"] for one in of.get("selectors") or () if "cel" in one]
+    return [item["cel"]["expression"] for item in of.get("selectors") or () if "cel" in item]
 
 
 class Cluster(msgspec.Struct, frozen=True):

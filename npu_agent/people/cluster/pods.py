@@ -132,14 +132,14 @@ class Pod(Object, frozen=True):
         """Why it would be back after an eviction; "" if it would not."""
         if "kubernetes.io/config.mirror" in self.metadata.annotations:
             return "a static Pod of the node"
-        daemon = any(one.kind == "DaemonSet" for one in self.metadata.owner_references)
+        daemon = any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
         return "a Pod of a DaemonSet" if daemon else ""
 
     @property
     def claims(self) -> tuple[str, ...]:
         """The names of its ResourceClaims that there are, in its namespace."""
-        made = {one.name: one.resource_claim_name for one in self.status.resource_claim_statuses}
-        names = [one.resource_claim_name or made.get(one.name) for one in self.spec.resource_claims]
+        made = {made.name: made.resource_claim_name for made in self.status.resource_claim_statuses}
+        names = [ref.resource_claim_name or made.get(ref.name) for ref in self.spec.resource_claims]
         if extended := self.status.extended_resource_claim_status:
             names.append(extended.resource_claim_name)
         return tuple(filter(None, names))
@@ -165,7 +165,7 @@ class DaemonSet(Object, frozen=True):
     def runs(self, pod: Pod) -> bool:
         """Whether this Pod is one of its own: by owner, namespace and ServiceAccount."""
         return (
-            any(one.controller and one.uid == self.uid for one in pod.metadata.owner_references)
+            any(ref.controller and ref.uid == self.uid for ref in pod.metadata.owner_references)
             and pod.namespace == self.namespace
             and pod.spec.service_account_name == self.spec.template.spec.service_account_name
         )

@@ -25,8 +25,8 @@ def quantity(text: str) -> Fraction:
     Raises:
         ValueError: it is none.
     """
-    found = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
-    if not found:
+    match = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
+    if not match:
         raise ValueError(f"{text!r} is not a quantity")
-    number, exponent, suffix = found.groups()
+    number, exponent, suffix = match.groups()
     return Fraction(number) * Fraction(10) ** int(exponent or 0) * _FACTORS[suffix or ""]

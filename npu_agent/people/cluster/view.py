@@ -116,12 +116,12 @@ class _Sums:
 def devices(cluster: Cluster) -> list[Offered]:
     """The devices of the newest slices of each pool, of any driver."""
     newest: dict[tuple[str, str], int] = defaultdict(int)
-    for spec in (one.spec for one in cluster.slices):
+    for spec in (slice_.spec for slice_ in cluster.slices):
         pool = spec.driver, spec.pool.name
         newest[pool] = max(newest[pool], spec.pool.generation)
     return [
         Offered(spec.driver, spec.pool.name, device)
-        for spec in (one.spec for one in cluster.slices)
+        for spec in (slice_.spec for slice_ in cluster.slices)
         if spec.pool.generation == newest[spec.driver, spec.pool.name]
         for device in spec.devices
     ]
@@ -169,7 +169,10 @@ def node_rows(cluster: Cluster, words: Words, pages: Pages | None = None) -> lis
 
 def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
-    offered = {(one.driver, one.pool, one.device.name): one.device for one in devices(cluster)}
+    offered = {
+        (device.driver, device.pool, device.device.name): device.device
+        for device in devices(cluster)
+    }
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
     for pod in cluster.pods:
@@ -178,7 +181,7 @@ def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
             (name, result)
             for name in pod.claims
             if (claim := claims.get(f"{pod.namespace}/{name}"))
-            and any(one.uid == pod.uid for one in claim.status.reserved_for)
+            and any(user.uid == pod.uid for user in claim.status.reserved_for)
             for result in claim.results
             if result.driver in words.drivers and not result.admin_access
         ]
@@ -207,29 +210,29 @@ def part_of(device: Device) -> Part:
     number = device.attribute("index")
     name = f"npu{number}" if isinstance(number, int) else device.name
     card = CardKey(str(device.attribute("arch") or ""), name)
-    consumed = [name for one in device.consumes_counters for name in one.counters]
+    consumed = [name for counter in device.consumes_counters for name in counter.counters]
     cores = {int(name[5:]) for name in consumed if name[:5] == "core-" and name[5:].isdigit()}
     return Part(card, frozenset(cores or range(device.attribute("cores") or 1)), device)
 
 
 def _held(cluster: Cluster, words: Words) -> dict[str, set[str]]:
     """The allocated devices by pool."""
-    found: dict[str, set[str]] = defaultdict(set)
+    by_pool: dict[str, set[str]] = defaultdict(set)
     for claim in cluster.claims:
-        for one in claim.results:
-            if one.driver in words.drivers and not one.admin_access:
-                found[one.pool].add(one.device)
-    return found
+        for result in claim.results:
+            if result.driver in words.drivers and not result.admin_access:
+                by_pool[result.pool].add(result.device)
+    return by_pool
 
 
 def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
     """The devices that Pods have of each resource, by Node."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    by_node: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for pod in cluster.pods:
         if pod.spec.node_name:
             for resource, count in _plugin_requests(pod, words).items():
-                found[pod.spec.node_name][resource] += count
-    return found
+                by_node[pod.spec.node_name][resource] += count
+    return by_node
 
 
 def requests(pod: Pod) -> Mapping[str, int]:
@@ -264,7 +267,8 @@ def number(text: str) -> int:
 def _plugin_requests(pod: Pod, words: Words) -> dict[str, int]:
     """The devices that a Pod has of each device plugin resource, without those of a claim."""
     extended = pod.status.extended_resource_claim_status
-    claimed = {one.get("resourceName") for one in extended.request_mappings} if extended else set()
+    mappings = extended.request_mappings if extended else ()
+    claimed = {mapping.get("resourceName") for mapping in mappings}
     return {
         name: count
         for name, count in requests(pod).items()
@@ -283,13 +287,13 @@ def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
         cards[part.card] |= part.cores
         if part.device.name in held:
             used[part.card] |= part.cores
-    open_ = [one for one in pool if one.card not in barred and not one.cores & used[one.card]]
+    open_ = [part for part in pool if part.card not in barred and not part.cores & used[part.card]]
     sums.cards += len(cards)
     sums.healthy += len(cards.keys() - unhealthy)
     sums.cores += sum(map(len, cards.values()))
     sums.allocated += sum(map(len, used.values()))
     sums.free += sum(len(cards[card] - used[card]) for card in cards.keys() - barred)
-    sums.widest = max([sums.widest, *(len(one.cores) for one in open_)])
+    sums.widest = max([sums.widest, *(len(part.cores) for part in open_)])
     sums.driver = next((str(v) for p in pool if (v := p.device.attribute("driverVersion"))), None)
     sums.apis.append("dra")
 
@@ -328,7 +332,7 @@ def _from_page(page: Report, others: _Sums) -> _Sums:
     sums = _Sums(widest=-1, driver=others.driver, apis=others.apis)
     for card in page.cards:
         every = frozenset(range(card.core_count))
-        used = frozenset[int]().union(*(_cores(one.cores) or every for one in card.holders))
+        used = frozenset[int]().union(*(_cores(holder.cores) or every for holder in card.holders))
         healthy = card.health.state != "unhealthy"
         sums.cards += 1
         sums.healthy += healthy
@@ -376,11 +380,11 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         return
     shown = False
     for card in page.cards if page else ():
-        for one in card.holders:
-            if (one.namespace, one.pod) == (pod.namespace, pod.name) and not one.claim:
-                load = _load(page, CardKey(card.family, card.name), _cores(one.cores))
-                text = one.cores or f"0-{card.core_count - 1}"
-                row = _holding(pod, one.resource, card.name, text, load)
+        for holder in card.holders:
+            if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim:
+                load = _load(page, CardKey(card.family, card.name), _cores(holder.cores))
+                text = holder.cores or f"0-{card.core_count - 1}"
+                row = _holding(pod, holder.resource, card.name, text, load)
                 yield replace(row, family=card.family)
                 shown = True
     if shown:

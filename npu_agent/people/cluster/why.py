@@ -104,13 +104,13 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
     """Yields the Nodes that offer an extended resource, and the DeviceClasses that serve it."""
     implicit = name.removeprefix(_IMPLICIT)
     classes = [
-        one
-        for one in cluster.classes
-        if name in (one.spec.extended_resource_name, _IMPLICIT + one.name)
+        class_
+        for class_ in cluster.classes
+        if name in (class_.spec.extended_resource_name, _IMPLICIT + class_.name)
     ]
     for class_ in classes:
         of = f"DeviceClass {class_.name}"
-        devices = published.selected([(of, one) for one in _selectors(class_)])
+        devices = published.selected([(of, selector) for selector in _selectors(class_)])
         yield Fact(name, f"{of} serves it by DRA: {devices}")
     if "Node" in cluster.refused:
         return
@@ -133,8 +133,8 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
     elif not classes and implicit != name:
         yield Fact(name, _missing("DeviceClass", implicit, (c.name for c in cluster.classes)))
     elif not classes:
-        names = {one for node in cluster.nodes for one in node.status.capacity if _extended(one)}
-        names |= {one.spec.extended_resource_name or "" for one in cluster.classes} - {""}
+        names = {name for node in cluster.nodes for name in node.status.capacity if _extended(name)}
+        names |= {class_.spec.extended_resource_name or "" for class_ in cluster.classes} - {""}
         yield Fact(name, f"no Node offers it{_meant(name, names)}")
 
 
@@ -153,24 +153,24 @@ def _meant(name: str, names: Iterable[str]) -> str:
 def _claim(
     pod: Pod, called: str, own: Cluster, cluster: Cluster, published: _Published
 ) -> Iterator[Fact]:
-    wanted = next(one for one in pod.spec.resource_claims if one.name == called)
-    made = {one.name: one.resource_claim_name for one in pod.status.resource_claim_statuses}
+    wanted = next(reference for reference in pod.spec.resource_claims if reference.name == called)
+    made = {made.name: made.resource_claim_name for made in pod.status.resource_claim_statuses}
     name = wanted.resource_claim_name or made.get(called)
     template = wanted.resource_claim_template_name
     subject = f"claim {called}"
     if name is None and template is not None and called not in made:
         if "ResourceClaimTemplate" not in own.refused:
-            templates = [one.name for one in own.templates]
+            templates = [template.name for template in own.templates]
             if template not in templates:
                 yield Fact(subject, _missing("ResourceClaimTemplate", template, templates))
             else:
                 what = f"no ResourceClaim has been created from template {template} yet"
                 yield Fact(subject, f"{what}: see `kubectl describe pod`")
         return
-    claim = next((one for one in own.claims if one.name == name), None)
+    claim = next((claim for claim in own.claims if claim.name == name), None)
     if claim is None:
         if name is not None and "ResourceClaim" not in own.refused:
-            claims = (one.name for one in own.claims)
+            claims = (claim.name for claim in own.claims)
             yield Fact(subject, _missing("ResourceClaim", name, claims))
         return
     yield from _claim_state(subject, claim, pod)
@@ -183,9 +183,9 @@ def _claim_state(subject: str, claim: ResourceClaim, pod: Pod) -> Iterator[Fact]
     if claim.metadata.deletion_timestamp:
         yield Fact(subject, f"ResourceClaim {claim.name} is being deleted")
     if claim.results:
-        devices = (f"{one.device} of pool {one.pool}" for one in claim.results)
+        devices = (f"{result.device} of pool {result.pool}" for result in claim.results)
         yield Fact(subject, f"ResourceClaim {claim.name} has {listed(devices, _NAMED)}")
-    others = [one.name for one in claim.status.reserved_for if one.uid != pod.uid]
+    others = [user.name for user in claim.status.reserved_for if user.uid != pod.uid]
     if others:
         yield Fact(subject, f"ResourceClaim {claim.name} is in use by {listed(others, _NAMED)}")
 
@@ -194,15 +194,16 @@ def _request(
     subject: str, request: Plain, cluster: Cluster, published: _Published
 ) -> Iterator[Fact]:
     """Yields how many devices meet the selectors of a request, or of its alternatives."""
-    classes = {one.name: one for one in cluster.classes}
+    classes = {class_.name: class_ for class_ in cluster.classes}
     for option in request.get("firstAvailable") or [request.get("exactly") or {}]:
         name = "/".join(filter(None, (request["name"], option.get("name"))))
         class_name = option.get("deviceClassName", "")
         if class_name in classes:
             selectors = [
-                (f"DeviceClass {class_name}", one) for one in _selectors(classes[class_name])
+                (f"DeviceClass {class_name}", selector)
+                for selector in _selectors(classes[class_name])
             ]
-            selectors += [(f"request {name}", one) for one in expressions(option)]
+            selectors += [(f"request {name}", expression) for expression in expressions(option)]
             yield Fact(subject, f"request {name}: {published.selected(selectors)}")
         elif "DeviceClass" not in cluster.refused:
             missing = _missing("DeviceClass", class_name, classes)
@@ -230,20 +231,22 @@ class _Published:
                 judged = self._judge(expression, offered)
             except cel.CannotJudgeError as error:
                 return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
-            met = [one for one, meets in zip(offered, judged.met, strict=True) if meets]
+            met = [device for device, meets in zip(offered, judged.met, strict=True) if meets]
             text += f", of which {len(met)} meet {quoted}"
-            fails = [one for one, meets in zip(offered, judged.met, strict=True) if meets is None]
+            fails = [
+                device for device, meets in zip(offered, judged.met, strict=True) if meets is None
+            ]
             if fails:
                 text += f"; it fails on {len(fails)}, as on {fails[0].device.name}: {judged.error}"
             offered = met
-        pools = Counter(one.pool for one in offered).most_common()
+        pools = Counter(device.pool for device in offered).most_common()
         where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
         return f"{text}: {where}" if where and selectors else text
 
     def _judge(self, expression: str, offered: Sequence[view.Offered]) -> cel.Judged:
         if time.monotonic() > self._until:
             raise cel.CannotJudgeError(f"the selectors before it took {_SECONDS:g} s")
-        return cel.judge(expression, [(one.driver, one.device) for one in offered])
+        return cel.judge(expression, [(device.driver, device.device) for device in offered])
 
 
 def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
@@ -284,22 +287,22 @@ def _node_state(node: Node) -> Iterator[str]:
             yield _taint(taint)
     if cards := node.metadata.annotations.get("npu-agent/cordoned"):
         yield f"cards cordoned: {cards}"
-    for one in node.status.conditions:
-        if one.type.endswith("/NPUReady") and one.status == "False":
-            yield f"{one.type} is False: {one.message or one.reason}"
+    for ready in node.status.conditions:
+        if ready.type.endswith("/NPUReady") and ready.status == "False":
+            yield f"{ready.type} is False: {ready.message or ready.reason}"
 
 
 def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     """The taints of devices with their cards, by Node."""
     cards: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
-    for one in view.devices(cluster):
-        if one.driver in words.drivers:
-            for taint in filter(lambda taint: taint.bars, one.device.taints):
-                cards[one.pool][_taint(taint)][view.part_of(one.device).card.name] = None
-    found: dict[str, list[str]] = defaultdict(list)
+    for device in view.devices(cluster):
+        if device.driver in words.drivers:
+            for taint in filter(lambda taint: taint.bars, device.device.taints):
+                cards[device.pool][_taint(taint)][view.part_of(device.device).card.name] = None
+    by_pool: dict[str, list[str]] = defaultdict(list)
     for pool, taints in cards.items():
-        found[pool] = [f"{text} on {listed(of, _NAMED)}" for text, of in taints.items()]
-    return found
+        by_pool[pool] = [f"{text} on {listed(of, _NAMED)}" for text, of in taints.items()]
+    return by_pool
 
 
 def _taint(taint: Taint) -> str:

@@ -57,26 +57,26 @@ async def reported(context: Context) -> Reported:
 
 
 async def lines(context: Context) -> Lines:
-    found = await context.probe(reported)
-    yield "agent", _agent(context, found)
-    if found.report is not None:
-        for problem in found.report.problems[:_MOST]:
+    agent = await context.probe(reported)
+    yield "agent", _agent(context, agent)
+    if agent.report is not None:
+        for problem in agent.report.problems[:_MOST]:
             yield _name(problem), _problem(context, problem)
-        for remark in found.report.notes[:_MOST]:
+        for remark in agent.report.notes[:_MOST]:
             yield _name(remark), note(one_line(remark.text, _LONGEST))
-    for why in found.unready or ():
+    for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
     yield "serving agent", _serving_agent(context)
     for at in page.addresses(context.config.metrics):
-        yield at.key, _address(context, at, found)
+        yield at.key, _address(context, at, agent)
 
 
-def _agent(context: Context, found: Reported) -> Check:
-    if found.report is not None:
-        count = len(found.report.problems)
+def _agent(context: Context, agent: Reported) -> Check:
+    if agent.report is not None:
+        count = len(agent.report.problems)
         problems = f"{count} problem{'s' * (count > 1)}" if count else "no problem"
-        return ok(f"npu-agent {one_line(found.report.version, 40)} answers: it reports {problems}")
-    if found.unready is not None:
+        return ok(f"npu-agent {one_line(agent.report.version, 40)} answers: it reports {problems}")
+    if agent.unready is not None:
         return ok("an npu-agent answers; its report needs a token or certificate")
     return note(
         "no npu-agent answers here: this host alone is checked",
@@ -105,8 +105,8 @@ async def _problem(context: Context, problem: Problem) -> Check:
     return wrong(one_line(problem.text, _LONGEST), remedy, command or context.agent_log)
 
 
-async def _address(context: Context, at: page.Address, found: Reported) -> Check:
-    answer = found.answers[at.key]
+async def _address(context: Context, at: page.Address, agent: Reported) -> Check:
+    answer = agent.answers[at.key]
     if answer.agent:
         return ok(f"an npu-agent answers on {at.shown}")
     remedy = await _occupied(at) if at.port else ""
@@ -114,7 +114,7 @@ async def _address(context: Context, at: page.Address, found: Reported) -> Check
         return ok(f"{at.shown} is free here")
     detail = f"{at.shown} cannot be used{': another program has it' if answer.taken else ''}"
     if answer.silent:
-        if at.tls and any(other.agent for other in found.answers.values()):
+        if at.tls and any(other.agent for other in agent.answers.values()):
             return ok(f"{at.shown} takes clients with a certificate only, if it is the agent's")
         detail = f"{at.shown} is taken, and does not answer within {context.timing.connection:g} s"
         remedy = (

@@ -135,9 +135,9 @@ async def access(context: Context) -> Access:
 
 async def _server(context: Context) -> Check:
     try:
-        found = await context.probe(access)
-        reads = "" if found.reads is None else f"; reads as its {_READER[found.reads.as_node]}"
-        return ok(f"{found.known_as}{reads}")
+        server = await context.probe(access)
+        reads = "" if server.reads is None else f"; reads as its {_READER[server.reads.as_node]}"
+        return ok(f"{server.known_as}{reads}")
     except ApiError as error:
         if error.kind is Kind.CREDENTIALS and not context.in_pod:
             return unknown(error.what, "ask in the agent's Pod, or set KUBECONFIG")
@@ -164,7 +164,7 @@ async def _rights(context: Context) -> Check:
     verbs: dict[str, list[str]] = {}
     for verb, _, resource in missing:
         verbs.setdefault(resource, []).append(verb)
-    detail = "missing: " + ", ".join(f"{one} ({', '.join(of)})" for one, of in verbs.items())
+    detail = "missing: " + ", ".join(f"{verb} ({', '.join(of)})" for verb, of in verbs.items())
     if not context.in_pod:
         return wrong(
             f"{detail}; asked as the user of this kubeconfig",
@@ -175,8 +175,8 @@ async def _rights(context: Context) -> Check:
     remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
     remedy += f"changes nothing else{context.overlay_is}"
     of = (group or resource for _, group, resource in missing)
-    for one in dict.fromkeys(_COMPONENTS[each] for each in of if each in _COMPONENTS):
-        remedy += f". If rights are missing then, add k8s/components/{one}"
+    for component in dict.fromkeys(_COMPONENTS[each] for each in of if each in _COMPONENTS):
+        remedy += f". If rights are missing then, add k8s/components/{component}"
     return wrong(detail, remedy, context.restore_rights())
 
 

@@ -189,9 +189,9 @@ def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, 
     """
     file = file_of(args)
     try:
-        found = from_args(args, words)
+        effective = from_args(args, words)
         where = f"{file} is good" if file else "no file: options and defaults"
-        config, line = found.config, ok(where)
+        config, line = effective.config, ok(where)
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise

@@ -45,28 +45,28 @@ async def lines(context: Context) -> Lines:
         yield "DRA", unused("allocation.api is device-plugin")
         return
     yield "DRA", _support(context)
-    found = await context.probe_or(dra_support, None)
-    if found is not None and not found.available:
+    support = await context.probe_or(dra_support, None)
+    if support is not None and not support.available:
         return
     for driver in context.drivers:
         yield f"DRA registry of {driver}", _registry(context, driver)
         yield f"DRA directory of {driver}", _directory(context, driver)
-        if found is not None:
+        if support is not None:
             yield f"DRA slices of {driver}", _slices(context, driver)
 
 
 async def _support(context: Context) -> Check:
-    found = await context.probe(dra_support)
-    if found.available:
-        return ok(found.reason)
+    support = await context.probe(dra_support)
+    if support.available:
+        return ok(support.reason)
     if asks_for(context.config, "dra", context.node_name):
         return wrong(
-            f"impossible: {found.reason}",
+            f"impossible: {support.reason}",
             "update Kubernetes, or set allocation.api to auto: the node then offers its cards by "
             "the device plugin",
             "kubectl get node -o wide && npu-agent config show",
         )
-    return ok(f"allocation.api is auto, and that is the device plugin: {found.reason}")
+    return ok(f"allocation.api is auto, and that is the device plugin: {support.reason}")
 
 
 async def _registry(context: Context, driver: str) -> Check:
@@ -82,9 +82,9 @@ async def _registry(context: Context, driver: str) -> Check:
             "ls -ld /var/lib/kubelet",
         )
     remedy = f"start the kubelet, which makes it; in a Pod, mount the host's there: {_COMPONENT}"
-    found = await usable(context, path, remedy, write=True)
-    if found.remedy:
-        return found
+    check = await usable(context, path, remedy, write=True)
+    if check.remedy:
+        return check
     names = await context.in_thread(lambda: sorted(each.name for each in path.iterdir()))
     theirs = [
         name
@@ -98,7 +98,7 @@ async def _registry(context: Context, driver: str) -> Check:
             _FIND,
         )
     ours = sum(made_by_us(name, driver) for name in names)
-    return ok(f"{found.detail}; {ours} of our sockets")
+    return ok(f"{check.detail}; {ours} of our sockets")
 
 
 async def _directory(context: Context, driver: str) -> Check:
@@ -111,15 +111,15 @@ async def _directory(context: Context, driver: str) -> Check:
 async def _slices(context: Context, driver: str) -> Check:
     node = node_name(context)
     async with context.api_server() as api:
-        found = (await resourceslices.read(api, node, driver)).slices
+        published = (await resourceslices.read(api, node, driver)).slices
     ours = {slices.name(at, driver, node) for at in range(_MOST_SLICES)}
-    if theirs := sorted(found.keys() - ours):
+    if theirs := sorted(published.keys() - ours):
         return wrong(
             f"{theirs[0]} is not npu-agent's: a second driver publishes as {driver} on this node",
             f"delete that driver, and then: kubectl delete resourceslice {' '.join(theirs)}",
             _FIND,
         )
-    if not found:
+    if not published:
         if await context.probe_or(owner, Owner()) is None:
             return note("none, and no npu-agent serves this node")
         return wrong(
@@ -127,5 +127,5 @@ async def _slices(context: Context, driver: str) -> Check:
             "check that the agent has this configuration; else read its log",
             context.agent_log,
         )
-    devices = sum(len(each.get("spec", {}).get("devices") or ()) for each in found.values())
-    return ok(f"{len(found)}, with {devices} device(s)")
+    devices = sum(len(slice_.get("spec", {}).get("devices") or ()) for slice_ in published.values())
+    return ok(f"{len(published)}, with {devices} device(s)")

@@ -31,15 +31,15 @@ async def lines(context: Context) -> Lines:
     await context.probe(sys_readable)
     yield "PCI", _pci(context)
     yield "cards", _cards(context)
-    found = await context.probe(snapshot)
-    if found.cards:
-        yield "error counters", _errors(found.cards)
+    hardware = await context.probe(snapshot)
+    if hardware.cards:
+        yield "error counters", _errors(hardware.cards)
     # A running agent judges health better; a node that was never there is no fault of a card to it.
     unjudged = (await context.probe(reported)).report is None
-    for state in found.cards:
+    for state in hardware.cards:
         if check := await _card(context, state, unjudged=unjudged):
             yield f"card {state.card.name}", check
-    for odd in found.skipped:
+    for odd in hardware.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
 
 
@@ -80,7 +80,9 @@ class PciCard:
 
 
 async def _pci(context: Context) -> Check:
-    titles = {one.profile.pci: one.profile.title for one in context.vendors if one.profile.pci}
+    titles = {
+        vendor.profile.pci: vendor.profile.title for vendor in context.vendors if vendor.profile.pci
+    }
     cards = await context.in_thread(lambda: tuple(on_the_bus(context.host_root, titles)))
     if not cards:
         ids = " or ".join(f"{title} device (vendor {id_})" for id_, title in titles.items())
@@ -162,8 +164,8 @@ def _errors(cards: Sequence[CardState]) -> Check:
 async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
     """A card that lacks device nodes, or that one read shows to be unhealthy."""
     if unjudged and state.health.state is HealthState.UNHEALTHY:
-        found = advice(state.health.cause)
-        return wrong(f"unhealthy: {plain_reason(state.health)}", found.remedy, found.command)
+        advised = advice(state.health.cause)
+        return wrong(f"unhealthy: {plain_reason(state.health)}", advised.remedy, advised.command)
     bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
     slow = at_one_moment(await context.probe(snapshot)).of(TrendKind.SLOW).get(state.id)
     if unjudged and slow and not bad:

@@ -46,12 +46,12 @@ async def lines(context: Context) -> Lines:
 
 async def _plugin_directory(context: Context) -> Check:
     path = context.directory
-    found = await usable(context, path, _MOUNT, write=True)
-    if found.remedy:
-        return found
+    check = await usable(context, path, _MOUNT, write=True)
+    if check.remedy:
+        return check
     free = (await context.in_thread(lambda: shutil.disk_usage(path))).free
     if free >= _LEAST_FREE:
-        return found
+        return check
     return wrong(
         f"{path}: its disk has {free} bytes left, and the agent's record of the allocations may "
         "be lost",
