@@ -22,7 +22,7 @@ import pytest
 from npu_agent import files
 from npu_agent.agent import parts
 from npu_agent.agent.agent import Agent
-from npu_agent.agent.parts import Host, Timing
+from npu_agent.agent.parts import AgentTiming, Host
 from npu_agent.agent.run import serve
 from npu_agent.config import (
     AllocationConfig,
@@ -61,7 +61,7 @@ class Node:
     root: Path
     plugins: Path
     kubelet: StandInKubelet
-    timing: Timing = field(default_factory=Timing)
+    timing: AgentTiming = field(default_factory=AgentTiming)
 
     def cards(self, text: str) -> None:
         simulator.make(self.root, simulator.parse_cards(text), plain_nodes=True)
@@ -511,7 +511,7 @@ async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> 
 async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.timing = Timing(sessions=session.Timing(prove_every=0.01, prove_again=0.01))
+    node.timing = AgentTiming(sessions=session.Timing(prove_every=0.01, prove_again=0.01))
 
     async def offered(_: Path) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}

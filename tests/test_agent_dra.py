@@ -17,7 +17,7 @@ from grpclib.exceptions import GRPCError
 
 from npu_agent import files
 from npu_agent.agent.agent import Agent
-from npu_agent.agent.parts import Timing
+from npu_agent.agent.parts import AgentTiming
 from npu_agent.cli.main import main
 from npu_agent.config import (
     AllocationConfig,
@@ -124,9 +124,11 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
             await kubelet.stop()
 
 
-def timing(**drivers: Any) -> Timing:
+def timing(**drivers: Any) -> AgentTiming:
     """The agent's, with these of its drivers; a holder is waited for as long as tests do."""
-    return Timing(drivers=driver.Timing(**{"claims": claims.Timing(holder_ends=1.0), **drivers}))
+    return AgentTiming(
+        drivers=driver.Timing(**{"claims": claims.Timing(holder_ends=1.0), **drivers})
+    )
 
 
 def reasons(agent: Agent) -> list[str]:
@@ -283,7 +285,7 @@ async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room, why: st
 
 async def test_the_driver_is_ended_before_the_rest(room: Room) -> None:
     """And not when the time for the end is over."""
-    room.node.timing = Timing(end=1000.0)
+    room.node.timing = AgentTiming(end=1000.0)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
         await room.registered()
@@ -525,7 +527,7 @@ async def test_no_pool_is_published_before_all_cards_are_known(
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) -> None:
     """By `dra`, that is: what `auto` stands for was decided, and Pods have begun to rely on it."""
-    room.node.timing = Timing(ask_again=0.05)
+    room.node.timing = AgentTiming(ask_again=0.05)
     room.node.cards("warboy=1,rngd=1")
     room.cluster.groups.clear()
     by_dra = ResourceSpec(name="furiosa.ai/rngd", family="rngd", api="dra")

@@ -35,7 +35,7 @@ def times(room: Room, **drivers: float) -> None:
     """Sets the times of agents that start from now on, of which these are their drivers'."""
     room.node.timing = replace(
         timing(**{"look_every": 0.05, **drivers}),
-        config=poller.Timing(every=0.02, settle=0.0),
+        config=poller.PollTiming(every=0.02, settle=0.0),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from npu_agent.agent.agent import Agent
-from npu_agent.agent.parts import Timing
+from npu_agent.agent.parts import AgentTiming
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -108,7 +108,7 @@ async def test_a_call_that_is_under_way_is_answered_before_the_end(
 async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.node.timing = Timing(calls=0.05)
+    room.node.timing = AgentTiming(calls=0.05)
     room.node.cards("warboy=2")
     asked = asyncio.Event()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from npu_agent.agent.agent import Agent
-from npu_agent.agent.parts import Timing
+from npu_agent.agent.parts import AgentTiming
 from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig, Poller
 from npu_agent.inventory.inventory import Inventory
@@ -39,7 +39,7 @@ NOWHERE = LabelsConfig(output="none")
 def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
     monkeypatch.setattr(Backoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
-    node.timing = Timing(sessions=session.Timing(look_every=0.05))
+    node.timing = AgentTiming(sessions=session.Timing(look_every=0.05))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import Labeller, Settings
+from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.node import NodeOutput
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.vendors import SPECS
@@ -126,7 +126,7 @@ class Parts:
         self.node = NodeWatch(api, name, Feed(True))
         self.labeller = Labeller(
             snapshots=snapshots,
-            settings=agent.sets.map(lambda sets: Settings(label_sets(SPECS, sets), 300.0)),
+            settings=agent.sets.map(lambda sets: LabelSettings(label_sets(SPECS, sets), 300.0)),
             output=NodeOutput(api, name),
             seen=self.node.state.map(_labels),
             machine=_machine,
@@ -146,7 +146,7 @@ class Parts:
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
         self.slices = SlicePublisher(api, name, NAMES.driver, devices)
-        wanted = agent.condition_type.map(lambda type_: condition.Wanted(type_, None))
+        wanted = agent.condition_type.map(lambda type_: condition.ConditionConfig(type_, None))
         self.condition = ConditionWriter(
             api=api,
             node_name=name,

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from bench.figure import HEADER, Figure
 from bench.fleet.server import peak
-from npu_agent.kube import Api, ApiError, Kind, follow
+from npu_agent.kube import Api, ApiError, ErrorKind, follow
 from npu_agent.kube.client import WatchEvent
-from npu_agent.kube.node import Node
+from npu_agent.kube.node import ThisNode
 from npu_agent.kube.request import Request
 
 PATIENCE = 400.0
@@ -54,7 +54,7 @@ class Outage:
         """Raises ApiError while it is away."""
         now = asyncio.get_running_loop().time()
         if now < self.seconds:
-            raise ApiError("cannot connect", kind=Kind.UNREACHABLE)
+            raise ApiError("cannot connect", kind=ErrorKind.UNREACHABLE)
         self.asked.append(now - self.seconds)
 
     async def list_(self) -> str:
@@ -86,7 +86,7 @@ def outage(nodes: int, seconds: float) -> Outage:
     found = Outage(seconds)
 
     async def play() -> None:
-        api, watch = cast("Api", found), Request("watch", "Node", Node)
+        api, watch = cast("Api", found), Request("watch", "Node", ThisNode)
         tasks = [
             asyncio.ensure_future(_follow(api, watch, list_))
             for _ in range(nodes)
@@ -103,10 +103,10 @@ def outage(nodes: int, seconds: float) -> Outage:
 
 
 def _follow(api: Api, watch: Request[Any], list_: Any) -> Coroutine[Any, Any, None]:
-    hooks = follow.Hooks(
+    hooks = follow.WatchHooks(
         list_=list_, see=lambda _: None, opened=lambda: None, failed=lambda *_: None
     )
-    return follow.follow(api, watch, hooks, follow.Timing(shortest=10**6, longest=10**6))
+    return follow.follow(api, watch, hooks, follow.WatchTiming(shortest=10**6, longest=10**6))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from npu_agent import __version__
 from npu_agent.agent import parts
-from npu_agent.agent.parts import Common, Host, Timing
+from npu_agent.agent.parts import AgentTiming, Common, Host
 from npu_agent.config import Effective, Poller
 from npu_agent.core.condition import maintenance
 from npu_agent.core.ledger import Ledger
@@ -47,7 +47,7 @@ class Agent:
         *,
         config_file: Path | None = None,
         api: Api | None = None,
-        timing: Timing | None = None,
+        timing: AgentTiming | None = None,
     ) -> None:
         """Builds the parts; nothing runs yet.
 
@@ -60,7 +60,7 @@ class Agent:
         """
         self.restarts: Counter[str] = Counter()
         """Restarts of each part after a failure."""
-        timing = timing or Timing()
+        timing = timing or AgentTiming()
         self.common = common = Common(
             host,
             Poller(config_file, REGISTRY, effective, timing.config),

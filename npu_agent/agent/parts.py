@@ -46,7 +46,7 @@ from npu_agent.outputs.dra.driver import Driver, Shared
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.labels import output_of
-from npu_agent.outputs.labels.labeller import Labeller, Settings
+from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
@@ -56,13 +56,13 @@ from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.pages import pages as pages_of
 from npu_agent.outputs.web.recorder import Recorder
-from npu_agent.outputs.web.server import Limits, Server
+from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.vendors import CDI_KINDS, DRIVERS, REGISTRY, SPECS, VENDORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class AgentTiming:
     """The times of the agent and of its parts, in seconds.
 
     The DaemonSet's terminationGracePeriodSeconds has room for `HAND_OVER`, `calls` and `LONGEST`.
@@ -77,7 +77,7 @@ class Timing:
     process is gone within 1 s."""
     ask_again: float = 60.0
     """Seconds until a node without DRA support is asked again."""
-    config: poller.Timing = field(default_factory=poller.Timing)
+    config: poller.PollTiming = field(default_factory=poller.PollTiming)
     sessions: session.Timing = field(default_factory=session.Timing)
     drivers: driver.Timing = field(default_factory=driver.Timing)
 
@@ -111,7 +111,7 @@ class Common:
     config: Config
     """The one at the start, for what changes by a restart only."""
     api: Api
-    timing: Timing
+    timing: AgentTiming
 
     @property
     def configs(self) -> Feed[Config]:
@@ -136,8 +136,8 @@ def hardware(
     return Inventory(vendors, common.configs.map(_watching), restarts, known=recorded)
 
 
-def _watching(config: Config) -> card.Settings:
-    return card.Settings(
+def _watching(config: Config) -> card.ProbeSettings:
+    return card.ProbeSettings(
         interval=config.interval,
         health_interval=config.health.interval,
         telemetry_interval=config.metrics.interval,
@@ -151,18 +151,18 @@ def _watching(config: Config) -> card.Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeParts:
     """What the API server knows about this node."""
 
     watch: NodeWatch
     dra_support: SupportWatch
 
 
-def node(common: Common) -> Node:
+def node(common: Common) -> NodeParts:
     """Builds the readers of our Node, and of its support of DRA."""
     config, name = common.config, common.host.node_name
     asked = support.Wanted(auto=asks_for(config, "auto", name), dra=asks_for(config, "dra", name))
-    return Node(
+    return NodeParts(
         NodeWatch(common.api, name, common.configs.map(_follows_node)),
         SupportWatch(common.api, name, asked, common.timing.ask_again),
     )
@@ -175,7 +175,7 @@ def _follows_node(config: Config) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class AllocationParts:
     """Who holds which cores, and what is offered."""
 
     pod_resources: PodResources
@@ -187,8 +187,8 @@ class Allocation:
 
 
 def allocation(
-    common: Common, ledger: Feed[Ledger], inventory: Inventory, node: Node
-) -> Allocation:
+    common: Common, ledger: Feed[Ledger], inventory: Inventory, node: NodeParts
+) -> AllocationParts:
     """Builds what decides on devices; `ledger` has the record of the agent before this one."""
     configs, directory = common.configs, common.directory
     wanted = configs.map_with(node.dra_support.state, partial(_wanted, common.host.node_name))
@@ -219,7 +219,7 @@ def allocation(
         cordons=cordons.cards,
         specs=PluginSpecs(common.host.root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
     )
-    return Allocation(pod_resources, wanted, store, cordons, publisher)
+    return AllocationParts(pod_resources, wanted, store, cordons, publisher)
 
 
 def _wanted(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
@@ -239,7 +239,7 @@ def _annotation(own: OwnNode | None, wanted: bool) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kubelet:
+class KubeletParts:
     """What serves the kubelet."""
 
     ownership: Ownership
@@ -249,7 +249,9 @@ class Kubelet:
     """Of DRA, one a vendor."""
 
 
-def kubelet(common: Common, inventory: Inventory, node: Node, allocation: Allocation) -> Kubelet:
+def kubelet(
+    common: Common, inventory: Inventory, node: NodeParts, allocation: AllocationParts
+) -> KubeletParts:
     """Builds the sessions of the device plugin and the DRA drivers."""
     config, store = common.config, allocation.store
     ownership = Ownership(common.directory, store.disowned)
@@ -282,10 +284,10 @@ def kubelet(common: Common, inventory: Inventory, node: Node, allocation: Alloca
         degraded=inventory.degraded,
     )
     drivers = (_driver(common, node, shared, vendor) for vendor in SPECS if vendor.dra)
-    return Kubelet(ownership, tuple(sessions), tuple(drivers))
+    return KubeletParts(ownership, tuple(sessions), tuple(drivers))
 
 
-async def _grant(allocation: Allocation, resource: str, devices: Sequence[Device]) -> None:
+async def _grant(allocation: AllocationParts, resource: str, devices: Sequence[Device]) -> None:
     await allocation.cordons.check(devices)
     await allocation.store.grant_when_free(resource, devices)
 
@@ -298,7 +300,7 @@ async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
         return None
 
 
-def _driver(common: Common, node: Node, shared: Shared, vendor: VendorSpec) -> Driver:
+def _driver(common: Common, node: NodeParts, shared: Shared, vendor: VendorSpec) -> Driver:
     name = common.host.node_name
     host = driver.Host(
         node_name=name,
@@ -326,7 +328,7 @@ def _wanted_by_claims(
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterParts:
     """What is written to the API server about this node."""
 
     labeller: Labeller | None
@@ -338,11 +340,11 @@ class Cluster:
 def cluster(
     common: Common,
     inventory: Inventory,
-    node: Node,
-    allocation: Allocation,
-    kubelet: Kubelet,
+    node: NodeParts,
+    allocation: AllocationParts,
+    kubelet: KubeletParts,
     state: Callable[[], AgentState],
-) -> Cluster:
+) -> ClusterParts:
     """Builds the writers of labels, Events and the Node's condition."""
     name, store = common.host.node_name, allocation.store
     events = Events(
@@ -376,10 +378,10 @@ def cluster(
         wanted=common.configs.map(_condition),
         directory=common.directory,
     )
-    return Cluster(_labeller(common, inventory, node), events, condition)
+    return ClusterParts(_labeller(common, inventory, node), events, condition)
 
 
-def _labeller(common: Common, inventory: Inventory, node: Node) -> Labeller | None:
+def _labeller(common: Common, inventory: Inventory, node: NodeParts) -> Labeller | None:
     method, host = common.config.labels.output, common.host
     output = output_of(method, api=common.api, node_name=host.node_name, host_root=host.root)
     if output is None:
@@ -393,20 +395,22 @@ def _labeller(common: Common, inventory: Inventory, node: Node) -> Labeller | No
     )
 
 
-def _label_settings(config: Config) -> Settings:
-    return Settings(label_sets(SPECS, config.labels.sets), config.labels.resync)
+def _label_settings(config: Config) -> LabelSettings:
+    return LabelSettings(label_sets(SPECS, config.labels.sets), config.labels.resync)
 
 
 def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
     return None if own is None else own.labels
 
 
-def _condition(config: Config) -> node_condition.Wanted:
-    return node_condition.Wanted(config.health.condition.type, config.health.expected_cards)
+def _condition(config: Config) -> node_condition.ConditionConfig:
+    return node_condition.ConditionConfig(
+        config.health.condition.type, config.health.expected_cards
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Web:
+class PageParts:
     """Pages and metrics, and what they remember."""
 
     page: Page
@@ -425,11 +429,11 @@ class Web:
 def pages(
     common: Common,
     inventory: Inventory,
-    allocation: Allocation,
-    kubelet: Kubelet,
-    cluster: Cluster,
+    allocation: AllocationParts,
+    kubelet: KubeletParts,
+    cluster: ClusterParts,
     state: Callable[[], AgentState],
-) -> Web:
+) -> PageParts:
     """Builds the two servers and what they show."""
     metrics, snapshots = common.config.metrics, inventory.snapshots
     page = Page(
@@ -443,7 +447,7 @@ def pages(
     files = tls_files(metrics.tls)
     certificates = Certificates(files) if files else None
     authorizer = Authorizer(common.api) if metrics.authorization == "kubernetes" else None
-    return Web(
+    return PageParts(
         page=page,
         history=history,
         recorder=_recorder(common, inventory, allocation, kubelet, cluster),
@@ -461,13 +465,13 @@ def pages(
             "probes",
             metrics.probes_address,
             Pages(probes(state), fresh=0.0),
-            Limits(silence=2.0),  # the kubelet comes on a new connection for each probe
+            PortLimits(silence=2.0),  # the kubelet comes on a new connection for each probe
         ),
     )
 
 
-def _page_settings(config: Config) -> page.Settings:
-    return page.Settings(
+def _page_settings(config: Config) -> page.PageSettings:
+    return page.PageSettings(
         schemas=metric_schemas(SPECS, config.metrics.schema),
         pod_labels=config.metrics.pod_labels,
         interval=config.metrics.interval,
@@ -477,9 +481,9 @@ def _page_settings(config: Config) -> page.Settings:
 def _recorder(
     common: Common,
     inventory: Inventory,
-    allocation: Allocation,
-    kubelet: Kubelet,
-    cluster: Cluster,
+    allocation: AllocationParts,
+    kubelet: KubeletParts,
+    cluster: ClusterParts,
 ) -> Recorder:
     labeller = cluster.labeller
     return Recorder(

@@ -1,7 +1,7 @@
 """Kinds of values: how one is read from text, what errors call it, its JSON schema.
 
-Options, errors, JSON schema and the table in docs/ are derived from what a `Kind` holds: a new kind
-is one function here.
+Options, errors, JSON schema and the table in docs/ are derived from what a `ValueKind` holds: a new
+kind is one function here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLAGS = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kind:
+class ValueKind:
     """The allowed values of a key."""
 
     must: str
@@ -39,9 +39,9 @@ class Kind:
     """All allowed words, if they are few."""
 
 
-def flag() -> Kind:
+def flag() -> ValueKind:
     """True or false; in lower case, upper case or like a title."""
-    return Kind(
+    return ValueKind(
         must="true or false",
         placeholder="{true,false}",
         json={"type": "boolean"},
@@ -49,7 +49,7 @@ def flag() -> Kind:
     )
 
 
-def number(of: type[int | float], low: float, high: float, unit: str = "") -> Kind:
+def number(of: type[int | float], low: float, high: float, unit: str = "") -> ValueKind:
     pattern, in_unit = (_INTEGER if of is int else _NUMBER), f" ({unit})" if unit else ""
 
     def read(text: str) -> int | float | None:
@@ -64,7 +64,7 @@ def number(of: type[int | float], low: float, high: float, unit: str = "") -> Ki
         return value
 
     name = "integer" if of is int else "number"
-    return Kind(
+    return ValueKind(
         must=("a whole number" if of is int else "a number") + in_unit,
         placeholder=unit.upper() or "N",
         json={"type": name, "minimum": low, "maximum": high},
@@ -72,11 +72,11 @@ def number(of: type[int | float], low: float, high: float, unit: str = "") -> Ki
     )
 
 
-def choice(words: Iterable[str]) -> Kind:
+def choice(words: Iterable[str]) -> ValueKind:
     words = tuple(sorted(words))
     # `schema: 0.8` and `schema: 2025` are fine without quotes, and editors see numbers there.
     numbers = [float(word) if "." in word else int(word) for word in words if word[:1].isdigit()]
-    return Kind(
+    return ValueKind(
         must=any_of(words),
         placeholder=f"{{{','.join(words)}}}",
         json={"enum": [*words, *numbers]},
@@ -85,7 +85,7 @@ def choice(words: Iterable[str]) -> Kind:
     )
 
 
-def text(must: str, pattern: str, longest: int | None = None) -> Kind:
+def text(must: str, pattern: str, longest: int | None = None) -> ValueKind:
     """A text that the pattern matches; `must` says what that means."""
 
     def read(text: str) -> str | None:
@@ -95,4 +95,4 @@ def text(must: str, pattern: str, longest: int | None = None) -> Kind:
         return text if short and re.fullmatch(pattern, text) else None
 
     length = {} if longest is None else {"maxLength": longest}
-    return Kind(must=must, json={"type": "string", **length, "pattern": pattern}, read=read)
+    return ValueKind(must=must, json={"type": "string", **length, "pattern": pattern}, read=read)

@@ -13,7 +13,7 @@ from typing import Any
 from npu_agent import files
 from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.config.gone import gone
-from npu_agent.config.kinds import Kind
+from npu_agent.config.kinds import ValueKind
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
 from npu_agent.config.text import any_of, did_you_mean
@@ -177,7 +177,7 @@ class _Reader:
         values = [self.one(item, key.of, f"{path}[{n}]") for n, item in enumerate(value)]
         return tuple(value for value in values if value is not MISSING)
 
-    def one(self, raw: Value, of: Kind | Group, path: str, *, optional: bool = False) -> Any:
+    def one(self, raw: Value, of: ValueKind | Group, path: str, *, optional: bool = False) -> Any:
         if isinstance(raw, Null):
             if optional and raw:
                 return None
@@ -187,7 +187,7 @@ class _Reader:
         if isinstance(of, Group) and isinstance(raw, dict):
             return self.group(raw, of, path)
         hint = ""
-        if isinstance(of, Kind) and isinstance(raw, str):
+        if isinstance(of, ValueKind) and isinstance(raw, str):
             try:
                 if (value := of.read(raw)) is not None:
                     return value

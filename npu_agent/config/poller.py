@@ -25,7 +25,7 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class PollTiming:
     """Seconds."""
 
     every: float = 1.0
@@ -43,7 +43,11 @@ class Poller:
     """Publishes the config in force and the state of its file; a bad file leaves the config."""
 
     def __init__(
-        self, path: Path | None, words: VendorSpec, start: Effective, timing: Timing = Timing()
+        self,
+        path: Path | None,
+        words: VendorSpec,
+        start: Effective,
+        timing: PollTiming = PollTiming(),
     ) -> None:
         self.configs: Feed[Config] = Feed(start.config)
         self.states: Feed[ConfigState] = Feed(ConfigState(loaded_at=time.monotonic()))

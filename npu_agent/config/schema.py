@@ -13,7 +13,7 @@ from functools import lru_cache, partial, reduce
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from npu_agent.config.kinds import Kind, choice, flag, number, text
+from npu_agent.config.kinds import ValueKind, choice, flag, number, text
 from npu_agent.config.text import camel
 from npu_agent.core.vendor_spec import LabelSet, MetricSchema, VendorSpec
 
@@ -37,7 +37,7 @@ _RESOURCE = (
 def _key(
     default: object,
     about: str | Callable[[VendorSpec], str],
-    kind: Kind | Callable[[VendorSpec], Kind] | None = None,
+    kind: ValueKind | Callable[[VendorSpec], ValueKind] | None = None,
     *,
     live: bool,
     vendors: Callable[[VendorSpec], object] | None = None,
@@ -53,16 +53,16 @@ def _key(
 _live, _restart = partial(_key, live=True), partial(_key, live=False)
 
 
-def _seconds(low: float, high: float) -> Kind:
+def _seconds(low: float, high: float) -> ValueKind:
     return number(float, low, high, "seconds")
 
 
-def _address(must: str) -> Kind:
+def _address(must: str) -> ValueKind:
     return text(must, rf"^({_IPV6}|{_HOST})?:{_PORT}$", longest=270)
 
 
 @lru_cache(8)
-def _resource_name(words: VendorSpec) -> Kind:
+def _resource_name(words: VendorSpec) -> ValueKind:
     must = f"<domain>/<name> like {words.resource_name}, outside kubernetes.io"
     return text(must, _RESOURCE)
 
@@ -383,7 +383,7 @@ class Key:
     attributes: tuple[str, ...]
     """The way to its value in a `Config`: ("health", "max_temperature"); in an item of a list it
     begins at the item."""
-    of: "Kind | Group"
+    of: "ValueKind | Group"
     """What it, or each item of it, may be."""
     many: bool = False
     """Whether it is a list, which is a tuple in a `Config`."""

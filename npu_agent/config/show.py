@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.config.kinds import Kind
+from npu_agent.config.kinds import ValueKind
 from npu_agent.config.schema import KEYS, Group, Key, schema_of
 from npu_agent.config.text import as_yaml
 
@@ -45,8 +45,8 @@ def json_schema(words: VendorSpec) -> dict[str, Any]:
     }
 
 
-def _json(of: Kind | Group) -> dict[str, Any]:
-    return dict(of.json) if isinstance(of, Kind) else {"$ref": f"#/$defs/{of.cls.__name__}"}
+def _json(of: ValueKind | Group) -> dict[str, Any]:
+    return dict(of.json) if isinstance(of, ValueKind) else {"$ref": f"#/$defs/{of.cls.__name__}"}
 
 
 def _definitions(group: Group) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class KernelDriver:
     """The driver of a family, as a host shows it."""
 
     family: str
@@ -86,7 +86,7 @@ class Profile:
     """Its PCI vendor ID: ``1a2b``; None: not on the PCI bus."""
     plugins: str
     """A part of the names of its own device plugins' sockets and DaemonSets."""
-    drivers: tuple[Driver, ...]
+    drivers: tuple[KernelDriver, ...]
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""

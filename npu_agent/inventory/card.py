@@ -24,7 +24,7 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ProbeSettings:
     """The part of the config that the inventory follows while it runs; all times in seconds."""
 
     interval: float = 10.0
@@ -170,7 +170,7 @@ class CardWatch:
                 self.view = View()
                 self.failures.clear()
 
-    def questions(self, entry: Entry, now: float, settings: Settings) -> Questions:
+    def questions(self, entry: Entry, now: float, settings: ProbeSettings) -> Questions:
         """Returns the questions about `entry` at `now`, and plans the next ones."""
         probe = now >= self._probe_at
         if probe:
@@ -187,13 +187,13 @@ class CardWatch:
             count=not read and (not probe or self._utilization.due(now, pause, longest)),
         )
 
-    def _plan(self, now: float, settings: Settings) -> None:
+    def _plan(self, now: float, settings: ProbeSettings) -> None:
         self.due = self._probe_at
         # Where the next probe is far away, counters are read in between.
         if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
             self.due = now + until_tick(settings.counter_interval)
 
-    def answered(self, asked: Questions, answers: Answers, settings: Settings) -> None:
+    def answered(self, asked: Questions, answers: Answers, settings: ProbeSettings) -> None:
         """Applies answers; raises a fault of our own, for `crashed`."""
         if asked.entry != self.entry:
             return  # it moved in the meantime
@@ -217,7 +217,7 @@ class CardWatch:
         if answers.cores is not None:
             self._utilization.add(answers.cores, answers.at)
 
-    def missed(self, late: str, settings: Settings) -> None:
+    def missed(self, late: str, settings: ProbeSettings) -> None:
         """Counts overdue answers as a failed probe; `late` says so, for people."""
         if self.entry is None:
             return
@@ -257,7 +257,7 @@ class CardWatch:
             self.view, self._read_at = replace(self.view, reading=None), 0.0
         self._identify_at = 0.0 if self._proposed else again_at
 
-    def _judge(self, before: Card, answers: Answers, settings: Settings, now: float) -> None:
+    def _judge(self, before: Card, answers: Answers, settings: ProbeSettings, now: float) -> None:
         card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
@@ -265,7 +265,7 @@ class CardWatch:
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
 
-    def _measure(self, reading: Reading, settings: Settings) -> None:
+    def _measure(self, reading: Reading, settings: ProbeSettings) -> None:
         # Where heat is a reason, it is read as often as everything else.
         often = settings.policy.max_temperature is not None
         held = settings.telemetry_interval if often else 0.0
@@ -277,7 +277,7 @@ class CardWatch:
         self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
         self._plan(reading.at, settings)
 
-    def _step(self, verdict: Verdict, settings: Settings, now: float) -> None:
+    def _step(self, verdict: Verdict, settings: ProbeSettings, now: float) -> None:
         before, reading = self._health, self.view.reading
         if before is None:
             self._health = health.begin(verdict, now)

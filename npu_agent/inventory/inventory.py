@@ -35,7 +35,7 @@ from npu_agent.core.identity import identify, remember
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
-from npu_agent.inventory.card import Answers, CardWatch, Questions, Settings, View, ask
+from npu_agent.inventory.card import Answers, CardWatch, ProbeSettings, Questions, View, ask
 from npu_agent.inventory.prober import Job, Prober
 from npu_agent.logs import logger
 from npu_agent.ticks import set_within, until_tick
@@ -62,7 +62,7 @@ class Inventory:
     def __init__(
         self,
         vendors: Sequence[Vendor],
-        settings: Feed[Settings] | None = None,
+        settings: Feed[ProbeSettings] | None = None,
         restarts: Counter[str] | None = None,
         known: Mapping[str, frozenset[str]] | None = None,
         prober: Prober | None = None,
@@ -83,7 +83,7 @@ class Inventory:
         self.degraded = self.trends.map(trends.degraded)
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
-        self._settings = settings or Feed(Settings())
+        self._settings = settings or Feed(ProbeSettings())
         self._restarts = restarts if restarts is not None else Counter()
         self._known = dict(known or {})
         self._prober = prober or Prober()
@@ -123,7 +123,7 @@ class Inventory:
             if settings is self._settings.value and due > (now := time.monotonic()):
                 await set_within(changed, due - now)
 
-    async def _round(self, settings: Settings) -> None:
+    async def _round(self, settings: ProbeSettings) -> None:
         self._returned()
         now = time.monotonic()
         search = self._search_job(now, settings)
@@ -155,7 +155,7 @@ class Inventory:
         elif None in self._hung:
             self._note_found(_Found(self._found.entries, self._prober.late))
 
-    def _search_job(self, now: float, settings: Settings) -> Job[_Found] | None:
+    def _search_job(self, now: float, settings: ProbeSettings) -> Job[_Found] | None:
         if now < self._search_at:
             return None
         self._search_at = now + until_tick(settings.health_interval)
@@ -178,7 +178,7 @@ class Inventory:
                 del self._watches[key]
 
     def _answered(
-        self, watch: CardWatch, asked: Questions, answers: Answers, settings: Settings
+        self, watch: CardWatch, asked: Questions, answers: Answers, settings: ProbeSettings
     ) -> None:
         try:
             watch.answered(asked, answers, settings)
@@ -268,7 +268,7 @@ async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapsho
     The load of cores is known from two readings: with `load` it waits for a second one, after more
     than the second in which a driver may count once.
     """
-    inventory = Inventory(vendors, Feed(Settings(health_interval=0.3, telemetry_interval=1.1)))
+    inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)

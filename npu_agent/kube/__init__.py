@@ -3,17 +3,17 @@
 Start with `client`, `request` and `credentials`. Every failure is an `ApiError`.
 """
 
-from npu_agent.kube.client import FIELD_MANAGER, USER_AGENT, Api, Timing
-from npu_agent.kube.errors import ApiError, Kind
-from npu_agent.kube.node import Node, NodeMeta
+from npu_agent.kube.client import FIELD_MANAGER, USER_AGENT, Api, ApiTiming
+from npu_agent.kube.errors import ApiError, ErrorKind
+from npu_agent.kube.node import NodeMeta, ThisNode
 
 __all__ = [
     "FIELD_MANAGER",
     "USER_AGENT",
     "Api",
     "ApiError",
-    "Kind",
-    "Node",
+    "ApiTiming",
+    "ErrorKind",
     "NodeMeta",
-    "Timing",
+    "ThisNode",
 ]

@@ -18,7 +18,7 @@ from npu_agent import __version__
 from npu_agent.core.state import ApiState
 from npu_agent.kube import credentials, errors
 from npu_agent.kube.credentials import Credentials
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.request import METADATA, Request
 from npu_agent.logs import logger
 from npu_agent.text import one_line
@@ -45,7 +45,7 @@ _CLOSE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ApiTiming:
     """Seconds."""
 
     deadline: float = 10.0
@@ -150,7 +150,7 @@ class Api:
         login: Callable[[], Credentials] | None = None,
         *,
         after: Callable[[], Awaitable[None]] | None = None,
-        timing: Timing | None = None,
+        timing: ApiTiming | None = None,
     ) -> None:
         """Does nothing yet.
 
@@ -162,7 +162,7 @@ class Api:
         """
         self._log_in = login or credentials.load
         self._after = after
-        self._timing = timing or Timing()
+        self._timing = timing or ApiTiming()
         self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
@@ -183,7 +183,7 @@ class Api:
                     return await self._exchange(request)
                 except ApiError as error:
                     # Another server's 401, by the proxy, says nothing of our credentials.
-                    if error.kind is not Kind.UNAUTHORIZED or not request.answers:
+                    if error.kind is not ErrorKind.UNAUTHORIZED or not request.answers:
                         raise
                 return await self._exchange(request)
 
@@ -192,7 +192,7 @@ class Api:
         try:
             await self.ask(request)
         except ApiError as error:
-            if error.kind is Kind.NOT_FOUND:
+            if error.kind is ErrorKind.NOT_FOUND:
                 return False
             raise
         return True
@@ -265,7 +265,7 @@ class Api:
                 why = f"nothing was sent within {seconds:g} s: the credentials are still being read"
                 remedy = "check for a file system or a login program of the kubeconfig that hangs"
             raise self._failed(
-                ApiError(f"cannot {request}: {why}", remedy, kind=Kind.TIMEOUT)
+                ApiError(f"cannot {request}: {why}", remedy, kind=ErrorKind.TIMEOUT)
             ) from None
         except _failures() as error:
             raise self._failed(errors.failed(request, error, self._credentials)) from error
@@ -315,9 +315,9 @@ class Api:
                     async with connection.sent(probe, node) as response:
                         await self._check(probe, response, connection)
                 except ApiError as error:
-                    if error.kind is Kind.FORBIDDEN:
+                    if error.kind is ErrorKind.FORBIDDEN:
                         refusal = error.what
-                    elif error.kind is not Kind.NOT_FOUND:  # which a Node may be answered too
+                    elif error.kind is not ErrorKind.NOT_FOUND:  # which a Node may be answered too
                         raise
                 self._doubted = False
                 self._note(ApiState(as_node=not refusal, refusal=refusal))
@@ -413,7 +413,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
                     raise errors.unusable(request, error) from error
             trouble = f"{one_line(kind)} instead of {request.answers}"
     what = f"cannot {request}: {credentials.server} answered with {trouble}"
-    raise ApiError(what, errors.IS_IT_KUBERNETES, kind=Kind.GARBAGE)
+    raise ApiError(what, errors.IS_IT_KUBERNETES, kind=ErrorKind.GARBAGE)
 
 
 def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:

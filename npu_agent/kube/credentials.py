@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.text import one_line
 from npu_agent.typedjson import decode
 
@@ -34,7 +34,7 @@ class CredentialsError(ApiError):
     """There are no usable credentials; the message names those that were tried."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(what, remedy, kind=Kind.CREDENTIALS)
+        super().__init__(what, remedy, kind=ErrorKind.CREDENTIALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ LONGEST_WAIT = 300.0
 IS_IT_KUBERNETES = "check that this is a Kubernetes API server, and not a proxy's page"
 
 
-class Kind(enum.Enum):
+class ErrorKind(enum.Enum):
     """Kinds of errors, as far as the remedy depends on them."""
 
     UNREACHABLE = "unreachable"
@@ -72,21 +72,21 @@ _NOT_FOUND = {
     "ResourceSlice": _NO_DRA,
 }
 _BY_STATUS = {
-    401: (Kind.UNAUTHORIZED, _UNKNOWN),
-    403: (Kind.FORBIDDEN, _NO_RIGHT),
-    404: (Kind.NOT_FOUND, f"check the path in its URL, and {IS_IT_KUBERNETES}"),
+    401: (ErrorKind.UNAUTHORIZED, _UNKNOWN),
+    403: (ErrorKind.FORBIDDEN, _NO_RIGHT),
+    404: (ErrorKind.NOT_FOUND, f"check the path in its URL, and {IS_IT_KUBERNETES}"),
     409: (
-        Kind.CONFLICT,
+        ErrorKind.CONFLICT,
         "it was changed, deleted or created again meanwhile; the agent reads it again",
     ),
-    429: (Kind.TOO_MANY, "it is overloaded; the agent retries later"),
+    429: (ErrorKind.TOO_MANY, "it is overloaded; the agent retries later"),
 }
 """The kind and the remedy of each status, for `str.format`."""
 _BY_CLASS = {
-    4: (Kind.REFUSED, "check admission policies, and whether its version knows this"),
-    5: (Kind.SERVER, "check the log of the API server, or of a proxy before it"),
+    4: (ErrorKind.REFUSED, "check admission policies, and whether its version knows this"),
+    5: (ErrorKind.SERVER, "check the log of the API server, or of a proxy before it"),
 }
-_OTHERS = (Kind.GARBAGE, IS_IT_KUBERNETES)
+_OTHERS = (ErrorKind.GARBAGE, IS_IT_KUBERNETES)
 _KNOWN = frozenset(HTTPStatus)
 
 
@@ -107,7 +107,7 @@ class ApiError(Exception):
         what: str,
         remedy: str = "",
         *,
-        kind: Kind,
+        kind: ErrorKind,
         status: int | None = None,
         retry_after: float | None = None,
         causes: Mapping[str, str] | None = None,
@@ -124,7 +124,7 @@ class ApiError(Exception):
 def unusable(request: Request[Any], error: ValueError) -> ApiError:
     """An answer lacks a field, or has one in another form."""
     why = f"the API server's answer cannot be used: {error}"
-    return ApiError(f"cannot {request}: {why}", kind=Kind.GARBAGE)
+    return ApiError(f"cannot {request}: {why}", kind=ErrorKind.GARBAGE)
 
 
 class _Cause(msgspec.Struct, frozen=True):
@@ -174,11 +174,11 @@ def answered(
     what = f"cannot {request}: {server(credentials)} answered {status}{phrase}"
     what += f" ({said})" if said else ""
     kind, remedy = _BY_STATUS.get(status) or _BY_CLASS.get(status // 100) or _OTHERS
-    if kind is Kind.NOT_FOUND:
+    if kind is ErrorKind.NOT_FOUND:
         remedy = _NOT_FOUND.get(request.kind, remedy)
-    if kind is Kind.FORBIDDEN and _NO_RELATION in said:
-        kind, remedy = Kind.UNRELATED, _UNRELATED
-    elif kind is Kind.FORBIDDEN and said and "cannot" not in said:
+    if kind is ErrorKind.FORBIDDEN and _NO_RELATION in said:
+        kind, remedy = ErrorKind.UNRELATED, _UNRELATED
+    elif kind is ErrorKind.FORBIDDEN and said and "cannot" not in said:
         remedy = NOT_RBAC
     source = credentials.source if credentials else "this account"
     verb = "patch" if request.verb == "apply" else request.verb
@@ -196,18 +196,18 @@ def bad_certificate(error: OSError, credentials: Credentials) -> ApiError:
         f"{credentials.source}: {files or 'the CAs of this system'} cannot be used ({why})",
         "a Pod has the cluster's ca.crt from the ConfigMap kube-root-ca.crt, a kubeconfig names it "
         "as certificate-authority",
-        kind=Kind.CREDENTIALS,
+        kind=ErrorKind.CREDENTIALS,
     )
 
 
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
     import aiohttp
 
-    kind, why = Kind.UNREACHABLE, one_line(error)
+    kind, why = ErrorKind.UNREACHABLE, one_line(error)
     source = credentials.source if credentials else "the credentials"
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
-            kind = Kind.CREDENTIALS
+            kind = ErrorKind.CREDENTIALS
             why = f"its certificate is not valid ({one_line(cause)})"
             ca = credentials and credentials.configuration.ssl_ca_cert
             remedy = (
@@ -216,11 +216,11 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
                 "the name that is in it, and check for a proxy that intercepts TLS"
             )
         case aiohttp.ClientResponseError():
-            kind = Kind.GARBAGE
+            kind = ErrorKind.GARBAGE
             why = f"does not speak HTTP ({one_line(error.message or error)})"
             remedy = IS_IT_KUBERNETES
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            kind = Kind.CREDENTIALS
+            kind = ErrorKind.CREDENTIALS
             why, remedy = "that is not a URL of a server", f"check {source}"
         case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
             why, remedy = f"no TLS connection ({why})", "check that the port serves https"
@@ -233,7 +233,7 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
         case ConnectionError() | aiohttp.ClientError():
             why, remedy = f"the connection broke ({why})", "check it and any proxy before it"
         case ValueError():
-            kind = Kind.CREDENTIALS
+            kind = ErrorKind.CREDENTIALS
             why = f"the token of {source} cannot be sent ({why})"
             remedy = "restart the Pod, or log in again"
         case _:

@@ -19,7 +19,7 @@ import msgspec
 
 from npu_agent.backoff import Backoff
 from npu_agent.kube.client import Api, WatchEvent
-from npu_agent.kube.errors import ApiError, Kind, unusable
+from npu_agent.kube.errors import ApiError, ErrorKind, unusable
 from npu_agent.kube.request import Request
 from npu_agent.ticks import set_within
 from npu_agent.typedjson import InvalidJsonError, convert
@@ -28,9 +28,9 @@ _SILENCE = 150.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
 defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 
-BROKEN = (Kind.UNREACHABLE, Kind.TIMEOUT)
+BROKEN = (ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT)
 """No answer: the API server may have been restarted."""
-_RESUMED = (Kind.SERVER, Kind.TOO_MANY, Kind.UNAUTHORIZED, Kind.CREDENTIALS)
+_RESUMED = (ErrorKind.SERVER, ErrorKind.TOO_MANY, ErrorKind.UNAUTHORIZED, ErrorKind.CREDENTIALS)
 """After these a watch goes on where it was, and so it does if it breaks. After others, such as 410,
 the objects are listed."""
 _BACK = 4
@@ -38,7 +38,7 @@ _BACK = 4
 its roles yet, or is asked too much. The pauses go on from 8 s."""
 
 
-class Version(msgspec.Struct, frozen=True, rename="camel"):
+class ObjectVersion(msgspec.Struct, frozen=True, rename="camel"):
     """The metadata of a list, or of an object."""
 
     resource_version: Annotated[str, msgspec.Meta(min_length=1)]
@@ -47,11 +47,11 @@ class Version(msgspec.Struct, frozen=True, rename="camel"):
 class Versioned(msgspec.Struct, frozen=True):
     """An object or list with a version."""
 
-    metadata: Version
+    metadata: ObjectVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class WatchTiming:
     """Seconds."""
 
     retry_longest: float = 170.0
@@ -105,7 +105,7 @@ def _read(request: Request[Any], event: WatchEvent) -> Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
+class WatchHooks:
     """Callbacks for what `follow` finds."""
 
     list_: Callable[[], Awaitable[str]]
@@ -121,7 +121,7 @@ class Hooks:
     """Gives what ends a pause, when it is set."""
 
 
-async def follow(api: Api, watch: Request[Any], hooks: Hooks, timing: Timing) -> None:
+async def follow(api: Api, watch: Request[Any], hooks: WatchHooks, timing: WatchTiming) -> None:
     """Follows the objects of a watch (see `watched`) until cancelled."""
     loop = asyncio.get_running_loop()
     retry, away = Backoff(longest=timing.retry_longest, even=True), False

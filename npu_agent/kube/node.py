@@ -12,7 +12,7 @@ import msgspec
 from npu_agent.backoff import Backoff
 from npu_agent.kube import objects
 from npu_agent.kube.client import FIELD_MANAGER, Api
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import Condition, Meta
 from npu_agent.kube.request import Request
 
@@ -63,7 +63,7 @@ class NodeMeta(Meta, frozen=True, kw_only=True):
         )
 
 
-class Node(objects.Node, frozen=True):
+class ThisNode(objects.Node, frozen=True):
     """Our own Node."""
 
     metadata: NodeMeta
@@ -86,10 +86,10 @@ async def read(api: Api, name: str) -> NodeMeta:
     return (await api.ask(request)).metadata
 
 
-async def read_whole(api: Api, name: str, *, fresh: bool = False) -> Node:
+async def read_whole(api: Api, name: str, *, fresh: bool = False) -> ThisNode:
     """The Node with its status, from the cache unless `fresh`."""
     query = {} if fresh else _FROM_CACHE
-    return await api.ask(Request("get", "Node", Node, name=name, query=query))
+    return await api.ask(Request("get", "Node", ThisNode, name=name, query=query))
 
 
 async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> NodeMeta:
@@ -146,7 +146,7 @@ async def change_annotation(
         try:
             await api.ask(replace(get, verb="patch", body={"metadata": written}))
         except ApiError as error:
-            if error.kind is not Kind.CONFLICT or pause.tries >= _TRIES:
+            if error.kind is not ErrorKind.CONFLICT or pause.tries >= _TRIES:
                 raise
             await asyncio.sleep(pause.next())
         else:

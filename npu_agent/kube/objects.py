@@ -37,7 +37,7 @@ class ObjectList(Struct, Generic[T], frozen=True):
     items: tuple[T, ...] | None = None
 
 
-class Owner(Struct, frozen=True):
+class OwnerReference(Struct, frozen=True):
     """An object that another one belongs to."""
 
     kind: str
@@ -53,7 +53,7 @@ class Meta(Struct, frozen=True):
     uid: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
     deletion_timestamp: str | None = None
 
 
@@ -91,7 +91,7 @@ class Condition(Struct, frozen=True):
     last_transition_time: str | None = None
 
 
-class Taint(Struct, frozen=True):
+class ApiTaint(Struct, frozen=True):
     """A taint of a Node, or of a device."""
 
     key: str
@@ -108,7 +108,7 @@ class NodeSpec(Struct, frozen=True):
     """The desired state of a Node."""
 
     unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[ApiTaint, ...] = ()
 
 
 class NodeInfo(Struct, frozen=True):
@@ -178,7 +178,7 @@ class Results(Struct, frozen=True):
     config: tuple[Parameters, ...] = ()
 
 
-class Allocation(Struct, frozen=True):
+class ClaimAllocation(Struct, frozen=True):
     """The devices allocated to a claim."""
 
     devices: Results = Results()
@@ -195,7 +195,7 @@ class Consumer(Struct, frozen=True):
 class ClaimStatus(Struct, frozen=True):
     """The state of a claim."""
 
-    allocation: Allocation | None = None
+    allocation: ClaimAllocation | None = None
     reserved_for: tuple[Consumer, ...] = ()
 
 
@@ -247,7 +247,7 @@ class Counters(Struct, frozen=True):
     counters: dict[str, dict[str, str]] = {}
 
 
-class Device(Struct, frozen=True):
+class SliceDevice(Struct, frozen=True):
     """A device of a slice."""
 
     name: str
@@ -255,7 +255,7 @@ class Device(Struct, frozen=True):
     """``{"type": {"string": "card"}}``; one without a domain is the driver's own."""
     capacity: dict[str, Plain] = {}
     consumes_counters: tuple[Counters, ...] = ()
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[ApiTaint, ...] = ()
     allow_multiple_allocations: bool | None = None
 
     def attribute(self, name: str) -> Any:
@@ -275,7 +275,7 @@ class SliceSpec(Struct, frozen=True):
 
     driver: str
     pool: Pool
-    devices: tuple[Device, ...] = ()
+    devices: tuple[SliceDevice, ...] = ()
 
 
 class ResourceSlice(Object, frozen=True):

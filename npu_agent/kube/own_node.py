@@ -10,8 +10,8 @@ from npu_agent.feed import Feed
 from npu_agent.kube import follow
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError
-from npu_agent.kube.follow import Timing
-from npu_agent.kube.node import Node
+from npu_agent.kube.follow import WatchTiming
+from npu_agent.kube.node import ThisNode
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
@@ -42,14 +42,14 @@ class NodeWatch:
         api: Api,
         node_name: str | None,
         wanted: Feed[bool],
-        timing: Timing | None = None,
+        timing: WatchTiming | None = None,
     ) -> None:
         """Asks nothing yet; without a name it never does."""
         self.state: Feed[OwnNode | None] = Feed(None)
         self._api = api
         self._node_name = node_name
         self._wanted = wanted
-        self._timing = timing or Timing()
+        self._timing = timing or WatchTiming()
         self._reporter = Reporter(
             log, "cannot watch this Node; retrying", "the watch of this Node works again"
         )
@@ -69,8 +69,8 @@ class NodeWatch:
             async with background(
                 follow.follow(
                     self._api,
-                    Request("watch", "Node", Node, query=_only(name)),
-                    follow.Hooks(
+                    Request("watch", "Node", ThisNode, query=_only(name)),
+                    follow.WatchHooks(
                         list_=_from_now,
                         see=self._see,
                         opened=self._reporter.works,
@@ -91,7 +91,7 @@ class NodeWatch:
             self._reporter.failed(error)
 
 
-def _followed(node: Node) -> OwnNode:
+def _followed(node: ThisNode) -> OwnNode:
     return OwnNode(
         labels=node.metadata.labels,
         annotations=node.metadata.annotations,

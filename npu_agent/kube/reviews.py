@@ -20,7 +20,7 @@ class User(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, list[str]] | None = None
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _ReviewStatus(msgspec.Struct, frozen=True):
     """Of an access review, or of a TokenReview."""
 
     allowed: bool = False
@@ -30,7 +30,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class _Review(msgspec.Struct, frozen=True):
-    status: _Status = _Status()
+    status: _ReviewStatus = _ReviewStatus()
 
 
 async def allowed(
@@ -67,7 +67,7 @@ async def may_get(api: Api, user: User, url: str, *, deadline: float) -> bool:
 
 async def _ask(
     api: Api, kind: str, spec: Mapping[str, Any], deadline: float | None = None
-) -> _Status:
+) -> _ReviewStatus:
     group = "authentication" if kind == "TokenReview" else "authorization"
     body = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "spec": spec}
     request = Request("create", kind, _Review, body=body)

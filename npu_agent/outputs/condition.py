@@ -23,7 +23,7 @@ from npu_agent.backoff import Backoff, spread
 from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
 from npu_agent.core.state import AgentState, ConditionState
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, Kind, node
+from npu_agent.kube import Api, ApiError, ErrorKind, node
 from npu_agent.kube.objects import Condition
 from npu_agent.logs import Reporter, logger
 from npu_agent.ticks import set_within, stamp
@@ -36,7 +36,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ConditionTiming:
     """Seconds."""
 
     settle: float = 1.0
@@ -54,7 +54,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ConditionConfig:
     """The config of the condition."""
 
     type: str | None
@@ -109,9 +109,9 @@ class ConditionWriter:
         api: Api,
         node_name: str | None,
         observed: Observed,
-        wanted: Feed[Wanted],
+        wanted: Feed[ConditionConfig],
         directory: Path,
-        timing: Timing = Timing(),
+        timing: ConditionTiming = ConditionTiming(),
     ) -> None:
         """Starts nothing yet; `node_name` None: nothing is written."""
         self.state: Feed[ConditionState | None] = Feed(None)
@@ -220,7 +220,7 @@ class ConditionWriter:
         try:
             await node.apply_conditions(self._api, name)
         except ApiError as error:
-            if error.kind is not Kind.FORBIDDEN:
+            if error.kind is not ErrorKind.FORBIDDEN:
                 raise
             # The right is for the condition, and may have gone with it.
             patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}

@@ -21,7 +21,7 @@ from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
 from npu_agent.text import listed
@@ -38,7 +38,7 @@ _LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EventLimits:
     """How many Events there may be; times in seconds."""
 
     burst: int = 25
@@ -163,7 +163,7 @@ def _named(state: CardState) -> str:
 
 
 @dataclass(slots=True)
-class _Record:
+class _Sent:
     first: str
     last: str = ""
     at: float = 0.0
@@ -200,7 +200,7 @@ class Events:
         node_name: str | None,
         sources: Sources,
         wanted: Feed[bool],
-        limits: Limits | None = None,
+        limits: EventLimits | None = None,
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
@@ -209,8 +209,8 @@ class Events:
         self._node_name = node_name
         self._sources = sources
         self._wanted = wanted
-        self._limits = limits or Limits()
-        self._records: dict[Event, _Record] = {}
+        self._limits = limits or EventLimits()
+        self._records: dict[Event, _Sent] = {}
         """The next to be sent comes first."""
         self._more = asyncio.Event()
 
@@ -269,7 +269,7 @@ class Events:
             if len(self._records) >= self._limits.most:
                 self.results["lost"] += 1
                 return
-            record = self._records[event] = _Record(first=stamp())
+            record = self._records[event] = _Sent(first=stamp())
         record.count += 1
         record.last, record.at = stamp(), time.monotonic()
         self._more.set()
@@ -306,14 +306,14 @@ class Events:
             works = await self._send(node, event, self._records[event], pause)
             allowed -= works
 
-    async def _send(self, node: str, event: Event, record: _Record, pause: Backoff) -> bool:
+    async def _send(self, node: str, event: Event, record: _Sent, pause: Backoff) -> bool:
         """Sends what there is of an Event; more of it may happen meanwhile."""
         count = record.count
         try:
             await self._api.ask(_request(event, record, node))
         except ApiError as error:
             self.sending.failed(error)
-            if error.kind is Kind.REFUSED:  # it would be refused again
+            if error.kind is ErrorKind.REFUSED:  # it would be refused again
                 if self._records.pop(event, None):
                     self.results["lost"] += 1
             elif event in self._records:  # the others first: a webhook may refuse this one only
@@ -326,7 +326,7 @@ class Events:
         return True
 
 
-def _request(event: Event, record: _Record, node: str) -> Request[object]:
+def _request(event: Event, record: _Sent, node: str) -> Request[object]:
     """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
     # A Node's name may have 253 characters, and so may an Event's.
     name = f"{node[:230]}.{record.name}"

@@ -15,7 +15,7 @@ import pytest
 
 from npu_agent import files
 from npu_agent.config import load
-from npu_agent.config.poller import Poller, Timing
+from npu_agent.config.poller import Poller, PollTiming
 from npu_agent.vendors import REGISTRY
 from tests.until import first
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def following(path: Path, **times: float) -> AsyncIterator[Poller]:
-    timing = Timing(**{"every": 0.01, "settle": 0.005, **times})
+    timing = PollTiming(**{"every": 0.01, "settle": 0.005, **times})
     followed = Poller(path, REGISTRY, load(path, REGISTRY), timing)
     started = followed.states.value
     running = asyncio.create_task(followed.run())

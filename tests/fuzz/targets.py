@@ -35,7 +35,7 @@ from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.feed import Feed
-from npu_agent.kube import Node, client, errors, follow, resourceclaims, resourceslices, reviews
+from npu_agent.kube import ThisNode, client, errors, follow, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import at, node_of
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
@@ -356,7 +356,7 @@ def _lock(data: bytes) -> None:
 # The API server, and proxies before it.
 
 _CREDENTIALS = at("https://a", "a test")
-_GET = Request(verb="get", kind="Node", name="n", answer=Node)
+_GET = Request(verb="get", kind="Node", name="n", answer=ThisNode)
 
 
 class _Api:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.feed import Feed
-from npu_agent.inventory.card import Settings
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.until import first
 
-QUICK = Settings(interval=0.02, health_interval=0.01, telemetry_interval=0.01)
-READINGS = Settings(interval=0.02, health_interval=0.05, telemetry_interval=0.25)
+QUICK = ProbeSettings(interval=0.02, health_interval=0.01, telemetry_interval=0.01)
+READINGS = ProbeSettings(interval=0.02, health_interval=0.05, telemetry_interval=0.25)
 """Slow enough for each reading to become a Snapshot."""
 
 
@@ -69,7 +69,7 @@ class Watched:
     """An Inventory on a tree, and what it published."""
 
     def __init__(
-        self, root: Path, vendor: Furiosa | None = None, settings: Settings = QUICK
+        self, root: Path, vendor: Furiosa | None = None, settings: ProbeSettings = QUICK
     ) -> None:
         self.root = root
         self.settings = Feed(settings)
@@ -108,7 +108,7 @@ class Watched:
 
 @asynccontextmanager
 async def watching(
-    root: Path, vendor: Furiosa | None = None, settings: Settings = QUICK
+    root: Path, vendor: Furiosa | None = None, settings: ProbeSettings = QUICK
 ) -> AsyncIterator[Watched]:
     """An Inventory that runs meanwhile, with a complete first Snapshot."""
     watched = Watched(root, vendor, settings)

@@ -28,7 +28,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
-from npu_agent.inventory.card import Settings
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory, read_once
 from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -136,7 +136,7 @@ async def test_a_card_that_is_too_hot_is_fenced_if_that_is_asked_for(root: Path)
         assert watched.record.value.cards[0].health.state is HEALTHY
 
 
-SELDOM = Settings(interval=3600, health_interval=3600, telemetry_interval=3600)
+SELDOM = ProbeSettings(interval=3600, health_interval=3600, telemetry_interval=3600)
 
 
 async def test_intervals_are_followed_while_it_runs(root: Path) -> None:

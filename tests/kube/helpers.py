@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from npu_agent.kube import Api, Timing
+from npu_agent.kube import Api, ApiTiming
 from npu_agent.kube.credentials import of_kubeconfig
 from npu_agent.people.simulator.apiserver import Reply, drops, hangs, says, served, status
 
@@ -22,7 +22,7 @@ __all__ = ["Reply", "drops", "hangs", "says", "status"]
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 
-TIMING = Timing(deadline=DEADLINE)
+TIMING = ApiTiming(deadline=DEADLINE)
 SLICE: dict[str, Any] = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "resourceVersion": "7"},
@@ -133,7 +133,7 @@ def kubeconfig(
 
 def client(path: Path, deadline: float = DEADLINE) -> Api:
     """Asks the server of a kubeconfig."""
-    return Api(lambda: of_kubeconfig(str(path)), timing=Timing(deadline=deadline))
+    return Api(lambda: of_kubeconfig(str(path)), timing=ApiTiming(deadline=deadline))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 
-from npu_agent.kube import Api, ApiError, Timing
+from npu_agent.kube import Api, ApiError, ApiTiming
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.credentials import at
 from npu_agent.kube.request import Request
@@ -22,7 +22,7 @@ def loopback(state: str) -> None:
 async def main() -> None:
     loopback("up")
     async with served(streams(line("ADDED", {}), then=hangs)) as url:
-        api = Api(lambda: at(url, "a test"), timing=Timing(silence=2))
+        api = Api(lambda: at(url, "a test"), timing=ApiTiming(silence=2))
         async with api.watch(WATCH, silence=600) as events:
             await anext(events)
             loopback("down")

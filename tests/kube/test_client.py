@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from npu_agent.kube import Api, ApiError, Kind, credentials, node, resourceclaims
+from npu_agent.kube import Api, ApiError, ErrorKind, credentials, node, resourceclaims
 from tests.kube.helpers import (
     DEADLINE,
     NODE,
@@ -144,7 +144,7 @@ async def test_a_wait_that_is_asked_for(server: Server, api: Api, code: int) -> 
 async def test_garbage(server: Server, api: Api, reply: Reply, words: str) -> None:
     server.replies = [reply]
     error = await trouble(api)
-    assert error.kind is Kind.GARBAGE
+    assert error.kind is ErrorKind.GARBAGE
     assert words in str(error)
     server.replies = [says(NODE)]
     await node.read(api, "n1")
@@ -163,7 +163,7 @@ async def test_no_more_than_the_beginning_of_an_error_is_read(server: Server, ap
             stopped.set()
 
     server.replies = [endless]
-    assert (await trouble(api)).kind is Kind.SERVER
+    assert (await trouble(api)).kind is ErrorKind.SERVER
     async with asyncio.timeout(DEADLINE):
         await stopped.wait()
 
@@ -172,7 +172,7 @@ async def test_a_redirect_takes_no_token_to_another_server(server: Server, api: 
     async with serving(says("<html>log in")) as elsewhere:
         server.replies = [says("", 307, {"Location": f"{elsewhere.url}/login"})]
         error = await trouble(api)
-        assert error.kind is Kind.GARBAGE
+        assert error.kind is ErrorKind.GARBAGE
         assert server.tokens == ["Bearer secret"]
         assert elsewhere.tokens == [None]
 
@@ -187,7 +187,7 @@ async def test_something_that_is_no_http(tmp_path: Path) -> None:
     async with other:
         port = other.sockets[0].getsockname()[1]
         error = await trouble_at(tmp_path, f"http://127.0.0.1:{port}")
-    assert error.kind is Kind.GARBAGE
+    assert error.kind is ErrorKind.GARBAGE
     assert "does not speak HTTP" in str(error)
 
 
@@ -206,7 +206,7 @@ async def half(request: web.Request) -> web.StreamResponse:
 async def test_a_hang_ends_at_the_deadline(server: Server, tmp_path: Path, reply: Reply) -> None:
     server.replies = [reply]
     error = await trouble_at(tmp_path, server.url, deadline=0.3)
-    assert (error.kind, error.status) == (Kind.TIMEOUT, None)
+    assert (error.kind, error.status) == (ErrorKind.TIMEOUT, None)
     assert f"{server.url} has not answered within 0.3 s" in str(error)
 
 
@@ -230,14 +230,14 @@ async def test_close_is_quick_while_a_call_hangs(server: Server, api: Api) -> No
     await until(lambda: server.asked)
     async with asyncio.timeout(DEADLINE):
         await api.close()
-        assert (await call).kind is Kind.UNREACHABLE
+        assert (await call).kind is ErrorKind.UNREACHABLE
 
 
 @pytest.mark.parametrize("reply", [drops, drops_amid])
 async def test_a_connection_that_breaks(server: Server, api: Api, reply: Reply) -> None:
     server.replies = [reply]
     error = await trouble(api)
-    assert error.kind is Kind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "the connection broke" in str(error)
 
 
@@ -245,20 +245,20 @@ async def test_connection_refused(tmp_path: Path) -> None:
     async with serving(says(NODE)) as server:
         pass
     error = await trouble_at(tmp_path, server.url)
-    assert error.kind is Kind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert f"{server.url}: no connection (Connection refused)" in str(error)
 
 
 async def test_no_such_host(tmp_path: Path) -> None:
     error = await trouble_at(tmp_path, "http://nobody.invalid:1")
-    assert error.kind is Kind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "cannot be resolved" in str(error)
 
 
 @pytest.mark.parametrize("url", ["http://[1::2:3:", "ftp://127.0.0.1/", "nonsense"])
 async def test_a_server_that_is_no_url(tmp_path: Path, url: str) -> None:
     error = await trouble_at(tmp_path, url)
-    assert error.kind is Kind.CREDENTIALS
+    assert error.kind is ErrorKind.CREDENTIALS
     assert str(tmp_path / "kubeconfig") in str(error)
 
 
@@ -310,7 +310,7 @@ async def test_no_credentials_at_all(
 ) -> None:
     api = Api(timing=TIMING)
     error = await trouble(api)
-    assert error.kind is Kind.CREDENTIALS
+    assert error.kind is ErrorKind.CREDENTIALS
     for words in (
         "no credentials for the API server",
         str(credentials.DIRECTORY / "token"),
@@ -333,7 +333,7 @@ async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
     path = kubeconfig(tmp_path, server.url, user={"tokenFile": str(tmp_path / "token")})
     error = await trouble(client(path, 1.0))
     (tmp_path / "token").open("w").close()  # and the thread ends
-    assert error.kind is Kind.TIMEOUT
+    assert error.kind is ErrorKind.TIMEOUT
     assert "nothing was sent within 1 s: the credentials are still being read" in error.what
     assert "login program" in error.remedy
     assert server.asked == []
@@ -355,7 +355,7 @@ async def test_a_bad_token(
         path = in_pod(monkeypatch, server, trusted.ca, token)
         api = Api(timing=TIMING)
         error = await trouble(api)
-        assert error.kind is Kind.CREDENTIALS
+        assert error.kind is ErrorKind.CREDENTIALS
         assert words in str(error)
         assert str(path) in str(error)
         assert not server.asked
@@ -375,7 +375,7 @@ async def test_a_bad_ca(
             ca.unlink()
         api = Api(timing=TIMING)
         error = await trouble(api)
-        assert error.kind is Kind.CREDENTIALS
+        assert error.kind is ErrorKind.CREDENTIALS
         assert str(ca) in str(error)
         assert ("signed it:" if content == "another" else "kube-root-ca.crt") in str(error)
         ca.write_bytes(trusted.ca.read_bytes())  # the CA was changed on disk
@@ -388,7 +388,7 @@ async def test_a_certificate_for_another_name(other: Authority, tmp_path: Path) 
         cluster = {"certificate-authority": str(other.ca)}
         api = client(kubeconfig(tmp_path, server.url, cluster=cluster))
         error = await trouble(api)
-        assert error.kind is Kind.CREDENTIALS
+        assert error.kind is ErrorKind.CREDENTIALS
         assert "tls-server-name" in str(error)
         cluster["tls-server-name"] = "kubernetes.example"
         kubeconfig(tmp_path, server.url, cluster=cluster)
@@ -398,7 +398,7 @@ async def test_a_certificate_for_another_name(other: Authority, tmp_path: Path) 
 
 async def test_tls_where_there_is_none(server: Server, tmp_path: Path) -> None:
     error = await trouble_at(tmp_path, server.url.replace("http:", "https:"))
-    assert error.kind is Kind.UNREACHABLE
+    assert error.kind is ErrorKind.UNREACHABLE
     assert "check that the port serves https" in str(error)
 
 
@@ -441,11 +441,11 @@ async def test_a_token_that_is_no_good(server: Server, api: Api, tmp_path: Path)
     server.replies = [status(401, "Unauthorized")]
     for _ in range(2):
         error = await trouble(api)
-        assert (error.kind, error.status) == (Kind.UNAUTHORIZED, 401)
+        assert (error.kind, error.status) == (ErrorKind.UNAUTHORIZED, 401)
         assert str(tmp_path / "kubeconfig") in str(error)
     assert len(server.asked) == 4
     (tmp_path / "kubeconfig").unlink()
-    assert (await trouble(api)).kind is Kind.CREDENTIALS
+    assert (await trouble(api)).kind is ErrorKind.CREDENTIALS
 
 
 async def test_a_login_program_runs_again_at_a_401(server: Server, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.kube.credentials import at
-from npu_agent.kube.errors import Kind, answered, failed, retry_after
+from npu_agent.kube.errors import ErrorKind, answered, failed, retry_after
 from npu_agent.kube.request import Request
 
 HERE = at("https://a", "the service account (/token)")
@@ -30,33 +30,38 @@ def body(message: str) -> bytes:
         (
             400,
             "bad things",
-            Kind.REFUSED,
+            ErrorKind.REFUSED,
             ["answered 400 Bad Request (bad things): check admission"],
         ),
         (
             401,
             "Unauthorized",
-            Kind.UNAUTHORIZED,
+            ErrorKind.UNAUTHORIZED,
             ["it does not accept the service account (/token), as just", "expired"],
         ),
         (
             403,
             RBAC,
-            Kind.FORBIDDEN,
+            ErrorKind.FORBIDDEN,
             ['User "bob"', "has no right to get nodes: `npu-agent doctor` shows the command"],
         ),
-        (403, POLICY, Kind.FORBIDDEN, ["own-node", "not RBAC's refusal"]),
-        (404, 'nodes "n1" not found', Kind.NOT_FOUND, ["set NODE_NAME to", "spec.nodeName"]),
-        (409, "uid mismatch", Kind.CONFLICT, ["uid mismatch", "the agent reads it again"]),
-        (422, POLICY, Kind.REFUSED, ["own-node", "admission policies"]),
-        (429, "too many requests", Kind.TOO_MANY, ["429", "the agent retries"]),
-        (500, "etcdserver: no leader", Kind.SERVER, ["500", "no leader", "log of the API server"]),
-        (503, "", Kind.SERVER, ["503 Service Unavailable:"]),
-        (599, "what", Kind.SERVER, ["answered 599 (what)"]),
-        (302, "", Kind.GARBAGE, ["302 Found: check that this is a Kubernetes API server"]),
+        (403, POLICY, ErrorKind.FORBIDDEN, ["own-node", "not RBAC's refusal"]),
+        (404, 'nodes "n1" not found', ErrorKind.NOT_FOUND, ["set NODE_NAME to", "spec.nodeName"]),
+        (409, "uid mismatch", ErrorKind.CONFLICT, ["uid mismatch", "the agent reads it again"]),
+        (422, POLICY, ErrorKind.REFUSED, ["own-node", "admission policies"]),
+        (429, "too many requests", ErrorKind.TOO_MANY, ["429", "the agent retries"]),
+        (
+            500,
+            "etcdserver: no leader",
+            ErrorKind.SERVER,
+            ["500", "no leader", "log of the API server"],
+        ),
+        (503, "", ErrorKind.SERVER, ["503 Service Unavailable:"]),
+        (599, "what", ErrorKind.SERVER, ["answered 599 (what)"]),
+        (302, "", ErrorKind.GARBAGE, ["302 Found: check that this is a Kubernetes API server"]),
     ],
 )
-def test_statuses(status: int, message: str, kind: Kind, words: list[str]) -> None:
+def test_statuses(status: int, message: str, kind: ErrorKind, words: list[str]) -> None:
     error = answered(GET, status, {}, body(message), HERE)
     assert (error.kind, error.status, error.retry_after) == (kind, status, None)
     for word in ["cannot get Node n1: https://a answered", *words]:
@@ -128,5 +133,5 @@ def test_retry_after(value: str | None, expected: float | None) -> None:
 )
 def test_anything_else_is_unreachable_and_says_why(error: Exception) -> None:
     found = failed(GET, error, HERE)
-    assert found.kind is Kind.UNREACHABLE
+    assert found.kind is ErrorKind.UNREACHABLE
     assert str(found).startswith("cannot get Node n1: https://a: ")

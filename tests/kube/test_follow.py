@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from bench.fleet.outage import run
-from npu_agent.kube import Api, ApiError, Kind, follow
+from npu_agent.kube import Api, ApiError, ErrorKind, follow
 from npu_agent.kube.client import WatchEvent
-from npu_agent.kube.node import Node
+from npu_agent.kube.node import ThisNode
 from npu_agent.kube.request import Request
 from tests.until import until
 
@@ -22,7 +22,7 @@ from tests.until import until
 async def test_an_answer_after_an_outage_has_the_pauses_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kinds = [*[Kind.UNREACHABLE] * 15, *[Kind.TOO_MANY] * 3]
+    kinds = [*[ErrorKind.UNREACHABLE] * 15, *[ErrorKind.TOO_MANY] * 3]
     pauses: list[float] = []
 
     async def noted(_: asyncio.Event, seconds: float) -> bool:
@@ -35,14 +35,14 @@ async def test_an_answer_after_an_outage_has_the_pauses_begin_again(
         raise ApiError("cannot list", kind=kinds[len(pauses)])
 
     monkeypatch.setattr(follow, "set_within", noted)
-    hooks = follow.Hooks(
+    hooks = follow.WatchHooks(
         list_=list_, see=lambda _: None, opened=lambda: None, failed=lambda *_: None
     )
-    watch = Request("watch", "Node", Node)
-    task = asyncio.create_task(follow.follow(Api(), watch, hooks, follow.Timing()))
+    watch = Request("watch", "Node", ThisNode)
+    task = asyncio.create_task(follow.follow(Api(), watch, hooks, follow.WatchTiming()))
     await until(lambda: len(pauses) == len(kinds))
     task.cancel()
-    assert set(pauses[10:15]) == {follow.Timing().retry_longest}
+    assert set(pauses[10:15]) == {follow.WatchTiming().retry_longest}
     for pause, longest in zip(pauses[15:], (8.0, 16.0, 32.0), strict=True):
         assert pause <= longest
 
@@ -75,7 +75,7 @@ class Uncached:
 
     async def _events(self, version: float, end: float, silence: float) -> AsyncIterator[Any]:
         if version and version < (now() // COMPACTION - 1) * COMPACTION:
-            raise ApiError("too old", kind=Kind.REFUSED, status=410)
+            raise ApiError("too old", kind=ErrorKind.REFUSED, status=410)
         if not version:
             yield changed(now())
         while True:
@@ -85,7 +85,7 @@ class Uncached:
                 return
             await asyncio.sleep(min(wait, silence))
             if wait > silence:
-                raise ApiError("not a byte", kind=Kind.TIMEOUT)
+                raise ApiError("not a byte", kind=ErrorKind.TIMEOUT)
             yield changed(now())
 
 
@@ -114,15 +114,15 @@ def test_what_a_watch_without_bookmarks_costs_in_an_hour(
         return "0"
 
     async def play() -> None:
-        hooks = follow.Hooks(
+        hooks = follow.WatchHooks(
             list_=zero if from_now else server.list_,
             see=lambda _: None,
             opened=lambda: None,
             failed=lambda *_: None,
         )
-        watch = Request("watch", "Node", Node)
+        watch = Request("watch", "Node", ThisNode)
         api = cast("Api", server)
-        task = asyncio.create_task(follow.follow(api, watch, hooks, follow.Timing()))
+        task = asyncio.create_task(follow.follow(api, watch, hooks, follow.WatchTiming()))
         await asyncio.sleep(10 * HOUR)
         task.cancel()
 

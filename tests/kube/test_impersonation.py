@@ -14,7 +14,7 @@ from aiohttp import web
 from npu_agent.kube import (
     Api,
     ApiError,
-    Kind,
+    ErrorKind,
     credentials,
     node,
     resourceclaims,
@@ -107,7 +107,7 @@ async def test_others_are_refused_and_a_claim_that_is_gone_is_unrelated() -> Non
     server.readers = {"node"}
     async with connected(server) as api:
         error = await refused(api)
-        assert (error.kind, error.status) == (Kind.UNRELATED, 403)
+        assert (error.kind, error.status) == (ErrorKind.UNRELATED, 403)
         assert error.remedy.startswith("it was deleted, or no Pod of this node uses it")
         for read in (node.read(api, "n2"), resourceslices.read(api, "n2", DRIVER)):
             with pytest.raises(ApiError, match="403"):
@@ -125,7 +125,7 @@ async def test_without_the_right_the_account_reads(
     async with connected(server, bound) as api:
         for _ in range(2):
             assert (await node.read(api, "n1")).name == "n1"
-        assert (await refused(api)).kind is Kind.NOT_FOUND
+        assert (await refused(api)).kind is ErrorKind.NOT_FOUND
     assert server.calls == [PROBE] * (3 if bound else 2) + ["get gone"]
     lines = [record.message for record in caplog.records if "own rights" in record.message]
     assert len(lines) == (1 if bound else 0), "one line says so"
@@ -179,6 +179,6 @@ async def test_a_node_that_is_not_there_may_be_read_as_such() -> None:
     async with connected(server) as api:
         with pytest.raises(ApiError) as caught:
             await node.read(api, "n1")
-        assert caught.value.kind is Kind.NOT_FOUND
+        assert caught.value.kind is ErrorKind.NOT_FOUND
         assert api.reads
         assert api.reads.as_node

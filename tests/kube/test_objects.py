@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npu_agent import __version__
-from npu_agent.kube import Api, ApiError, Kind, node, resourceclaims, resourceslices, reviews
+from npu_agent.kube import Api, ApiError, ErrorKind, node, resourceclaims, resourceslices, reviews
 from npu_agent.kube.node import NodeMeta
 from npu_agent.typedjson import convert
 from tests.kube.helpers import NODE, SLICE, Server, says, status
@@ -21,7 +21,7 @@ META = NodeMeta(name="n1", uid="7b0c", resource_version="42")
 async def garbage(reading: Any) -> str:
     with pytest.raises(ApiError) as caught:
         await reading
-    assert caught.value.kind is Kind.GARBAGE
+    assert caught.value.kind is ErrorKind.GARBAGE
     assert str(caught.value).isprintable()
     return str(caught.value)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent.feed import Feed
-from npu_agent.kube.follow import Timing
+from npu_agent.kube.follow import WatchTiming
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, hangs, says, status
 from tests.outputs.dra.api import NODE, cluster
@@ -39,7 +39,7 @@ class World:
 async def world(tmp_path: Path, name: str | None = NODE) -> AsyncIterator[World]:
     async with cluster(tmp_path) as (server, api):
         wanted = Feed(True)
-        watch = NodeWatch(api, name, wanted, Timing(retry_longest=0.05))
+        watch = NodeWatch(api, name, wanted, WatchTiming(retry_longest=0.05))
         task = asyncio.create_task(watch.run())
         try:
             yield World(server, watch, wanted)

@@ -16,7 +16,7 @@ from aiohttp import web
 from npu_agent.kube import (
     Api,
     ApiError,
-    Kind,
+    ErrorKind,
     follow,
     node,
     resourceclaims,
@@ -112,9 +112,9 @@ async def test_silence_is_an_end_and_a_pause_is_none(server: Server, tmp_path: P
     server.replies = [streams(line("ADDED", {}), then=pauses)]
     assert len(await watched(api)) == 1
     server.replies = [streams(line("ADDED", {}), then=hangs)]
-    assert (await failure(api, silence=0.05)).kind is Kind.TIMEOUT
+    assert (await failure(api, silence=0.05)).kind is ErrorKind.TIMEOUT
     server.replies = [hangs]
-    assert (await failure(api)).kind is Kind.TIMEOUT
+    assert (await failure(api)).kind is ErrorKind.TIMEOUT
     await api.close()
 
 
@@ -131,7 +131,7 @@ def test_a_peer_that_vanishes_without_a_word_is_noticed() -> None:
 async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
     for reply in (streams(line("ADDED", {}), then=drops), drops):
         server.replies = [reply]
-        assert (await failure(api)).kind is Kind.UNREACHABLE
+        assert (await failure(api)).kind is ErrorKind.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
 async def test_what_is_no_event(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     error = await failure(api)
-    assert error.kind is Kind.GARBAGE
+    assert error.kind is ErrorKind.GARBAGE
     assert str(error).isprintable()
 
 
 async def test_a_line_without_an_end_is_not_kept(server: Server, api: Api) -> None:
     server.replies = [streams(*[b" " * 300] * 4, then=hangs)]
     error = await failure(api, largest=1000)
-    assert error.kind is Kind.GARBAGE
+    assert error.kind is ErrorKind.GARBAGE
     assert "1000 bytes" in str(error)
 
 
@@ -155,7 +155,7 @@ async def test_a_watch_with_an_old_token_has_the_next_call_read_it_again(
     server: Server, api: Api, tmp_path: Path
 ) -> None:
     server.replies = [status(401, "Unauthorized"), streams(line("ADDED", {}))]
-    assert (await failure(api)).kind is Kind.UNAUTHORIZED
+    assert (await failure(api)).kind is ErrorKind.UNAUTHORIZED
     kubeconfig(tmp_path, server.url, user={"token": "another"})
     assert len(await watched(api)) == 1
     assert server.tokens == ["Bearer secret", "Bearer another"]
@@ -175,7 +175,7 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
         assert (await anext(events)).type == "ADDED"
         with pytest.raises(ApiError) as caught:
             await resourceclaims.get(api, "n", "c", deadline=0.2)
-        assert caught.value.kind is Kind.TIMEOUT
+        assert caught.value.kind is ErrorKind.TIMEOUT
         kubeconfig(tmp_path, server.url, user={"token": "another"})
         assert await resourceclaims.get(api, "n", "c") == CLAIM
         asked_again.set()
@@ -218,4 +218,4 @@ async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: byte
     with pytest.raises(ApiError) as caught:
         async with follow.watched(api, resourceslices.watch("n1", "d"), "1", 60) as events:
             await anext(events)
-    assert caught.value.kind is Kind.GARBAGE
+    assert caught.value.kind is ErrorKind.GARBAGE

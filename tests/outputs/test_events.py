@@ -17,12 +17,12 @@ from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
-from npu_agent.kube import ApiError, Kind
+from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.outputs.events import (
     Event,
+    EventLimits,
     Events,
-    Limits,
     Sources,
     card_events,
     config_events,
@@ -198,7 +198,7 @@ class Server(DirectApi):
         super().__init__(StandInApiServer("node-1"))
         self.objects = self.server.objects["/api/v1/namespaces/default/events"]
 
-    def refuse(self, kind: Kind | None, card: str = "") -> None:
+    def refuse(self, kind: ErrorKind | None, card: str = "") -> None:
         """Refuses everything so from now on, or what is about a card, as a webhook does."""
 
         def refused(request: Request[Any]) -> ApiError | None:
@@ -240,7 +240,7 @@ class Room:
                 drivers=(self.driver,),
             ),
             wanted=self.wanted,
-            limits=replace(Limits(longest_pause=0.01), **limits),  # type: ignore[arg-type]
+            limits=replace(EventLimits(longest_pause=0.01), **limits),  # type: ignore[arg-type]
         )
         task = asyncio.create_task(one.run())
         await self.seen()
@@ -346,7 +346,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.events")
-    room.server.refuse(Kind.UNREACHABLE)
+    room.server.refuse(ErrorKind.UNREACHABLE)
     async with room.running() as one:
         for _ in range(3):
             await room.show(dead(0), card(1))
@@ -363,7 +363,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
 
 
 async def test_what_is_too_old_is_lost_and_counted_and_stays_a_trouble(room: Room) -> None:
-    room.server.refuse(Kind.TIMEOUT)
+    room.server.refuse(ErrorKind.TIMEOUT)
     async with room.running(kept_for=0.1) as one:
         await room.show(dead(0), card(1))
         await until(lambda: one.results["lost"])
@@ -376,9 +376,11 @@ async def test_what_is_too_old_is_lost_and_counted_and_stays_a_trouble(room: Roo
         assert "npu1" in event["message"]
 
 
-@pytest.mark.parametrize("kind", [Kind.FORBIDDEN, Kind.CONFLICT, Kind.GARBAGE, Kind.NOT_FOUND])
+@pytest.mark.parametrize(
+    "kind", [ErrorKind.FORBIDDEN, ErrorKind.CONFLICT, ErrorKind.GARBAGE, ErrorKind.NOT_FOUND]
+)
 async def test_an_event_that_a_webhook_refuses_keeps_no_other_waiting(
-    room: Room, kind: Kind, caplog: pytest.LogCaptureFixture
+    room: Room, kind: ErrorKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.events")
     room.server.refuse(kind, "npu0 ")
@@ -400,7 +402,7 @@ async def test_an_event_that_a_webhook_refuses_keeps_no_other_waiting(
 
 
 async def test_an_event_that_is_refused_for_good_is_lost(room: Room) -> None:
-    room.server.refuse(Kind.REFUSED)
+    room.server.refuse(ErrorKind.REFUSED)
     async with room.running() as one:
         await room.show(dead(0), card(1))
         await until(lambda: one.results["lost"])

@@ -28,7 +28,7 @@ from npu_agent.core.plan import RECOVERING
 from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube import objects
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kube.resourceclaims import claim_of
 from npu_agent.kubelet.allocation_store import AllocationStore
@@ -355,7 +355,7 @@ class Claims:
         try:
             claim = await self._read(ref.namespace, ref.name)
         except ApiError as error:
-            if known is None or error.kind is Kind.NOT_FOUND:
+            if known is None or error.kind is ErrorKind.NOT_FOUND:
                 raise
             log.warning("prepared again from the record: the claim cannot be read", claim=ref.name)
             return _as_before(known)
@@ -531,7 +531,7 @@ class Claims:
         try:
             found = await self._read(claim.namespace, claim.name)
         except ApiError as error:
-            return error.kind in (Kind.NOT_FOUND, Kind.UNRELATED)
+            return error.kind in (ErrorKind.NOT_FOUND, ErrorKind.UNRELATED)
         except ValueError:
             return False
         allocated = {one.device for one in found.results}
@@ -598,7 +598,7 @@ def _as_before(known: PreparedClaim) -> ResourceClaim:
     )
     return ResourceClaim(
         objects.Meta(name=known.name, namespace=known.namespace, uid=known.uid),
-        status=objects.ClaimStatus(objects.Allocation(objects.Results(results)), users),
+        status=objects.ClaimStatus(objects.ClaimAllocation(objects.Results(results)), users),
     )
 
 

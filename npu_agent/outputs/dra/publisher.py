@@ -16,7 +16,7 @@ from npu_agent.core.pool import PoolDevice, whole_cards, without_notes
 from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, Kind, follow, node, resourceslices
+from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
@@ -34,7 +34,7 @@ class Timing:
 
     retry_longest: float = 60.0
     """Between attempts to write: at most, and at random."""
-    watch: follow.Timing = field(default_factory=follow.Timing)
+    watch: follow.WatchTiming = field(default_factory=follow.WatchTiming)
     gap_first: float = 0.1
     """Between two rounds of writes: another client may write the same slices."""
     gap_longest: float = 1.0
@@ -98,7 +98,7 @@ class SlicePublisher:
     def no_access(self) -> bool:
         """Whether the API server has no slices for us, or we have no right to list them."""
         error = self._errors.get("list")
-        return error is not None and error.kind in (Kind.FORBIDDEN, Kind.NOT_FOUND)
+        return error is not None and error.kind in (ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND)
 
     async def run(self) -> None:
         self.in_place.publish(None)
@@ -112,7 +112,7 @@ class SlicePublisher:
         await follow.follow(
             self._api,
             resourceslices.watch(self._node_name, self._driver),
-            follow.Hooks(
+            follow.WatchHooks(
                 list_=self._list,
                 see=self._see,
                 opened=self._opened,

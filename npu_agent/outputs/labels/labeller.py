@@ -23,7 +23,7 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class LabelTiming:
     """Seconds."""
 
     settle: float = 1.0
@@ -33,7 +33,7 @@ class Timing:
     """Pause between attempts, and between writes while another program writes the same labels."""
 
 
-class UnavailableError(Exception):
+class OutputError(Exception):
     """The labels cannot be written now: reason and remedy, and a `kind` for the metric."""
 
     def __init__(self, message: str, *, kind: str, retry_after: float | None = None) -> None:
@@ -67,7 +67,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LabelSettings:
     """The config of labels."""
 
     sets: Collection[LabelSet]
@@ -82,11 +82,11 @@ class Labeller:
         self,
         *,
         snapshots: Feed[Snapshot],
-        settings: Feed[Settings],
+        settings: Feed[LabelSettings],
         output: Output,
         seen: Feed[Mapping[str, str] | None] | None,
         machine: Callable[[], Awaitable[Machine]],
-        timing: Timing | None = None,
+        timing: LabelTiming | None = None,
     ) -> None:
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
         self.results: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Labeller:
         self._settings = settings
         self._output, self._seen = output, seen
         self._read_machine = machine
-        self._timing = timing or Timing()
+        self._timing = timing or LabelTiming()
         self._putting = Reporter(
             log, "cannot apply the labels; retrying", "labels can be applied again"
         )
@@ -128,7 +128,7 @@ class Labeller:
                 continue
             try:
                 await self._put(now.labels, careful=now.unsure)
-            except UnavailableError as error:
+            except OutputError as error:
                 self._trouble(now.labels, error)
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
@@ -172,7 +172,7 @@ class Labeller:
             )
         )
 
-    def _trouble(self, labels: Mapping[str, str], error: UnavailableError) -> None:
+    def _trouble(self, labels: Mapping[str, str], error: OutputError) -> None:
         self.results[error.kind] += 1
         self._putting.failed(error)
         self.state.publish(

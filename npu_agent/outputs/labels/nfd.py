@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from npu_agent import files
-from npu_agent.outputs.labels.labeller import UnavailableError
+from npu_agent.outputs.labels.labeller import OutputError
 
 FILE = Path("etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 """Below the host root."""
@@ -59,7 +59,7 @@ class NfdOutput:
                 self.path, wanted, make_directory=False, durable=True, deadline=self._deadline
             )
         except FileNotFoundError:
-            raise UnavailableError(
+            raise OutputError(
                 f"{self.path.parent} is missing: install Node Feature Discovery on this node and "
                 "mount that directory here, or set labels.output to api",
                 kind="no_directory",
@@ -80,11 +80,11 @@ class NfdOutput:
         try:
             yield
         except TimeoutError as error:
-            raise UnavailableError(
+            raise OutputError(
                 f"{self.path}: {error.strerror}: check that file system", kind="timeout"
             ) from error
         except OSError as error:
-            raise UnavailableError(
+            raise OutputError(
                 f"{self.path} cannot be replaced: {error.strerror or error}: mount its directory "
                 "here and make it writable for the agent, or set labels.output to api",
                 kind="unwritable",

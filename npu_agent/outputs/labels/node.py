@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from npu_agent.kube import Api, ApiError, Kind, NodeMeta, node
-from npu_agent.outputs.labels.labeller import UnavailableError
+from npu_agent.kube import Api, ApiError, ErrorKind, NodeMeta, node
+from npu_agent.outputs.labels.labeller import OutputError
 
 NO_NODE_NAME = (
     "NODE_NAME is not set: set it from spec.nodeName by the downward API as k8s/daemonset.yaml "
@@ -37,7 +37,7 @@ class NodeOutput:
             return await self._put(name, labels, careful=careful)
         except ApiError as error:
             # A uid that is another one now is refused as a change of what cannot change (422).
-            if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT, Kind.REFUSED):
+            if error.kind in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.REFUSED):
                 self._node = None
             raise _unavailable(error) from error
 
@@ -61,7 +61,7 @@ class NodeOutput:
         self._node = await node.apply_labels(self._api, meta, labels)
         refused = sorted(k for k, v in labels.items() if self._node.labels.get(k) != v)
         if refused:
-            raise UnavailableError(
+            raise OutputError(
                 f"the API server accepted the labels of Node {name}, but {', '.join(refused)} "
                 "differ: check for an admission webhook that changes them",
                 kind="overruled",
@@ -80,9 +80,9 @@ class NodeOutput:
 
     def _named(self) -> str:
         if not self._node_name:
-            raise UnavailableError(NO_NODE_NAME, kind="no_node_name", retry_after=_SELDOM)
+            raise OutputError(NO_NODE_NAME, kind="no_node_name", retry_after=_SELDOM)
         return self._node_name
 
 
-def _unavailable(error: ApiError) -> UnavailableError:
-    return UnavailableError(str(error), kind=error.kind.value, retry_after=error.retry_after)
+def _unavailable(error: ApiError) -> OutputError:
+    return OutputError(str(error), kind=error.kind.value, retry_after=error.retry_after)

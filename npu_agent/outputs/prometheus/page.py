@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PageSettings:
     """The config of the page."""
 
     schemas: tuple[MetricSchema, ...]
@@ -41,7 +41,7 @@ class Page:
         *,
         snapshots: Feed[Snapshot],
         holdings: Feed[tuple[Usage, ...]],
-        settings: Feed[Settings],
+        settings: Feed[PageSettings],
         hostname: str,
         state: Callable[[], AgentState],
     ) -> None:

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.reviews import may_get, user_of
 from npu_agent.logs import Reporter, logger
-from npu_agent.outputs.web.pages import Answer, text_answer
+from npu_agent.outputs.web.pages import PageAnswer, text_answer
 from npu_agent.text import one_line
 
 log = logger(__name__)
@@ -28,7 +28,7 @@ HOW = "kubectl create token ACCOUNT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ReviewTiming:
     """Seconds, and the limits that go with them."""
 
     allowed: float = 120.0
@@ -45,13 +45,13 @@ _AT_ONCE = 4
 _MOST = 256
 """Allowed clients and paths that are remembered."""
 
-Refusal = tuple[str, Answer]
+Refusal = tuple[str, PageAnswer]
 
 
 class Authorizer:
     """Decides about requests, and counts them in `results`."""
 
-    def __init__(self, api: Api, timing: Timing = Timing()) -> None:
+    def __init__(self, api: Api, timing: ReviewTiming = ReviewTiming()) -> None:
         self.results = Counter(dict.fromkeys(RESULTS, 0))
         self.timing = timing
         self._api = api
@@ -66,7 +66,7 @@ class Authorizer:
             "authorizing clients of metrics works again",
         )
 
-    async def refusal(self, authorization: str, path: str, address: str) -> Answer | None:
+    async def refusal(self, authorization: str, path: str, address: str) -> PageAnswer | None:
         refused = await self._refusal(authorization, path, address)
         result, answer = refused or ("allowed", None)
         self.results[result] += 1

@@ -18,7 +18,7 @@ from aiohttp.http import HttpProcessingError
 
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages
-from npu_agent.outputs.web.server import Limits
+from npu_agent.outputs.web.server import PortLimits
 
 _BACKLOG = 32
 """Connections that wait in the kernel, and that asyncio accepts in one turn of the loop. It is less
@@ -31,14 +31,14 @@ memory that clients with unfinished heads can take: some 20 MB for each port."""
 class Connections(web.Server):
     """The open connections of a port; asyncio's factory for the protocol of each new one.
 
-    One more than `Limits.connections` ends the oldest.
+    One more than `PortLimits.connections` ends the oldest.
     """
 
     def __init__(
         self,
         pages: Pages,
         authorizer: Authorizer | None,
-        limits: Limits,
+        limits: PortLimits,
         made_room: Callable[[], None],
     ) -> None:
         """`made_room` is called for each connection that is ended for a newer one."""

@@ -45,7 +45,7 @@ _PAGE_HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """An HTTP answer."""
 
     body: bytes
@@ -53,7 +53,7 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
 
 
-class Wanted(NamedTuple):
+class Preferences(NamedTuple):
     """The preferences of a client."""
 
     openmetrics: bool
@@ -65,12 +65,12 @@ _BY_LANGUAGE = ("/", "/runbook")
 _BY_FORMAT = ("/metrics",)
 """The paths whose answers depend on the client's language, or on OpenMetrics."""
 
-Routes = Mapping[str, Callable[[Wanted], Answer]]
+Routes = Mapping[str, Callable[[Preferences], PageAnswer]]
 """By path, what makes an answer."""
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
-    def ready(_: Wanted) -> Answer:
+    def ready(_: Preferences) -> PageAnswer:
         reasons = unready(state())
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
@@ -81,7 +81,7 @@ def probes(state: Callable[[], AgentState]) -> Routes:
 def pages(
     metrics: Callable[[bool], bytes], state: Callable[[], AgentState], history: History
 ) -> Routes:
-    def for_prometheus(wanted: Wanted) -> Answer:
+    def for_prometheus(wanted: Preferences) -> PageAnswer:
         kind = _OPENMETRICS if wanted.openmetrics else _TEXT
         return _answer(metrics(wanted.openmetrics), kind)
 
@@ -100,7 +100,7 @@ class Pages:
     def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
         self._routes = routes
         self._fresh = fresh
-        self._cache: dict[tuple[str, Wanted, bool], tuple[float, Answer]] = {}
+        self._cache: dict[tuple[str, Preferences, bool], tuple[float, PageAnswer]] = {}
         """By path and form: until when (`time.monotonic`), and what."""
         self._failing: set[str] = set()
 
@@ -112,7 +112,7 @@ class Pages:
         accept: str = "",
         encodings: str = "",
         languages: str = "",
-    ) -> Answer:
+    ) -> PageAnswer:
         """The answer to a request; HEAD as GET: the caller leaves out the body.
 
         `path` has no query; the others are the headers Accept, Accept-Encoding and
@@ -125,7 +125,7 @@ class Pages:
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         # As the clients of Prometheus and most servers have it: weights are not compared.
-        wanted = Wanted(
+        wanted = Preferences(
             openmetrics=path in _BY_FORMAT and "application/openmetrics-text" in accept,
             language=_language(languages) if path in _BY_LANGUAGE else "",
         )
@@ -138,7 +138,7 @@ class Pages:
             self._cache[form] = now + self._fresh, answer
         return answer
 
-    def _rendered(self, path: str, wanted: Wanted, packed: bool) -> Answer:
+    def _rendered(self, path: str, wanted: Preferences, packed: bool) -> PageAnswer:
         try:
             answer = self._routes[path](wanted)
         except Exception:  # the edge: the other pages, and the connection, go on
@@ -164,15 +164,15 @@ def _language(accepted: str) -> str:
     return next((tag for tag in tags if tag in LANGUAGES), "en")
 
 
-def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> Answer:
+def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> PageAnswer:
     return _answer(text.encode(), _PLAIN, status, headers)
 
 
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> PageAnswer:
     return _answer(f"{json.dumps(value, indent=2)}\n".encode(), _JSON, status)
 
 
-def _html(document: str) -> Answer:
+def _html(document: str) -> PageAnswer:
     return _answer(document.encode(), _HTML, more=_PAGE_HEADERS)
 
 
@@ -181,5 +181,5 @@ def _answer(
     kind: str,
     status: HTTPStatus = HTTPStatus.OK,
     more: Mapping[str, str] = MappingProxyType({}),
-) -> Answer:
-    return Answer(body, {"Content-Type": kind, **_HEADERS, **more}, status)
+) -> PageAnswer:
+    return PageAnswer(body, {"Content-Type": kind, **_HEADERS, **more}, status)

@@ -32,7 +32,7 @@ _KEYS = {"metrics": "metrics.listen", "probes": "metrics.probes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PortLimits:
     """Limits of a port; times in seconds."""
 
     connections: int = 64
@@ -61,7 +61,7 @@ class Server:
         port: Port,
         address: tuple[str, int],
         pages: Pages,
-        limits: Limits = Limits(),
+        limits: PortLimits = PortLimits(),
         certificates: Certificates | None = None,
         authorizer: Authorizer | None = None,
     ) -> None:

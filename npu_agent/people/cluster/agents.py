@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from npu_agent.cli import CommandError
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
@@ -21,7 +21,7 @@ _ALL_PAGES = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class AgentPages:
     """The agents' reports by Node; else the reason why there is none."""
 
     found: Mapping[str, Report] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
     return sorted(pods, key=lambda pod: bool(pod.metadata.deletion_timestamp))
 
 
-class Agent:
+class NodeAgent:
     """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
 
     def __init__(self, api: Api, node: str) -> None:
@@ -85,7 +85,7 @@ class Agent:
             fetch(self._api, Scope(("daemon_sets",), selectors=selectors)),
         )
         if refused := {**pods.refused, **sets.refused}:
-            raise ApiError(next(iter(refused.values())), kind=Kind.FORBIDDEN)
+            raise ApiError(next(iter(refused.values())), kind=ErrorKind.FORBIDDEN)
         cluster = Cluster(pods=pods.pods, daemon_sets=sets.daemon_sets)
         self._pods = only(self.node, agents(cluster)[self.node])
         if not self._pods:
@@ -114,7 +114,7 @@ def _report(node: str, status: object) -> Report:
         raise CommandError(f"{what}: {error}") from error
 
 
-async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
+async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
     """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
     reports: dict[str, Report] = {}
     failed: dict[str, str] = {}
@@ -128,7 +128,7 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:
-            if error.kind is Kind.FORBIDDEN:
+            if error.kind is ErrorKind.FORBIDDEN:
                 refused.append(error.what)
             else:
                 failed[node] = str(error)
@@ -140,4 +140,4 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> Pages:
             task.cancel()
     for node in of.keys() - reports.keys() - failed.keys() if not refused else ():
         failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
-    return Pages(reports, failed, refused[0] if refused else "")
+    return AgentPages(reports, failed, refused[0] if refused else "")

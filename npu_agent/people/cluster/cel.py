@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from npu_agent.kube.objects import Device
+from npu_agent.kube.objects import SliceDevice
 from npu_agent.people.cluster.quantity import quantity
 from npu_agent.text import one_line
 
@@ -70,7 +70,7 @@ class Judged(msgspec.Struct, frozen=True):
     """Why none could be judged."""
 
 
-def judge(expression: str, devices: Sequence[tuple[str, Device]]) -> Judged:
+def judge(expression: str, devices: Sequence[tuple[str, SliceDevice]]) -> Judged:
     """Evaluates an expression for devices and their drivers, within a second.
 
     Raises:
@@ -122,7 +122,7 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _judge(expression: str, devices: Sequence[tuple[str, Device]]) -> Judged:
+def _judge(expression: str, devices: Sequence[tuple[str, SliceDevice]]) -> Judged:
     met: list[bool | None] = []
     first = ""
     try:
@@ -137,7 +137,7 @@ def _judge(expression: str, devices: Sequence[tuple[str, Device]]) -> Judged:
     return Judged(tuple(met), first)
 
 
-def matches(expression: str, device: Device, driver: str) -> bool:
+def matches(expression: str, device: SliceDevice, driver: str) -> bool:
     """Whether a device of the driver meets the expression.
 
     Raises:

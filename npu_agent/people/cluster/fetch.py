@@ -9,7 +9,7 @@ from typing import Any, get_args
 from msgspec.structs import fields
 
 from npu_agent.backoff import Backoff
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import IS_IT_KUBERNETES
 from npu_agent.kube.objects import Object, ObjectList
 from npu_agent.kube.request import Request
@@ -64,11 +64,11 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
                 return await _all(api, kind, scope)
         except TimeoutError:
             what = f"cannot list {kind}: the API server was overloaded for {_PATIENCE:g} s"
-            raise ApiError(what, "try again later", kind=Kind.TOO_MANY) from None
+            raise ApiError(what, "try again later", kind=ErrorKind.TOO_MANY) from None
         except ApiError as error:
-            if error.kind is Kind.FORBIDDEN:
+            if error.kind is ErrorKind.FORBIDDEN:
                 refused[KINDS[kind].__name__] = error.what
-            elif error.kind is not Kind.NOT_FOUND:
+            elif error.kind is not ErrorKind.NOT_FOUND:
                 raise
             elif kind in _EVERYWHERE:
                 raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
@@ -108,7 +108,7 @@ async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
             if error.status == 410 and following:
                 following = ""
                 items.clear()
-            elif error.kind is not Kind.TOO_MANY:
+            elif error.kind is not ErrorKind.TOO_MANY:
                 raise
             await asyncio.sleep(pause.next(error.retry_after))
             continue

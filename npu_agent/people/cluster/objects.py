@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from npu_agent.kube.objects import (
+    ApiTaint,
     ClaimSpec,
     Condition,
     DeviceClass,
@@ -14,7 +15,6 @@ from npu_agent.kube.objects import (
     ResourceClaim,
     ResourceSlice,
     Struct,
-    Taint,
 )
 from npu_agent.people.cluster.pods import DaemonSet, Pod
 
@@ -42,7 +42,7 @@ class DeviceSelector(Struct, frozen=True):
 class TaintRuleSpec(Struct, frozen=True):
     """A taint for some devices; without a selector for none."""
 
-    taint: Taint
+    taint: ApiTaint
     device_selector: DeviceSelector | None = None
 
 

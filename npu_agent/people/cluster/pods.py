@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from npu_agent.kube.client import Api
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import Condition, Object, Plain
 from npu_agent.kube.request import Request
 
@@ -191,9 +191,12 @@ async def evict(api: Api, pod: Pod, grace_period: int | None) -> ApiError | None
     try:
         await api.ask(replace(request, subresource="eviction", body=body))
     except ApiError as error:
-        if error.kind in (Kind.NOT_FOUND, Kind.CONFLICT):  # another Pod has its name by now
+        if error.kind in (
+            ErrorKind.NOT_FOUND,
+            ErrorKind.CONFLICT,
+        ):  # another Pod has its name by now
             return None
-        if error.kind is Kind.TOO_MANY:
+        if error.kind is ErrorKind.TOO_MANY:
             return error
         raise
     return None
@@ -212,14 +215,14 @@ async def page_of(api: Api, namespace: str, name: str) -> dict[str, Any]:
             return await api.ask(request, deadline=_PAGE)
         except ApiError as error:
             failed.append(error)
-            if error.kind in (Kind.FORBIDDEN, Kind.TIMEOUT):
+            if error.kind in (ErrorKind.FORBIDDEN, ErrorKind.TIMEOUT):
                 break
-    if any(error.kind is Kind.UNAUTHORIZED for error in failed):
+    if any(error.kind is ErrorKind.UNAUTHORIZED for error in failed):
         raise ApiError(
             f"the agent's page of Pod {namespace}/{name} wants a token (401), which the API "
             "server's proxy does not pass on",
             f"run `kubectl -n {namespace} port-forward {name} 9100`, and get /status.json with "
             "your token",
-            kind=Kind.UNAUTHORIZED,
+            kind=ErrorKind.UNAUTHORIZED,
         )
     raise failed[0]

@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.credentials import DIRECTORY, CredentialsError, at
 from npu_agent.kube.request import Request
 from npu_agent.text import one_line, shown
@@ -36,7 +36,7 @@ _TRY = "try `kubectl version` with the same options"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Login:
     """What a person's kubectl acts on."""
 
     context: str = ""
@@ -56,7 +56,7 @@ class Place:
 @contextlib.asynccontextmanager
 async def through_kubectl(
     flags: Sequence[str], *, asks: bool = True
-) -> AsyncIterator[tuple[Api, Place]]:
+) -> AsyncIterator[tuple[Api, Login]]:
     """Runs `kubectl proxy`, and yields the API server that it leads to.
 
     Args:
@@ -87,7 +87,7 @@ async def through_kubectl(
             await _until_answered(api)
             yield api, place
         except ApiError as error:
-            if error.kind is Kind.UNREACHABLE and await _has_ended(process):
+            if error.kind is ErrorKind.UNREACHABLE and await _has_ended(process):
                 what = f"`kubectl proxy` ended under this command ({process.returncode})"
                 raise ApiError(what, "run the command again", kind=error.kind) from error
             raise
@@ -121,7 +121,7 @@ class _Config(msgspec.Struct, frozen=True):
     clusters: tuple[_NamedCluster, ...]
 
 
-async def _place(program: str, flags: Sequence[str]) -> Place:
+async def _place(program: str, flags: Sequence[str]) -> Login:
     """Where kubectl finds no context it has the Pod's account, or says later what is wrong."""
     command = (program, "config", "view", "--minify", "--output=json", *flags)
     view = await _started(*command, stdout=PIPE, asks=False)
@@ -133,9 +133,9 @@ async def _place(program: str, flags: Sequence[str]) -> Place:
     except (TimeoutError, InvalidJsonError, IndexError):
         with contextlib.suppress(ProcessLookupError):
             view.kill()
-        return Place(namespace=_own_namespace() or "default")
+        return Login(namespace=_own_namespace() or "default")
     namespace = context.context.namespace or "default"
-    return Place(context=context.name, server=cluster.server, namespace=namespace)
+    return Login(context=context.name, server=cluster.server, namespace=namespace)
 
 
 def _own_namespace() -> str:
@@ -188,9 +188,9 @@ async def _until_answered(api: Api) -> None:
     try:
         await api.ask(Request("get", "APIVersions", object), deadline=_LOGIN)
     except ApiError as error:
-        if error.kind is Kind.SERVER:  # kubectl itself answers so where there is no way
+        if error.kind is ErrorKind.SERVER:  # kubectl itself answers so where there is no way
             raise ApiError(error.what, _TRY, kind=error.kind, status=error.status) from error
-        if error.kind in (Kind.UNAUTHORIZED, Kind.UNREACHABLE, Kind.TIMEOUT):
+        if error.kind in (ErrorKind.UNAUTHORIZED, ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT):
             raise
 
 

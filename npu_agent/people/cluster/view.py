@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.kube.objects import Device, Node
+from npu_agent.kube.objects import Node, SliceDevice
 from npu_agent.outputs.web.report import Report
-from npu_agent.people.cluster.agents import Pages, agents
+from npu_agent.people.cluster.agents import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, condition
 from npu_agent.people.cluster.pods import Container, Pod
 from npu_agent.people.cluster.quantity import quantity
@@ -77,7 +77,7 @@ class Offered(NamedTuple):
 
     driver: str
     pool: str
-    device: Device
+    device: SliceDevice
 
 
 class CardKey(NamedTuple):
@@ -93,7 +93,7 @@ class Part:
 
     card: CardKey
     cores: frozenset[int]
-    device: Device
+    device: SliceDevice
 
     @property
     def barred(self) -> bool:
@@ -127,7 +127,7 @@ def devices(cluster: Cluster) -> list[Offered]:
     ]
 
 
-def node_rows(cluster: Cluster, words: Words, pages: Pages | None = None) -> list[NodeRow]:
+def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -> list[NodeRow]:
     """The Nodes that have cards, or the agent; who holds what must have been read.
 
     The page of a Node's agent counts its cards where the objects do not tell.
@@ -167,7 +167,7 @@ def node_rows(cluster: Cluster, words: Words, pages: Pages | None = None) -> lis
     return rows
 
 
-def holdings(cluster: Cluster, words: Words, pages: Pages) -> list[Holding]:
+def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
     offered = {
         (device.driver, device.pool, device.device.name): device.device
@@ -205,7 +205,7 @@ def by_idleness(rows: list[Holding]) -> list[Holding]:
     return sorted(held, key=lambda row: (row.load is None, row.load or 0.0, row.since or ""))
 
 
-def part_of(device: Device) -> Part:
+def part_of(device: SliceDevice) -> Part:
     """The card and the cores of a device."""
     number = device.attribute("index")
     name = f"npu{number}" if isinstance(number, int) else device.name
@@ -298,7 +298,7 @@ def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
     sums.apis.append("dra")
 
 
-def _unhealthy(device: Device) -> bool:
+def _unhealthy(device: SliceDevice) -> bool:
     return any(taint.key.endswith("/unhealthy") for taint in device.taints)
 
 

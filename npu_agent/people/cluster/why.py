@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.kube.objects import DeviceClass, Node, Plain, ResourceClaim, Taint
+from npu_agent.kube.objects import ApiTaint, DeviceClass, Node, Plain, ResourceClaim
 from npu_agent.people.cluster import cel, view
-from npu_agent.people.cluster.agents import Pages, agents
+from npu_agent.people.cluster.agents import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, condition, expressions
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.view import Words
@@ -39,7 +39,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Explanation:
     """What is known of a Pod."""
 
     sentence: str
@@ -48,7 +48,7 @@ class Answer:
     facts: tuple[Fact, ...] = ()
 
 
-def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Answer:
+def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
     """Returns what the scheduler and the objects say of a Pod.
 
     Args:
@@ -59,12 +59,12 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Answer:
     """
     phase = pod.status.phase
     if pod.ended:
-        return Answer(f"Pod {pod.key} has ended: its phase is {phase}.")
+        return Explanation(f"Pod {pod.key} has ended: its phase is {phase}.")
     if pod.metadata.deletion_timestamp:
-        return Answer(f"Pod {pod.key} is being deleted.")
+        return Explanation(f"Pod {pod.key} is being deleted.")
     if pod.spec.node_name:
         sentence = f"Pod {pod.key} is on Node {pod.spec.node_name}: its phase is {phase}."
-        return Answer(sentence, facts=tuple(_devices(pod, own, cluster, words)))
+        return Explanation(sentence, facts=tuple(_devices(pod, own, cluster, words)))
     said = condition(pod.status.conditions, "PodScheduled")
     sentence = f"Pod {pod.key} is {phase}."
     if said is None:
@@ -72,7 +72,7 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Answer:
         sentence = f"Pod {pod.key} is {phase}; no scheduler has reported on it ({name})."
     facts = (*_requests(pod, own, cluster), *_nodes(pod, cluster, words))
     message = said.message or said.reason if said else None
-    return Answer(sentence, message, tuple(dict.fromkeys(facts)))
+    return Explanation(sentence, message, tuple(dict.fromkeys(facts)))
 
 
 def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
@@ -255,7 +255,7 @@ def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
         return
     nodes = {node.name: node for node in cluster.nodes}
     held: dict[str | None, dict[str, None]] = defaultdict(dict)
-    for holding in view.holdings(cluster, words, Pages()):
+    for holding in view.holdings(cluster, words, AgentPages()):
         held[holding.node][f"{holding.namespace}/{holding.pod}"] = None
     running, tainted = agents(cluster), _tainted(cluster, words)
     rows = view.node_rows(cluster, words)
@@ -305,14 +305,14 @@ def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     return by_pool
 
 
-def _taint(taint: Taint) -> str:
+def _taint(taint: ApiTaint) -> str:
     return f"taint {taint.key}{'=' * bool(taint.value)}{taint.value}:{taint.effect}"
 
 
 def _devices(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Iterator[Fact]:
     """Yields the devices of a Pod that has a Node."""
     alone = Cluster(pods=(pod,), claims=own.claims, slices=cluster.slices)
-    for row in view.holdings(alone, words, Pages()):
+    for row in view.holdings(alone, words, AgentPages()):
         cores = f", cores {row.cores}" if row.cores else ""
         yield Fact(row.of, f"{row.card or 'no device'}{cores}")
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):

@@ -15,12 +15,12 @@ from npu_agent.cli import WRONG, CommandError, program
 from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
-from npu_agent.kube import Api, ApiError, Kind, node
+from npu_agent.kube import Api, ApiError, ErrorKind, node
 from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Card, Report
-from npu_agent.people.cluster.agents import Agent
+from npu_agent.people.cluster.agents import NodeAgent
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.view import devices
@@ -67,7 +67,7 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
                 print(f"{program()}: {place}", file=sys.stderr)
                 yield api
     except ApiError as error:
-        lacks = error.kind is Kind.FORBIDDEN and error.remedy != NOT_RBAC
+        lacks = error.kind is ErrorKind.FORBIDDEN and error.remedy != NOT_RBAC
         raise CommandError(f"{error.what}: {_RIGHTS}" if lacks else str(error)) from error
 
 
@@ -166,7 +166,7 @@ def _names(card: Card) -> set[str]:
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        report = await Agent(api, name).report() if args.node else await _here(args)
+        report = await NodeAgent(api, name).report() if args.node else await _here(args)
         first_ids = report.first_ids
         try:
             card = card_of(args.npu, report.cards)

@@ -17,7 +17,7 @@ from npu_agent.cli.common import quiet
 from npu_agent.kube import Api
 from npu_agent.outputs.web.report import Card, Report
 from npu_agent.people.cluster import pods, view
-from npu_agent.people.cluster.agents import Agent, Pages
+from npu_agent.people.cluster.agents import AgentPages, NodeAgent
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.commands.cordon import (
@@ -56,7 +56,7 @@ class _Held:
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        agent = Agent(api, name)
+        agent = NodeAgent(api, name)
         report = await agent.report()
         card = card_of(args.npu, report.cards)
         if args.dry_run:
@@ -89,7 +89,7 @@ async def _held(
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
     held = _Held()
     there = {pod.key: pod for pod in cluster.pods}
-    rows = view.holdings(cluster, _WORDS, Pages({node: report}))
+    rows = view.holdings(cluster, _WORDS, AgentPages({node: report}))
     named = {(one.namespace, one.pod, f"claim/{one.claim}") for one in card.holders}
     for key, pod in there.items():
         of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == key]
@@ -118,7 +118,7 @@ def _is(card: Card, row: view.Holding) -> bool:
     return row.card == card.name and row.family in ("", card.family)
 
 
-async def _empty(api: Api, agent: Agent, card_id: str, args: argparse.Namespace) -> None:
+async def _empty(api: Api, agent: NodeAgent, card_id: str, args: argparse.Namespace) -> None:
     """Evicts the card's holders until agent and objects agree that it is free.
 
     Raises:

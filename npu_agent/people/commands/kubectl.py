@@ -19,11 +19,11 @@ from npu_agent import __version__
 from npu_agent.cli import CommandError
 from npu_agent.cli.parser import Parser
 from npu_agent.core.vendor_spec import LabelSource
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import Holder
 from npu_agent.people.cluster import view as rows
-from npu_agent.people.cluster.agents import Agent, Pages, agents, pages
+from npu_agent.people.cluster.agents import AgentPages, NodeAgent, agents, pages
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT
@@ -156,7 +156,7 @@ def main(args: argparse.Namespace) -> int:
             return drain.main(args)
         return run_until_signal(_show(args))
     except ApiError as error:
-        lacks = error.kind is Kind.FORBIDDEN
+        lacks = error.kind is ErrorKind.FORBIDDEN
         raise CommandError(f"{error.what}: {_RIGHTS}" if lacks else str(error)) from error
 
 
@@ -208,7 +208,7 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, labelled))
     else:
         cluster = of_agents = await fetch(api, scope)
-    held = rows.holdings(cluster, words, Pages())
+    held = rows.holdings(cluster, words, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)
     known = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
@@ -302,7 +302,7 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """Renders a Node's page: cards, holders and problems."""
-    agent = Agent(api, args.node)
+    agent = NodeAgent(api, args.node)
     if view.is_data(args):
         return view.data(await agent.status(), args)
     page = await agent.report()

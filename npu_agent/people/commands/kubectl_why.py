@@ -13,7 +13,7 @@ from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.view import Words
-from npu_agent.people.cluster.why import Answer, why
+from npu_agent.people.cluster.why import Explanation, why
 from npu_agent.text import listed, one_line
 
 _KINDS = ("nodes", "pods", "claims", "slices", "classes", "taint_rules", "daemon_sets")
@@ -25,7 +25,7 @@ _MANY = 20
 """Lines: those of more Nodes are counted."""
 
 
-async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Answer, Cluster]:
+async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Explanation, Cluster]:
     """Returns the answer, and the cluster as far as the user may read it.
 
     Raises:
@@ -47,14 +47,14 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Ans
     raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
 
 
-def lines(found: Answer, *, each: bool = False) -> str:
+def lines(found: Explanation, *, each: bool = False) -> str:
     """The sentence, the scheduler's words, and the facts; `each`: of every Node alone."""
     said = [] if found.scheduler is None else [f"The scheduler: {found.scheduler}"]
     facts = [f"  {one.subject}: {one.text}" for one in found.facts] if each else _shared(found)
     return "\n".join(map(_one_line_kept, (found.sentence, *said, *facts)))
 
 
-def _shared(found: Answer) -> Iterator[str]:
+def _shared(found: Explanation) -> Iterator[str]:
     """Yields the facts; subjects of which the same is true share a line."""
     subjects: dict[str, list[str]] = {}
     for fact in found.facts:

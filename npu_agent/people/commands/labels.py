@@ -13,7 +13,7 @@ from npu_agent.core.vendor_spec import LabelSet, label_sets
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute, output_of
-from npu_agent.outputs.labels.labeller import Output, UnavailableError
+from npu_agent.outputs.labels.labeller import Output, OutputError
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.people.commands import view
 from npu_agent.vendors import SPECS
@@ -39,7 +39,7 @@ async def _act(args: argparse.Namespace) -> int:
                 print(*cleared or ["nothing to clear"], sep="\n")
         else:
             await _show_or_apply(args, output, label_sets(SPECS, wanted.sets))
-    except UnavailableError as error:
+    except OutputError as error:
         raise CommandError(str(error)) from error
     finally:
         await api.close()

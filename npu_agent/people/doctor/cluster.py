@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from npu_agent.core.state import ApiState
-from npu_agent.kube import ApiError, Kind
+from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.node import read, read_whole
 from npu_agent.kube.request import OF_NODES, READS
 from npu_agent.kube.reviews import allowed as is_allowed
@@ -89,7 +89,7 @@ async def _node_name(context: Context) -> Check:
     )
 
 
-class Access(NamedTuple):
+class Rights(NamedTuple):
     """The API server's answers about the agent's rights."""
 
     known_as: str
@@ -100,7 +100,7 @@ class Access(NamedTuple):
     """As whom the agent's account reads; None: not known."""
 
 
-async def access(context: Context) -> Access:
+async def access(context: Context) -> Rights:
     """Asks for the rights, which needs none."""
     rights = wanted(context)
     if dra.may_use_dra(context):
@@ -126,11 +126,11 @@ async def access(context: Context) -> Access:
                     api, asked, resource, group=group, **where
                 )
             except ApiError as error:
-                if error.kind is not Kind.FORBIDDEN:
+                if error.kind is not ErrorKind.FORBIDDEN:
                     raise
                 # A cluster without system:basic-user; the rest may be asked.
-                return Access(api.known_as, None, api.reads)
-        return Access(api.known_as, allowed, api.reads)
+                return Rights(api.known_as, None, api.reads)
+        return Rights(api.known_as, allowed, api.reads)
 
 
 async def _server(context: Context) -> Check:
@@ -139,9 +139,9 @@ async def _server(context: Context) -> Check:
         reads = "" if server.reads is None else f"; reads as its {_READER[server.reads.as_node]}"
         return ok(f"{server.known_as}{reads}")
     except ApiError as error:
-        if error.kind is Kind.CREDENTIALS and not context.in_pod:
+        if error.kind is ErrorKind.CREDENTIALS and not context.in_pod:
             return unknown(error.what, "ask in the agent's Pod, or set KUBECONFIG")
-        if error.kind is Kind.UNAUTHORIZED and context.in_pod:
+        if error.kind is ErrorKind.UNAUTHORIZED and context.in_pod:
             # Without its account there would be no new Pod, so that is restored before.
             return wrong(
                 error.what,
@@ -187,7 +187,7 @@ async def _node(context: Context) -> Check:
             node = await read_whole(api, name)
     except ApiError as error:
         # That right has a line of its own.
-        if error.kind is Kind.FORBIDDEN:
+        if error.kind is ErrorKind.FORBIDDEN:
             return unknown(error.what, error.remedy)
         return wrong(error.what, error.remedy, "kubectl get nodes")
     for condition in node.status.conditions:

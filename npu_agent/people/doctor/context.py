@@ -17,8 +17,7 @@ from npu_agent.core.offer import Resource
 from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
-from npu_agent.kube import Api, ApiError
-from npu_agent.kube import Timing as ApiTiming
+from npu_agent.kube import Api, ApiError, ApiTiming
 from npu_agent.kube.credentials import DIRECTORY
 from npu_agent.people.doctor.check import Check, Unknown, ok, wrong
 from npu_agent.text import reason
@@ -35,7 +34,7 @@ _RIGHTS = "npu-agent/rights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class CheckTiming:
     """Deadlines of probes, in seconds; all probes run at the same time."""
 
     read: float = 5.0
@@ -60,7 +59,7 @@ class Context:
     namespace: str = "kube-system"
     helm_release: str = ""
     """The Helm release; empty: kustomize, one file, or unknown."""
-    timing: Timing = Timing()
+    timing: CheckTiming = CheckTiming()
     _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Future[Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

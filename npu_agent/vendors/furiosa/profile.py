@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_agent.core.vendor import Driver, Profile
+from npu_agent.core.vendor import KernelDriver, Profile
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.family import CDI_KIND, ENVIRONMENT
 
@@ -11,7 +11,9 @@ PROFILE = Profile(
     pci="1ed2",
     plugins="furiosa",
     drivers=tuple(
-        Driver(family=family.name, title=family.title, directory=f"sys/class/{family.class_dir}")
+        KernelDriver(
+            family=family.name, title=family.title, directory=f"sys/class/{family.class_dir}"
+        )
         for family in FAMILIES.values()
     ),
     environment=ENVIRONMENT,

@@ -13,7 +13,7 @@ from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import Description, PoolDevice, pool
 from npu_agent.feed import Feed
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kubelet import allocation_store
 from npu_agent.kubelet.allocation_store import AllocationStore, Served
 from npu_agent.kubelet.podresources import Holdings
@@ -92,7 +92,7 @@ class Room:
         found = self.api.get((namespace, name))
         await self.fetched(name)
         if found is None:
-            raise ApiError(f"{name} not found", kind=Kind.NOT_FOUND, status=404)
+            raise ApiError(f"{name} not found", kind=ErrorKind.NOT_FOUND, status=404)
         if isinstance(found, ApiError):
             raise found
         return found

@@ -20,7 +20,7 @@ from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import Device
-from npu_agent.kube.errors import ApiError, Kind
+from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.dra.claims import Timing
@@ -218,9 +218,9 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
 
 
 @pytest.mark.parametrize("record", ["lost", "older"])
-@pytest.mark.parametrize("error", [Kind.UNREACHABLE, Kind.NOT_FOUND])
+@pytest.mark.parametrize("error", [ErrorKind.UNREACHABLE, ErrorKind.NOT_FOUND])
 async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in_use(
-    tmp_path: Path, held: Room, record: str, error: Kind
+    tmp_path: Path, held: Room, record: str, error: ErrorKind
 ) -> None:
     """By neither API."""
     first = await held.prepared()
@@ -608,7 +608,7 @@ async def test_while_an_api_call_hangs_others_go_on(room: Room) -> None:
 async def test_a_prepared_claim_is_prepared_again_without_the_api_server(room: Room) -> None:
     room.claim("c", result(ZERO))
     first = await room.prepared()
-    room.api["team", "c"] = ApiError("unreachable", kind=Kind.UNREACHABLE)
+    room.api["team", "c"] = ApiError("unreachable", kind=ErrorKind.UNREACHABLE)
     await room.restarted(uses=[("c", ZERO)])
     assert await room.prepared() == first
 
@@ -671,7 +671,9 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) 
         case "gone":
             del held.api["team", "c"]
         case "gone for a Node":  # which is refused, as for a claim of another node
-            held.api["team", "c"] = ApiError("no relationship", kind=Kind.UNRELATED, status=403)
+            held.api["team", "c"] = ApiError(
+                "no relationship", kind=ErrorKind.UNRELATED, status=403
+            )
         case "deallocated":
             held.claim("c", allocation=None, reservedFor=[])
         case "another":  # pod-resources names it, before it is prepared, without a device
@@ -704,16 +706,18 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room
 @pytest.mark.parametrize(
     ("why", "error"),
     [
-        ("used", Kind.NOT_FOUND),
-        ("used", Kind.UNRELATED),
-        ("silent", Kind.NOT_FOUND),
-        ("silent", Kind.UNRELATED),
-        ("api error", Kind.UNREACHABLE),
-        ("no right", Kind.FORBIDDEN),
+        ("used", ErrorKind.NOT_FOUND),
+        ("used", ErrorKind.UNRELATED),
+        ("silent", ErrorKind.NOT_FOUND),
+        ("silent", ErrorKind.UNRELATED),
+        ("api error", ErrorKind.UNREACHABLE),
+        ("no right", ErrorKind.FORBIDDEN),
         ("there", None),
     ],
 )
-async def test_a_claim_that_may_be_used_is_kept(held: Room, why: str, error: Kind | None) -> None:
+async def test_a_claim_that_may_be_used_is_kept(
+    held: Room, why: str, error: ErrorKind | None
+) -> None:
     if error:
         held.api["team", "c"] = ApiError(why, kind=error)
     held.says(
@@ -754,7 +758,7 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
             return await fetch(room, namespace, name)
         asked.set()
         await go_on.wait()
-        raise ApiError("unreachable", kind=Kind.UNREACHABLE)
+        raise ApiError("unreachable", kind=ErrorKind.UNREACHABLE)
 
     monkeypatch.setattr(Room, "fetch", fails_late)
     room = Room(tmp_path)
@@ -942,7 +946,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
-    held.api["team", "c"] = ApiError("busy", kind=Kind.UNREACHABLE)
+    held.api["team", "c"] = ApiError("busy", kind=ErrorKind.UNREACHABLE)
     await held.claims.refresh_consumers()
     held.claim("c", result(ZERO), reservedFor=both)
     await held.claims.refresh_consumers()

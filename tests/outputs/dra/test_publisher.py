@@ -101,7 +101,7 @@ async def running(
     async with cluster(directory, server) as (fresh, api):
         feed: Feed[tuple[PoolDevice, ...] | None] = Feed(devices)
         longest = timing.get("retry_longest", 60.0)
-        times = Timing(retry_longest=longest, watch=follow.Timing(**timing))
+        times = Timing(retry_longest=longest, watch=follow.WatchTiming(**timing))
         publisher = SlicePublisher(api, NODE, DRIVER, feed, times)
         task = asyncio.create_task(publisher.run())
         try:

@@ -16,7 +16,7 @@ from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import Labeller, Settings, Timing, UnavailableError
+from npu_agent.outputs.labels.labeller import Labeller, LabelSettings, LabelTiming, OutputError
 from npu_agent.ticks import set_within
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
@@ -44,7 +44,7 @@ class Place:
 
     def __init__(self) -> None:
         self.puts: Feed[tuple[tuple[Mapping[str, str], bool], ...]] = Feed(())
-        self.refusal: UnavailableError | None = None
+        self.refusal: OutputError | None = None
         self.answer = Counter(written=1)
         self.answers = asyncio.Event()
         self.answers.set()
@@ -68,13 +68,15 @@ class Room:
     place: Place = field(default_factory=Place)
     seen: Feed[Mapping[str, str] | None] | None = None
     resync: Feed[float] = field(default_factory=lambda: Feed(3600.0))
-    timing: Timing = field(default_factory=lambda: Timing(settle=0.01, longest_pause=0.01))
+    timing: LabelTiming = field(
+        default_factory=lambda: LabelTiming(settle=0.01, longest_pause=0.01)
+    )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Labeller]:
         one = Labeller(
             snapshots=self.snapshots,
-            settings=self.sets.map_with(self.resync, Settings),
+            settings=self.sets.map_with(self.resync, LabelSettings),
             output=self.place,
             seen=self.seen,
             machine=acme,
@@ -156,7 +158,7 @@ async def test_hardware_and_sets_are_followed(room: Room) -> None:
 
 
 async def test_a_reload_of_the_driver_is_one_change_or_none(room: Room) -> None:
-    room.timing = Timing(settle=0.5)
+    room.timing = LabelTiming(settle=0.5)
     async with room.running():
         await room.put(1)
         for count in (1, 0, 1):
@@ -179,7 +181,7 @@ async def test_labels_that_others_change_are_put_back_and_nothing_else_is_asked(
     monkeypatch.setattr(labeller, "set_within", noted)
     monkeypatch.setattr(random, "uniform", lambda _, most: most)
     room.seen = seen = Feed[Mapping[str, str] | None](None)
-    room.timing = Timing(settle=1.0, longest_pause=60.0)
+    room.timing = LabelTiming(settle=1.0, longest_pause=60.0)
     async with room.running():
         labels = await room.put(1)
         for value in ("1", "2"):
@@ -224,7 +226,7 @@ async def test_a_refusal_is_told_once_and_tried_until_it_works(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.labels")
-    room.place.refusal = UnavailableError("no rights: apply k8s/", kind="forbidden")
+    room.place.refusal = OutputError("no rights: apply k8s/", kind="forbidden")
     async with room.running() as one:
         await room.put(5)
         assert one.state.value.error == "no rights: apply k8s/"
@@ -239,7 +241,7 @@ async def test_a_refusal_is_told_once_and_tried_until_it_works(
 
 
 async def test_what_changed_meanwhile_arrives_in_the_end(room: Room) -> None:
-    room.place.refusal = UnavailableError("away", kind="unreachable")
+    room.place.refusal = OutputError("away", kind="unreachable")
     async with room.running():
         await room.put(2)
         room.snapshots.publish(cards(1))
@@ -259,7 +261,7 @@ async def test_a_wait_that_is_asked_for_is_kept(
         waits.append(seconds)
         await real(0)
 
-    room.place.refusal = UnavailableError("slow down", kind="too_many", retry_after=7.0)
+    room.place.refusal = OutputError("slow down", kind="too_many", retry_after=7.0)
     monkeypatch.setattr(asyncio, "sleep", recorded)
     async with room.running():
         await room.put(3)

@@ -13,7 +13,7 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.outputs.labels.compute import Machine, labels
-from npu_agent.outputs.labels.labeller import UnavailableError
+from npu_agent.outputs.labels.labeller import OutputError
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.labels.nfd import NfdOutput, parse, render
 from npu_agent.vendors.furiosa.labels import SETS
@@ -93,7 +93,7 @@ async def test_clear_takes_away_ours_and_nothing_else(output: NfdOutput) -> None
 
 async def test_a_missing_directory_is_told_with_its_remedy(tmp_path: Path) -> None:
     output = NfdOutput(tmp_path)
-    with pytest.raises(UnavailableError, match=r"features\.d is missing: install Node") as e:
+    with pytest.raises(OutputError, match=r"features\.d is missing: install Node") as e:
         await output.put(ONE, careful=False)
     assert e.value.kind == "no_directory"
     assert list(tmp_path.iterdir()) == [], "an NFD that is not there was made up"
@@ -109,7 +109,7 @@ async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(files, "regular", refuse)
-    with pytest.raises(UnavailableError, match=r"npu-agent cannot be replaced: Read-only") as e:
+    with pytest.raises(OutputError, match=r"npu-agent cannot be replaced: Read-only") as e:
         await output.put(ONE, careful=False)
     assert e.value.kind == "unwritable"
     assert str(output.path) in str(e.value)
@@ -127,7 +127,7 @@ async def test_a_file_system_that_hangs_is_told_and_recovered_from(
     monkeypatch.setattr(files, "regular", hang)
     hasty = NfdOutput(output.path.parents[4], deadline=0.05)
     for _ in range(2):
-        with pytest.raises(UnavailableError, match=r"no answer within 0\.05 s") as e:
+        with pytest.raises(OutputError, match=r"no answer within 0\.05 s") as e:
             await hasty.put(ONE, careful=False)
         assert e.value.kind == "timeout"
     free.set()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from npu_agent.kube import ApiError, Kind
-from npu_agent.outputs.labels.labeller import UnavailableError
+from npu_agent.kube import ApiError, ErrorKind
+from npu_agent.outputs.labels.labeller import OutputError
 from npu_agent.outputs.labels.node import NodeOutput
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, applied, own
 from tests.outputs.helpers import DirectApi
@@ -126,12 +126,12 @@ async def test_a_write_whose_answer_was_lost_is_followed_by_another(
 ) -> None:
     await output.put(WANTED, careful=False)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
-    server.lose(ApiError("no answer", kind=Kind.TIMEOUT))
-    with pytest.raises(UnavailableError, match="no answer"):
+    server.lose(ApiError("no answer", kind=ErrorKind.TIMEOUT))
+    with pytest.raises(OutputError, match="no answer"):
         await output.put(less, careful=False)
     assert server.labels == less
-    server.refuse("slow down", kind=Kind.TOO_MANY, status=429)
-    with pytest.raises(UnavailableError, match="slow down"):
+    server.refuse("slow down", kind=ErrorKind.TOO_MANY, status=429)
+    with pytest.raises(OutputError, match="slow down"):
         await output.put(less, careful=False)
     server.recover()
     # The last answer, and perhaps the cache, show what is now wanted again.
@@ -156,7 +156,7 @@ async def test_a_node_that_was_made_anew_is_read_again(server: Server, output: N
     await output.put(WANTED, careful=False)
     server.server = StandInApiServer("n1")
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
-    with pytest.raises(UnavailableError, match="another object") as refused:
+    with pytest.raises(OutputError, match="another object") as refused:
         await output.put(less, careful=False)
     assert refused.value.kind == "conflict"
     await output.put(less, careful=False)
@@ -166,8 +166,8 @@ async def test_a_node_that_was_made_anew_is_read_again(server: Server, output: N
 async def test_an_error_of_the_api_server_keeps_its_words_and_its_wait(
     server: Server, output: NodeOutput
 ) -> None:
-    server.refuse("slow down", kind=Kind.TOO_MANY, status=429, retry_after=7.0)
-    with pytest.raises(UnavailableError, match="slow down") as refused:
+    server.refuse("slow down", kind=ErrorKind.TOO_MANY, status=429, retry_after=7.0)
+    with pytest.raises(OutputError, match="slow down") as refused:
         await output.put(WANTED, careful=False)
     assert (refused.value.kind, refused.value.retry_after) == ("too_many", 7.0)
 
@@ -175,13 +175,13 @@ async def test_an_error_of_the_api_server_keeps_its_words_and_its_wait(
 async def test_a_webhook_that_changes_labels_is_told(server: Server, output: NodeOutput) -> None:
     webhook = {"beta.furiosa.ai/npu.count": "0"}
     server.after = lambda found: found["metadata"]["labels"].update(webhook)
-    with pytest.raises(UnavailableError, match=r"beta\.furiosa\.ai/npu\.count differ"):
+    with pytest.raises(OutputError, match=r"beta\.furiosa\.ai/npu\.count differ"):
         await output.put(WANTED, careful=False)
 
 
 async def test_without_a_node_name_it_says_what_to_set(server: Server) -> None:
     output = NodeOutput(server, None)
-    with pytest.raises(UnavailableError, match="NODE_NAME is not set") as refused:
+    with pytest.raises(OutputError, match="NODE_NAME is not set") as refused:
         await output.put(WANTED, careful=False)
     assert refused.value.retry_after == 3600
     assert server.server.calls == []

@@ -12,7 +12,7 @@ from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState, stale_after
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus.page import Page, Settings
+from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.prometheus.text import Definition
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
@@ -26,7 +26,7 @@ from tests.outputs.prometheus.helpers import (
     values,
 )
 
-SETTINGS = Settings(schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0)
+SETTINGS = PageSettings(schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0)
 NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 
 
@@ -36,7 +36,7 @@ class Room:
 
     snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
     holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
-    settings: Feed[Settings] = field(default_factory=lambda: Feed(SETTINGS))
+    settings: Feed[PageSettings] = field(default_factory=lambda: Feed(SETTINGS))
     broken: bool = False
     """Whether the agent's state cannot be put together."""
 

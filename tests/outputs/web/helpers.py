@@ -45,14 +45,14 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, pages
-from npu_agent.outputs.web.server import Limits, Server
+from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.helpers import DRIVER, RESOURCE, claim, holdings
 from tests.until import first
 
-LIMITS = Limits()
+LIMITS = PortLimits()
 IN_ITS_POD = Invocation(
     pod="kube-system/npu-agent-x7k2p",
     config_file="/etc/npu-agent/config.yaml",
@@ -259,7 +259,7 @@ async def running(*parts: Server | Certificates) -> AsyncIterator[None]:
 async def serving(
     scene: Scene,
     address: tuple[str, int] = ("127.0.0.1", 0),
-    limits: Limits = LIMITS,
+    limits: PortLimits = LIMITS,
     certificates: Certificates | None = None,
     authorizer: Authorizer | None = None,
 ) -> AsyncIterator[tuple[str, int]]:

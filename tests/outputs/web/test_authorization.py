@@ -12,7 +12,7 @@ from aiohttp import web
 
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import at
-from npu_agent.outputs.web.authorization import Authorizer, Timing
+from npu_agent.outputs.web.authorization import Authorizer, ReviewTiming
 from tests.kube.helpers import hangs
 from tests.kube.helpers import serving as api_server
 from tests.outputs.web.helpers import PROMETHEUS, Scene, serving
@@ -62,7 +62,7 @@ async def cluster() -> Cluster:
 async def authorizer(cluster: Cluster) -> AsyncIterator[Authorizer]:
     async with api_server(cluster.reply) as server:
         api = Api(lambda: at(server.url, "a test"))
-        yield Authorizer(api, Timing(deadline=30.0))
+        yield Authorizer(api, ReviewTiming(deadline=30.0))
         await api.close()
 
 

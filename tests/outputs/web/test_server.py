@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from npu_agent.outputs.web.pages import Pages, probes
-from npu_agent.outputs.web.server import Limits, Server, listen
+from npu_agent.outputs.web.server import PortLimits, Server, listen
 from npu_agent.threads import DaemonThread
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, running, serving
@@ -149,7 +149,7 @@ async def ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def test_at_the_cap_the_oldest_makes_room() -> None:
-    async with serving(Scene(), limits=Limits(connections=2)) as address:
+    async with serving(Scene(), limits=PortLimits(connections=2)) as address:
         oldest, older = [await connect(address) for _ in range(2)]
         await asked(*oldest)
         newest = await connect(address)
@@ -164,7 +164,7 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
     None
 ):
     scene = Scene()
-    public = Server("metrics", ("127.0.0.1", 0), scene.pages(), Limits(connections=1))
+    public = Server("metrics", ("127.0.0.1", 0), scene.pages(), PortLimits(connections=1))
     other = Server("probes", ("127.0.0.1", 0), Pages(probes(scene.state)))
     async with running(public, other):
         address = await listening(public)
@@ -184,7 +184,7 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
 
 @pytest.mark.parametrize("start", [b"", b"GET /metrics HTTP/1.1\r\nHo", ASK])
 async def test_a_client_that_falls_silent_is_let_go(start: bytes) -> None:
-    async with serving(Scene(), limits=Limits(silence=0.2)) as address:
+    async with serving(Scene(), limits=PortLimits(silence=0.2)) as address:
         await said(address, start)  # returns when the server has closed
 
 
@@ -204,7 +204,7 @@ async def not_taking(address: Address) -> AsyncIterator[socket.socket]:
 async def test_a_client_that_does_not_take_its_answer_is_let_go(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limits = Limits(answer=0.2, silence=3600.0)
+    limits = PortLimits(answer=0.2, silence=3600.0)
     async with (
         serving(Scene(metrics=b"x" * 30_000_000), limits=limits) as address,
         not_taking(address) as stalled,
@@ -243,7 +243,7 @@ async def test_a_port_that_is_taken_is_logged_once_and_had_later(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = other.getsockname()
-        server = Server("metrics", address, Scene().pages(), Limits(retry_first=0.01))
+        server = Server("metrics", address, Scene().pages(), PortLimits(retry_first=0.01))
         async with running(server):
             await until(lambda: bool(caplog.records))
             await asyncio.sleep(0.1)
@@ -314,7 +314,7 @@ async def test_a_name_that_is_never_resolved_is_reported_and_holds_up_no_other_s
         return [(socket.AF_INET, 0, 0, "", ("127.0.0.1", port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    limits = Limits(resolve=0.01, retry_first=0.01)
+    limits = PortLimits(resolve=0.01, retry_first=0.01)
     server = Server("metrics", ("localhost", 0), Scene().pages(), limits)
     other = Server("probes", ("127.0.0.1", 0), Scene().pages())
     async with running(server):

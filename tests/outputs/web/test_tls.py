@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from npu_agent.core.state import TlsState
-from npu_agent.outputs.web.server import Limits, Server
+from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from tests.outputs.web.certificates import Authority, authority, placed
 from tests.outputs.web.helpers import LIMITS, PROMETHEUS, Scene, listening, running, serving
@@ -34,7 +34,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @asynccontextmanager
 async def encrypted(
-    files: TlsFiles, limits: Limits = LIMITS
+    files: TlsFiles, limits: PortLimits = LIMITS
 ) -> AsyncIterator[tuple[Certificates, Address]]:
     certificates = Certificates(files, interval=0.01)
     async with serving(Scene(), limits=limits, certificates=certificates) as address:
@@ -176,7 +176,7 @@ async def test_one_is_served_with_the_time_of_its_end_also_if_clients_refuse_it(
 
 
 async def test_a_handshake_that_never_ends_is_ended(ours: Authority, tmp_path: Path) -> None:
-    files, limits = placed(tmp_path, ours.sign("server")), Limits(handshake=0.2)
+    files, limits = placed(tmp_path, ours.sign("server")), PortLimits(handshake=0.2)
     async with encrypted(files, limits) as (_, address):
         silent = [await asyncio.open_connection(*address) for _ in range(8)]
         for reader, writer in silent:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from npu_agent.kube.objects import Device
+from npu_agent.kube.objects import SliceDevice
 from npu_agent.people.cluster import cel
 
 OWN = 'device.attributes["a.b"]'
@@ -49,17 +49,19 @@ def test_devices_that_differ_in_what_is_not_read_are_asked_once() -> None:
     cel._matches.cache_clear()
     for serial in ("a", "b", "c"):
         attributes: dict[str, Any] = {"cores": {"int": 8}, "serial": {"string": serial}}
-        assert cel.matches(f"{OWN}.cores == 8", Device("npu0", attributes=attributes), "a.b")
+        assert cel.matches(f"{OWN}.cores == 8", SliceDevice("npu0", attributes=attributes), "a.b")
     assert cel._matches.cache_info().misses == 1
 
 
 def test_an_attribute_that_a_device_lacks_fails() -> None:
     with pytest.raises(cel.CelError, match="speed"):
-        cel.matches(f"{OWN}.speed > 1", Device("npu0", attributes={"cores": {"int": 8}}), "a.b")
+        cel.matches(
+            f"{OWN}.speed > 1", SliceDevice("npu0", attributes={"cores": {"int": 8}}), "a.b"
+        )
 
 
 def test_a_quantity_is_an_integer_or_not() -> None:
-    device = Device("npu0", capacity={"memory": {"value": "2Ki"}, "share": {"value": "500m"}})
+    device = SliceDevice("npu0", capacity={"memory": {"value": "2Ki"}, "share": {"value": "500m"}})
     own = 'device.capacity["a.b"]'
     assert cel.matches(f"{own}.memory.asInteger() == 2048", device, "a.b")
     assert cel.matches(f"!{own}.share.isInteger()", device, "a.b")
@@ -67,9 +69,9 @@ def test_a_quantity_is_an_integer_or_not() -> None:
         cel.matches(f"{own}.share.asInteger() == 0", device, "a.b")
 
 
-DEVICE = Device("npu0", attributes={"cores": {"int": 8}})
-HALF = Device("npu1", attributes={"cores": {"int": 4}})
-NONE = Device("npu2")
+DEVICE = SliceDevice("npu0", attributes={"cores": {"int": 8}})
+HALF = SliceDevice("npu1", attributes={"cores": {"int": 4}})
+NONE = SliceDevice("npu2")
 MANY_STEPS = "".join(f"{[*range(10)]}.all(x{n}, " for n in range(5)) + f"{OWN}.cores > x0)))))"
 DOUBLED = "".join(f"cel.bind(x{n + 1}, x{n} + x{n}, " for n in range(24))
 MUCH_MEMORY = f'cel.bind(x0, "{"x" * 10_000}", {DOUBLED}size(x24) > 0{")" * 25}'

@@ -20,13 +20,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.kube import Api, ApiError, Kind
+from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.credentials import at
 from npu_agent.kube.objects import ObjectList
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import proxy
 from npu_agent.people.cluster.pods import Pod
-from npu_agent.people.cluster.proxy import Place, through_kubectl
+from npu_agent.people.cluster.proxy import Login, through_kubectl
 from tests.kube.helpers import Authority, authority
 
 _BUILT = sorted(Path.home().glob(".cache/npu-agent/kubernetes-*/kubectl"))
@@ -98,10 +98,10 @@ def serving(signed: Authority) -> Iterator[Asked]:
         server.server_close()
 
 
-def ask(*flags: str) -> Place:
+def ask(*flags: str) -> Login:
     """Lists Pods."""
 
-    async def act() -> Place:
+    async def act() -> Login:
         async with asyncio.timeout(DEADLINE), through_kubectl(flags) as (api, place):
             await api.ask(PODS)
             return place
@@ -191,7 +191,7 @@ def test_a_kubeconfig_means_what_it_means_to_kubectl(
         assert asked[-1:] == expected[-1:]
         view = json.loads(kubectl("config", "view", "--raw", "--minify", "-ojson", *flags) or "")
         [context] = view["contexts"]
-        assert place == Place(
+        assert place == Login(
             context=context["name"],
             server=view["clusters"][0]["cluster"]["server"],
             namespace=context["context"].get("namespace", "default"),
@@ -265,7 +265,7 @@ def test_a_login_program_that_hangs_ends_at_a_deadline(
     )
     with pytest.raises(ApiError, match=r"has not answered within 2 s") as caught:
         ask()
-    assert caught.value.kind is Kind.TIMEOUT
+    assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 @real

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from npu_agent.outputs.web.report import Report
-from npu_agent.people.cluster.agents import Pages
+from npu_agent.people.cluster.agents import AgentPages
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.view import holdings, node_rows, requests
 from tests.people.cluster.build import (
@@ -55,7 +55,7 @@ def test_sidecars_and_init_containers_count_as_the_scheduler_counts_them(
     labels = {"beta.furiosa.ai/npu.count": "2000", "beta.furiosa.ai/npu.family": "rngd"}
     (row,) = node_rows(cluster(node("n1", {NPU: "2k"}, labels=labels), made), WORDS)
     assert (row.allocated, row.free) == (8 * count, 16000 - 8 * count)
-    assert [one.pod for one in holdings(cluster(made), WORDS, Pages())] == ["train"]
+    assert [one.pod for one in holdings(cluster(made), WORDS, AgentPages())] == ["train"]
 
 
 def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
@@ -70,7 +70,7 @@ def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
         {"name": "npu1", "core_count": 2, "health": {"state": "unhealthy"}},
         {"name": "npu2", "core_count": 2, "cordoned": "fan"},
     ]
-    (row,) = node_rows(there, WORDS, Pages({"n1": read(Report, {"cards": cards})}))
+    (row,) = node_rows(there, WORDS, AgentPages({"n1": read(Report, {"cards": cards})}))
     assert (row.cards, row.healthy, row.cores, row.allocated) == (4, 3, 14, 4)
     assert (row.free, row.widest, row.api) == (6, None, "device-plugin")
 
@@ -81,5 +81,5 @@ def test_cards_of_two_families_with_one_number_are_two() -> None:
     there = cluster(node("n1"), slices, held("mine", "n1", "b", by="user"), user)
     (row,) = node_rows(there, WORDS)
     assert (row.cards, row.cores, row.allocated, row.free) == (2, 10, 2, 8)
-    (holding,) = holdings(there, WORDS, Pages())
+    (holding,) = holdings(there, WORDS, AgentPages())
     assert (holding.card, holding.family) == ("npu0", "warboy")

@@ -12,7 +12,7 @@ from npu_agent.people.cluster import cel
 from npu_agent.people.cluster import why as why_module
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import Pod
-from npu_agent.people.cluster.why import Answer, why
+from npu_agent.people.cluster.why import Explanation, why
 from tests.people.cluster.build import (
     DRIVER,
     NPU,
@@ -37,7 +37,7 @@ CARDS = f'device.attributes["{DRIVER}"].cores == 8'
 SAID = "0/2 nodes are available: 2 Insufficient beta.furiosa.ai/npu."
 
 
-def answer(asked: Json, *objects: Json, refused: tuple[str, ...] = ()) -> Answer:
+def answer(asked: Json, *objects: Json, refused: tuple[str, ...] = ()) -> Explanation:
     there = cluster(*objects)
     own = Cluster(claims=there.claims, templates=there.templates)
     kept = dict.fromkeys(refused, "forbidden")

@@ -9,7 +9,7 @@ import pytest
 
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import at
-from npu_agent.people.cluster.proxy import Place
+from npu_agent.people.cluster.proxy import Login
 from npu_agent.people.commands import cordon, kubectl, kubectl_complete
 
 
@@ -17,10 +17,10 @@ def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has each command ask the server there."""
 
     @asynccontextmanager
-    async def through_kubectl(*_: object, **__: object) -> AsyncIterator[tuple[Api, Place]]:
+    async def through_kubectl(*_: object, **__: object) -> AsyncIterator[tuple[Api, Login]]:
         api = Api(lambda: at(url, "a test"))
         try:
-            yield api, Place(context="here", server="https://10.96.0.1")
+            yield api, Login(context="here", server="https://10.96.0.1")
         finally:
             await api.close()
 

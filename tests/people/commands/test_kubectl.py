@@ -21,7 +21,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube import node as kube_node
 from npu_agent.people.cluster import fetch
-from npu_agent.people.cluster.why import Answer, Fact
+from npu_agent.people.cluster.why import Explanation, Fact
 from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
 from npu_agent.people.simulator.apiserver import served, status
 from tests.people.commands.reached import reach
@@ -425,10 +425,10 @@ async def test_the_loop_goes_on_while_selectors_are_judged(
 ) -> None:
     loop, ran = asyncio.get_running_loop(), threading.Event()
 
-    def why(*_: object) -> Answer:
+    def why(*_: object) -> Explanation:
         loop.call_soon_threadsafe(ran.set)
         assert ran.wait(30)
-        return Answer("It is.")
+        return Explanation("It is.")
 
     monkeypatch.setattr(kubectl_why, "why", why)
     async with vars(kubectl)["through_kubectl"](()) as (api, _):
@@ -437,7 +437,9 @@ async def test_the_loop_goes_on_while_selectors_are_judged(
 
 def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
     texts = ["full", "empty", "full", "full", "full", *(f"{n} free" for n in range(30))]
-    found = Answer("It is.", None, tuple(Fact(f"n{at}", text) for at, text in enumerate(texts, 1)))
+    found = Explanation(
+        "It is.", None, tuple(Fact(f"n{at}", text) for at, text in enumerate(texts, 1))
+    )
     lines = kubectl_why.lines(found).splitlines()
     assert lines[1:3] == ["  n1, n3, n4 and 1 more: full", "  n2: empty"]
     assert lines[21:] == ["  and 12 lines more: `-o wide` has them"]

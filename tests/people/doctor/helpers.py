@@ -22,7 +22,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.people import simulator
 from npu_agent.people.doctor.check import Check, State
-from npu_agent.people.doctor.context import Context, Timing
+from npu_agent.people.doctor.context import CheckTiming, Context
 from npu_agent.people.doctor.examine import examine
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
@@ -255,7 +255,7 @@ async def good_node(
                 in_pod=True,
                 uid=0,
                 hostname=POD,
-                timing=Timing(request=20.0),  # of a busy machine,
+                timing=CheckTiming(request=20.0),  # of a busy machine,
             )
             node = Node(root, context, kubelet, api, probes, pages, registered, lock)
             try:

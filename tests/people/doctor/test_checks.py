@@ -36,7 +36,7 @@ from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.people import page
 from npu_agent.people.doctor import agent, cluster, directories
 from npu_agent.people.doctor.check import SUDO, Check, Lines, State, Unknown
-from npu_agent.people.doctor.context import Context, Timing
+from npu_agent.people.doctor.context import CheckTiming, Context
 from npu_agent.people.doctor.examine import examine, run
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -164,7 +164,7 @@ async def test_a_connection_without_an_answer_is_some_process(tls: bool) -> None
         writer.close()
 
     files = {"cert_file": "/none/tls.crt", "key_file": "/none/tls.key"} if tls else {}
-    context = replace(POD, timing=Timing(connection=0.3))
+    context = replace(POD, timing=CheckTiming(connection=0.3))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         metrics = {"listen": address, "probes": "127.0.0.1:0", "tls": TlsConfig(**files)}
@@ -355,7 +355,7 @@ async def test_what_hangs_holds_up_nothing_else(
     monkeypatch.setattr(os, "listdir", listdir)
     monkeypatch.setattr(ApiServer, "__call__", lambda _self, request: hangs(request))
     # The request has to be on its way.
-    timing = Timing(read=0.5, request=3.0, connection=0.3)
+    timing = CheckTiming(read=0.5, request=3.0, connection=0.3)
     node.context = replace(node.context, timing=timing)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(node.directory / "silent.sock"))
