@@ -146,7 +146,7 @@ class Parts:
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
         self.slices = SlicePublisher(api, name, NAMES.driver, devices)
-        wanted = agent.condition_type.map(lambda type_: condition.ConditionConfig(type_, None))
+        wanted = agent.condition_type.map(lambda type_: condition.ConditionSettings(type_, None))
         self.condition = ConditionWriter(
             api=api,
             node_name=name,

@@ -403,8 +403,8 @@ def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
     return None if own is None else own.labels
 
 
-def _condition(config: Config) -> node_condition.ConditionConfig:
-    return node_condition.ConditionConfig(
+def _condition(config: Config) -> node_condition.ConditionSettings:
+    return node_condition.ConditionSettings(
         config.health.condition.type, config.health.expected_cards
     )
 

@@ -54,7 +54,7 @@ class ConditionTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionConfig:
+class ConditionSettings:
     """The config of the condition."""
 
     type: str | None
@@ -109,7 +109,7 @@ class ConditionWriter:
         api: Api,
         node_name: str | None,
         observed: Observed,
-        wanted: Feed[ConditionConfig],
+        wanted: Feed[ConditionSettings],
         directory: Path,
         timing: ConditionTiming = ConditionTiming(),
     ) -> None:

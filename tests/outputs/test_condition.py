@@ -16,7 +16,12 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.outputs import condition
-from npu_agent.outputs.condition import ConditionConfig, ConditionTiming, ConditionWriter, Observed
+from npu_agent.outputs.condition import (
+    ConditionSettings,
+    ConditionTiming,
+    ConditionWriter,
+    Observed,
+)
 from npu_agent.people.simulator.apiserver import NODES, StandInApiServer
 from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import state as a_card
@@ -41,7 +46,7 @@ class Room:
         self.node["status"]["conditions"] = [KUBELETS]
         self.scene = Scene(cards=(card(), card(1)))
         self.changes: Feed[int] = Feed(0)
-        self.wanted = Feed(ConditionConfig(TYPE, None))
+        self.wanted = Feed(ConditionSettings(TYPE, None))
         self.directory = directory
         self.now = 1_800_000_000
         monkeypatch.setattr(condition, "BOOT_ID", directory / "boot_id")
@@ -219,21 +224,21 @@ async def test_a_node_that_never_had_cards_gets_no_condition(room: Room) -> None
     room.scene = replace(room.scene, cards=())
     async with room.agent():
         await settled(room, 0)
-        room.wanted.publish(ConditionConfig(TYPE, 0))
+        room.wanted.publish(ConditionSettings(TYPE, 0))
         await room.says("True", "NPUsReady")
         # One that had some is not ready without them.
-        room.wanted.publish(ConditionConfig(TYPE, None))
+        room.wanted.publish(ConditionSettings(TYPE, None))
         await room.says("False", "NoCards")
 
 
 async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> None:
     async with room.agent() as writer:
         await room.says("True", "NPUsReady")
-        room.wanted.publish(ConditionConfig("AcceleratedHardwareReady", None))
+        room.wanted.publish(ConditionSettings("AcceleratedHardwareReady", None))
         await until(lambda: not room.found)
         types = [one["type"] for one in room.node["status"]["conditions"]]
         assert types == ["Ready", "AcceleratedHardwareReady"]
-        room.wanted.publish(ConditionConfig(None, None))
+        room.wanted.publish(ConditionSettings(None, None))
         await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
         await until(lambda: writer.state.value is None)
         room.sees(dead(0))
@@ -248,7 +253,7 @@ async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
     async with room.agent():
         await room.says("True", "NPUsReady")
     room.boot(boot)
-    room.wanted.publish(ConditionConfig(None, None))
+    room.wanted.publish(ConditionSettings(None, None))
     async with room.agent() as writer:
         await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
         await until(lambda: json.loads((room.directory / condition.SEEN).read_text())["type"] == "")
@@ -265,7 +270,7 @@ async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_d
     """The config and the component `node-condition` were removed together."""
     async with room.agent():
         await room.says("True", "NPUsReady")
-    room.wanted.publish(ConditionConfig(None, None))
+    room.wanted.publish(ConditionSettings(None, None))
     refusal = ApiError("403 Forbidden", "do this", kind=ErrorKind.FORBIDDEN)
     room.api.refused = lambda request: refusal if request.verb == "apply" else None
     async with room.agent() as writer:
@@ -282,7 +287,7 @@ async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_d
 
 
 async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:
-    room.wanted.publish(ConditionConfig(None, None))
+    room.wanted.publish(ConditionSettings(None, None))
     async with room.agent():
         room.sees(dead(0))
         await asyncio.sleep(0.1)
