@@ -57,7 +57,8 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         "policies": [one for one in without if one["kind"].startswith("ClusterRole")],
         "impersonation": [one for one in rendered if one["kind"].startswith("ClusterRole")],
     }
-    node.configure({})
+    node.configure({"allocation": {"api": "device-plugin"}})
+    node.restart()
     node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
     node.wait_for("the condition to be gone", lambda: TYPE not in conditions(node))
     node.kubectl("delete", "node", OTHER)

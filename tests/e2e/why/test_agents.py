@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def daemon_set(cluster: Cluster, namespace: str) -> Json:
 
 
 @pytest.fixture
-def scene(cluster: Cluster, tmp_path: Path) -> Cluster:
+def scene(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """Pod `holds` has npu0; the tenant's page says that it has none, and `victim` elsewhere has."""
     for name in (TENANT, "agents"):
         created(cluster, "/api/v1/namespaces", thing("Namespace", name))
@@ -89,7 +90,8 @@ def scene(cluster: Cluster, tmp_path: Path) -> Cluster:
     placed(cluster, TENANT, "fake", NODE, 9302, labels=LABELS)
     placed(cluster, TENANT, "holds", NODE)
     placed(cluster, TENANT, "victim", "other")
-    return cluster
+    yield cluster
+    cluster.kubectl("delete", "node", NODE, "other")  # other tests count what all Nodes have
 
 
 def test_a_tenants_pod_is_no_agent_and_of_two_daemon_sets_both_are_named(scene: Cluster) -> None:
