@@ -29,7 +29,9 @@ class PollTiming:
     """Seconds."""
 
     every: float = 1.0
-    """Pause between two reads of the file."""
+    """Pause between two checks whether the file has changed."""
+    read: float = 60.0
+    """Pause between two reads of a file that seems not to change: its file system may not say."""
     settle: float = 0.1
     """For which new content has to stay the same before it is parsed: a file that is written in
     place may be read half written, and half a YAML file may be good YAML."""
@@ -59,10 +61,14 @@ class Poller:
         self._thread = DaemonThread("npu-config")
         self._judged: bytes | None = None
         """None: what the file has now is still to be judged."""
+        self._stamp: tuple[int, ...] | None = None
+        """Of the file that was judged; None: the next poll reads it."""
+        self._read_at = 0.0
         self._followed = False
 
     def read_now(self) -> None:
         """Reads the file without waiting for the next poll; for SIGHUP."""
+        self._stamp = None
         self._now.set()
 
     async def run(self) -> None:
@@ -75,19 +81,24 @@ class Poller:
             await set_within(self._now, until_tick(self._timing.every))
 
     async def _read_and_judge(self, path: Path) -> None:
+        judged, self._stamp = self._stamp, None
         try:
             with refusals(path):
-                data = await self._read(path)
-                if data == self._judged:
-                    return
-                await asyncio.sleep(self._timing.settle)
-                if data != await self._read(path):
-                    return  # still being written: the next poll finds it complete
+                stamp = await files.stamp(path, deadline=self._timing.deadline)
+                if stamp != judged or time.monotonic() - self._read_at >= self._timing.read:
+                    data = await self._read(path)
+                    if data != self._judged:
+                        await asyncio.sleep(self._timing.settle)
+                        if data != await self._read(path):
+                            return  # still being written: the next poll finds it complete
+                        await self._judge(data, path)
+                    self._read_at = time.monotonic()
         except ConfigError as error:
             self._judged = None
             self._reject(str(error))
             return
-        await self._judge(data, path)
+        if self._judged is not None:
+            self._stamp = stamp
 
     async def _read(self, path: Path) -> bytes:
         return await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)

@@ -17,7 +17,7 @@ from npu_agent import files
 from npu_agent.config import load
 from npu_agent.config.poller import Poller, PollTiming
 from npu_agent.vendors import REGISTRY
-from tests.until import first
+from tests.until import first, until
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -207,3 +207,39 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
         release.set()
         await first(followed.states, lambda s: s.error is None)
         assert followed.configs.value.interval == 7
+
+
+async def test_a_file_that_does_not_change_is_not_read_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps of a thread a second, for nothing, were half of what an idle agent did."""
+    reads, polls, stamp = 0, 0, files.stamp
+
+    async def count_reads(*_: object, **__: object) -> bytes:
+        nonlocal reads
+        reads += 1
+        return GOOD.encode()
+
+    async def count_polls(path: Path, *, deadline: float) -> tuple[int, ...]:
+        nonlocal polls
+        polls += 1
+        return await stamp(path, deadline=deadline)
+
+    async with following(file) as followed:
+        await first(followed.states, lambda _: followed._stamp)
+        monkeypatch.setattr(files, "read", count_reads)
+        monkeypatch.setattr(files, "stamp", count_polls)
+        await until(lambda: polls >= 3)
+        assert reads == 0
+
+
+async def test_an_edit_that_the_file_system_does_not_show_is_read_later(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def same(*_: object, **__: object) -> tuple[int, ...]:
+        return (1,)
+
+    monkeypatch.setattr(files, "stamp", same)
+    async with following(file, read=0.05) as followed:
+        replace(file, "interval: 7\n")
+        await first(followed.configs, lambda config: config.interval == 7)
