@@ -42,7 +42,8 @@ class _Record(msgspec.Struct):
 
     An agent of another release has to read it after an upgrade and after a rollback: fields may
     come, with a default, and go. A new version is for what an earlier agent would misread, and its
-    agent reads the last version's too (tests/kubelet/golden/record-2.json).
+    agent reads the last version's too (tests/kubelet/golden/record-2.json). No release ever wrote
+    version 1, so it is not read.
     """
 
     version: Literal[2]
