@@ -31,7 +31,7 @@ from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
-from npu_agent.text import listed
+from npu_agent.text import listed, natural
 
 Subject = Literal[
     "card",
@@ -78,7 +78,7 @@ class Note:
     last_command: str = field(default="", kw_only=True)
     """The command that deletes its Pods, if nothing else helps; empty where there are none."""
     waits: str = field(default="", kw_only=True)
-    """The part of the agent that waits for the API server; else empty."""
+    """What the agent does not do until the API server answers, as a clause; else empty."""
 
     @property
     def card(self) -> str | None:
@@ -191,7 +191,7 @@ def _lasting(
         detail = ". ".join(named)
     elif kind is TrendKind.FLAPPING:
         detail += ", repeatedly"
-        away = (pod for card in cards for pod in _held(state).get(_key(card), ()))
+        away = (pod for card in cards for pod in state.pods_of_gone.get(_key(card), ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = found.command.format(card=cards[0].card.name)
     remedy, here = found.remedy, set(_ids(state.snapshot.cards))
@@ -217,7 +217,7 @@ def _lasting(
 
 _LOST = "a Pod without a controller does not come back"
 _NAMED = 4
-"""The most cards that are named; of more there is the number."""
+"""The most cards or Pods that are named; of more there is the number."""
 
 
 def _names(cards: Sequence[CardState], everything: bool = False) -> str:
@@ -232,7 +232,7 @@ def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
 
 
 def _used(pods: Sequence[str], words: str = "; in use by ") -> str:
-    return f"{words}{', '.join(pods)}" if pods else ""
+    return f"{words}{listed(sorted(pods, key=natural), _NAMED)}" if pods else ""
 
 
 def _delete(pods: Sequence[str]) -> str:
@@ -282,30 +282,20 @@ def _key(card: CardState) -> tuple[str, str]:
     return card.id, card.card.name
 
 
-def _held(state: AgentState) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Returns the Pods that hold a card that is gone, by its ID and name."""
-    held: dict[tuple[str, str], tuple[str, ...]] = {}
-    for one in state.gone:
-        key = state.gone_card(one)
-        held[key] = tuple(dict.fromkeys((*held.get(key, ()), one.pod_name)))
-    return held
-
-
 def _missed(state: AgentState) -> list[GoneCard]:
     """Returns the cards that left and are still a problem by name; the others are notes."""
-    held = _held(state)
     return [
         gone
         for gone in state.missing
         if (TrendKind.FLAPPING, gone.state.id) in state.trends.found
-        or _key(gone.state) in held
+        or _key(gone.state) in state.pods_of_gone
         or (state.monotonic - gone.since < _MISSED and state.cordon_of_gone(gone) is None)
     ]
 
 
 def _gone(state: AgentState) -> Iterator[Note]:
     """Yields cards that left, those that Pods hold first, and Pods with missing devices."""
-    held = _held(state)
+    held = dict(state.pods_of_gone)
     left: dict[bool, list[GoneCard]] = {True: [], False: []}
     pods: list[str] = []
     for one in _missed(state):
@@ -445,8 +435,7 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     found = [*served, *_of_the_rest(state, away)]
     waiting = [note for note in found if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
-    text = f"the API server does not answer: {state.api_error}; until it does, "
-    text += f"{what} may be old or unknown"
+    text = f"the API server does not answer: {state.api_error}; until it does, {what}"
     unready = text if any(note.unready for note in waiting) else ""
     remedy = "check the API server; the agent asks again by itself"
     if not state.unsettled:
@@ -525,7 +514,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             unready=text,
             severity="critical",
             command=_DOCTOR,
-            waits="allocation.api: auto",
+            waits="allocation.api: auto is not decided",
         )
     left = set[str]().union(*(names(gone.state) for gone in state.missing))
     unknown = [name for name in state.cordons_lost if name.lower() not in left]
@@ -535,7 +524,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         yield Note("node", wrong.what, remedy=remedy, runbook="log-lines", command=_DOCTOR)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
-        yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits="cordons")
+        yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits=_UNSEEN)
     if state.labels is not None and state.labels.error is not None:
         text = f"the Node's labels are not applied: {state.labels.error}"
         since = _noted(state, "labels")
@@ -545,7 +534,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             runbook="npulabelsnotapplied",
             since=since,
             command=_DOCTOR,
-            waits="the Node's labels",
+            waits="the Node's labels are not written",
         )
     if state.condition is not None and state.condition.error is not None:
         text = f"the Node's condition is not written: {state.condition.error}"
@@ -554,7 +543,7 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             text,
             runbook="npuconditionnotwritten",
             command=_DOCTOR,
-            waits="the Node's condition",
+            waits="the Node's condition is not written",
         )
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
@@ -576,6 +565,9 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
         runbook = "a-node-offers-no-npus-or-too-few"
         command = advice(None).command
         yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
+
+
+_UNSEEN = "new cordons are not seen"
 
 
 def _noted(state: AgentState, subject: Subject) -> float | None:
@@ -644,7 +636,7 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             unready=text,
             severity="critical",
             command=_DOCTOR,
-            waits="its ResourceSlices" if slices.trouble else "",
+            waits="its ResourceSlices are not published" if slices.trouble else "",
         )
     elif slices.incomplete:
         yield Note(
@@ -703,9 +695,8 @@ def _notes(state: AgentState) -> Iterator[Note]:
         yield Note(
             "node", f"the Node is under maintenance: {state.maintenance}; alerts are suppressed"
         )
-    held = _held(state)
     for gone in state.missing:
-        if _key(gone.state) in held:
+        if _key(gone.state) in state.pods_of_gone:
             continue
         cordoned = state.cordon_of_gone(gone)
         if state.monotonic - gone.since >= _MISSED or cordoned is not None:

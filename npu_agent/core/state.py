@@ -204,14 +204,18 @@ class Invocation:
     host_root: str = "/"
 
     def command(self, *words: str) -> str:
-        """The command line for a reader who has kubectl, or for the host that the agent runs on."""
+        """The command line for a reader who has kubectl, or for the host that the agent runs on.
+
+        The environment of the agent's Pod has what elsewhere are options.
+        """
+        if self.pod:
+            namespace, _, pod = self.pod.partition("/")
+            return shlex.join(("kubectl", "-n", namespace, "exec", pod, "--", "npu-agent", *words))
         if words[0] == "doctor" and self.config_file:
             words = (*words, f"--config-file={self.config_file}")
         if self.host_root != "/" and words[0] in ("doctor", "info"):
             words = (*words, f"--host-root={self.host_root}")
-        namespace, _, pod = self.pod.partition("/")
-        where = ("kubectl", "-n", namespace, "exec", pod, "--") if pod else ()
-        return shlex.join((*where, "npu-agent", *words))
+        return shlex.join(("npu-agent", *words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +326,15 @@ class AgentState:
             for pod in claim.pods
         )
         return (*by_plugin, *by_claim)
+
+    @cached_property
+    def pods_of_gone(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """The Pods that hold a card that is gone, by its ID and its name, or by their device."""
+        held: dict[tuple[str, str], tuple[str, ...]] = {}
+        for assignment in self.gone:
+            key = self.gone_card(assignment)
+            held[key] = tuple(dict.fromkeys((*held.get(key, ()), assignment.pod_name)))
+        return held
 
     @cached_property
     def missing(self) -> tuple[GoneCard, ...]:

@@ -51,7 +51,9 @@ class NodeWatch:
         self._wanted = wanted
         self._timing = timing or WatchTiming()
         self._reporter = Reporter(
-            log, "cannot watch this Node; retrying", "the watch of this Node works again"
+            log,
+            "changes of this Node are not seen; retrying",
+            "changes of this Node are seen again",
         )
 
     @property

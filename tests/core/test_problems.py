@@ -395,7 +395,16 @@ def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
     assert note.pods == ("default/a", "ml/b;rm", "default/c")
     deletes = "kubectl delete pod -n default a c && kubectl delete pod -n ml 'b;rm'"
     assert note.last_command == deletes
-    assert "in use by default/a, ml/b;rm, default/c" in note.text
+    assert "in use by default/a, default/c, ml/b;rm" in note.text
+
+
+def test_of_many_pods_the_first_are_named_in_natural_order() -> None:
+    cards = [at(index) for index in range(12)]
+    pods = tuple(held(card, f"train-{11 - card.card.index}") for card in cards)
+    (note,) = problems(Scene(cards=tuple(cards), holdings=Holdings(assignments=pods)).state())
+    names = "default/train-0, default/train-1, default/train-2, default/train-3 and 8 more"
+    assert note.text.endswith(f"; in use by {names}")
+    assert len(note.pods) == 12
 
 
 def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
@@ -744,6 +753,8 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
 def test_that_cards_are_still_served_is_said_only_where_it_is_so(unsettled: str) -> None:
     scene = Scene(cards=(read(at_well(0)),), holdings=Holdings(error="no answer"))
     now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, unsettled=unsettled)
-    remedies = [note.remedy for note in problems(now)]
+    found = problems(now)
+    assert any("new cordons are not seen" in note.text for note in found)
+    remedies = [note.remedy for note in found]
     assert len(remedies) == 2
     assert ["still served" in remedy for remedy in remedies] == [not unsettled] * 2

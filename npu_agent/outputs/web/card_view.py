@@ -20,7 +20,7 @@ from npu_agent.outputs.web.words import say
 MANY = 12
 """Cards from which on a tile is small, and shows the rest of it when it is opened."""
 _IN_FULL = 6
-"""Cards with a problem that have a large tile even so."""
+"""Cards with a problem that have a large tile even so; of more, each has a small one."""
 
 Tracks = Callable[[str], Track]
 
@@ -36,7 +36,8 @@ def cards(state: AgentState, tracks: Tracks) -> str:
         large[fenced:fenced] = gone
         small = []
     else:
-        urgent = [card for card in cards if _urgency(card, state) < _WELL][:_IN_FULL]
+        urgent = [card for card in cards if _urgency(card, state) < _WELL]
+        urgent = urgent if len(urgent) <= _IN_FULL else []
         large = [_large(card, state, tracks(card.id)) for card in urgent] + gone[:_IN_FULL]
         # Each keeps its place when others change.
         small = [

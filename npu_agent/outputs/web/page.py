@@ -14,7 +14,13 @@ from pathlib import Path
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import PreparedDevice, card_of, part_of
 from npu_agent.core.problems import Note, notes, problems, unready
-from npu_agent.core.state import AgentState, SessionPhase, SessionStatus, SlicesState
+from npu_agent.core.state import (
+    AgentState,
+    SessionPhase,
+    SessionStatus,
+    SlicesState,
+    is_fenced,
+)
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
@@ -152,6 +158,8 @@ def _readiness(state: AgentState) -> str:
         offers = state.resources or state.dra
         registered = "Ready: every resource with cards is registered, and the config is in force."
         words = say(registered if offers else "Ready: the config is in force.")
+        if (cards := state.snapshot.cards) and all(is_fenced(card) for card in cards):
+            words = say("0 of {0} cards can be given to Pods", len(cards))
         return f'<p class="ready">{words}</p>'
     first = reasons[0].partition("\n")[0]
     more = say(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
