@@ -42,8 +42,16 @@ def _log_level() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes the runbook of docs/ as it is now, once for all workers."""
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and _is_stale():
         subprocess.run([sys.executable, "docs/runbook.py"], cwd=ROOM.parent, check=True)
+
+
+def _is_stale() -> bool:
+    docs, web = ROOM.parent / "docs", ROOM.parent / "npu_agent/outputs/web"
+    pages = [page for name in ("alerts", "troubleshooting") for page in docs.glob(f"**/{name}.md")]
+    changed = max(page.stat().st_mtime for page in (docs / "runbook.py", *pages))
+    runbooks = [*web.glob("runbook.??.html")]
+    return len(runbooks) < 3 or changed > min(runbook.stat().st_mtime for runbook in runbooks)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,12 +55,13 @@ def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
     siblings = [
         other for other in cards if other.card.product == card.card.product and other is not card
     ]
-    power, clock = _power(_limits(card), siblings), _clock_limit(_limits(card), siblings)
+    own = card.reading.limits
+    power, clock = _power(own, siblings), _clock_limit(own, siblings)
     excused = {IDLE}
     # What holds a card at a limit that is as it should be is full load.
-    if _limits(card).power is not None and power is None:
+    if own.power is not None and power is None:
         excused.add("app_power_cap")
-    if _limits(card).clock is not None and clock is None:
+    if own.clock is not None and clock is None:
         excused.add("app_clock_cap")
     reasons = [reason for reason in card.reading.throttle or () if reason not in excused]
     limits = [text for text in (power, clock) if text]

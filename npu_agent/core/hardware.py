@@ -68,6 +68,11 @@ class Access:
             whole = ()
         return (*whole, *self.shared_nodes, *self.optional_nodes, *inside)
 
+    @property
+    def required_nodes(self) -> tuple[str, ...]:
+        """The nodes that every such card has."""
+        return tuple(node for node in self.nodes() if node not in self.optional_nodes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:

@@ -177,8 +177,7 @@ def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], li
 
 def _possible(card: Card) -> list[Device]:
     """Every device that the agent could make of such a card if it had all of its nodes."""
-    lacking = frozenset(card.access.optional_nodes) - card.nodes
-    whole = replace(card, nodes=frozenset(card.access.nodes()) - lacking)
+    whole = replace(card, nodes=card.nodes | frozenset(card.access.required_nodes))
     health = Health(state=HealthState.HEALTHY, reason="", since=0.0)
     snapshot = Snapshot((CardState(id=card.name, card=whole, health=health),), complete=True)
     return [

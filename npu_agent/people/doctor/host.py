@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent.core.advice import TRENDS, UNREADABLE, advice, plain_reason
+from npu_agent.core.advice import TRENDS, UNREADABLE, advice, device_paths, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
 from npu_agent.core.trends import TrendKind, at_one_moment
 from npu_agent.files import SIMULATION, content, is_device
@@ -176,15 +176,13 @@ async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check 
     return wrong(
         listed(bad, 3),
         "reload the driver, which makes the nodes with udev; in a container, mount the host's /dev",
-        f"ls -l {' '.join(f'/dev/{node}' for node in state.card.access.nodes()[:1])}",
+        f"ls -l {device_paths((state.card,))}",
     )
 
 
 def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
     """Never opened: opening a node takes the core. Without /dev that line says it."""
-    for node in card.access.nodes() if (root / "dev").is_dir() else ():
-        if node in card.access.optional_nodes:
-            continue
+    for node in card.access.required_nodes if (root / "dev").is_dir() else ():
         try:
             if not is_device(root / "dev" / node, root):
                 yield f"/dev/{node} is not a character device"
