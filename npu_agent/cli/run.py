@@ -39,7 +39,8 @@ def main(args: argparse.Namespace) -> int:
     host = Host(host_root(args), node, pod.strip("/"), simulation)
     file = config.file_of(args)
     as_asked = asyncio.run(run(effective, host, config_file=file, shutdown=shutdown))
-    return 0 if as_asked else FAILED
+    # Python's own end unloads 1,500 modules: up to 0.3 s, for which a rollout would wait.
+    os._exit(0 if as_asked else FAILED)
 
 
 def _simulated(

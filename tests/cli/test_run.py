@@ -55,6 +55,22 @@ def test_its_cards_are_alive_break_and_are_null_in_containers(
     assert (code, "Traceback" in err) == (0, False)
 
 
+def test_the_end_does_not_wait_for_python_to_unload_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(print, 'unloading', file=sys.stderr)\n"
+    )
+    with (
+        short_directory() as plugins,
+        started(
+            *("run", *QUIET, "--host-root", str(tmp_path), "--plugin-dir", str(plugins)),
+            by=("env", f"PYTHONPATH={tmp_path}"),
+        ) as agent,
+    ):
+        agent.said("serving")
+        code, _, err = agent.end()
+    assert (code, "unloading" in err) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
