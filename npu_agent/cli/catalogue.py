@@ -189,9 +189,10 @@ def _example() -> str:
     "info",
     """List the cards of this host.
 
-    Shows health, temperature, power, and the Pods that hold them if the kubelet
-    answers. What the running agent knows of their health counts, too. On a narrow
-    terminal PCI-DEV and PCI-BDF are left out first; -o wide has every column.
+    Shows health, temperature, power, load, memory, and the Pods that hold them if
+    the kubelet answers. What the running agent knows of their health counts, too.
+    The load of a busy card takes two readings, a second apart. A narrow terminal
+    shows fewer columns; -o wide has all, with PCI address and UUID.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal

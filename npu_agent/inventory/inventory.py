@@ -263,17 +263,17 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
 
 
 async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
-    """Returns one complete Snapshot, for `npu-agent info`; about two seconds at most.
+    """Returns one complete Snapshot, for people's commands; four seconds at most.
 
-    The load of cores is known from two readings: with `load` it waits for a second one, after more
-    than the second in which a driver may count once.
+    The load of a core in use is known from two readings: with `load` it waits for a second one,
+    after more than the second in which a driver may count once, or for a third one.
     """
     inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0 if load else 0.0):
+            async with asyncio.timeout(4.0 if load else 0.0):
                 snapshot = await inventory.snapshots.until(_has_loads)
         running.cancel()
     return snapshot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from functools import partial
 from pathlib import Path
 
 from npu_agent.cli import CommandError
@@ -20,7 +19,9 @@ from npu_agent.vendors import DRIVERS
 def main(args: argparse.Namespace) -> int:
     directory = plugin_dir(args, quiet(args))
     if args.watch:
-        return run_until_signal(watch_cards(args, partial(_text, args, directory)))
+        return run_until_signal(
+            watch_cards(args, lambda snapshot, _: _text(args, directory, snapshot))
+        )
     print(asyncio.run(_once(args, directory)))
     return 0
 

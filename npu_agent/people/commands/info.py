@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from npu_agent.cli.common import host_root, plugin_dir, quiet, vendors
 from npu_agent.config import Config
 from npu_agent.core.hardware import HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
+from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
@@ -28,7 +28,6 @@ from npu_agent.vendors import DRIVERS
 
 _ANSWER = 2.0
 """Seconds for the running agent's answer."""
-NO_WARNINGS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def main(args: argparse.Namespace) -> int:
@@ -36,14 +35,14 @@ def main(args: argparse.Namespace) -> int:
     wanted = quiet(args)
     directory = plugin_dir(args, wanted)
     if args.watch:
-        return run_until_signal(watch_cards(args, partial(_shown, args, directory)))
+        return run_until_signal(watch_cards(args, partial(_watched, args, directory)))
     asyncio.run(_once(args, wanted, directory))
     return 0
 
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
     snapshot, report = await asyncio.gather(
-        read_once(vendors(args), load=args.output != "table"), page.report(wanted.metrics, _ANSWER)
+        read_once(vendors(args), load=True), page.report(wanted.metrics, _ANSWER)
     )
     snapshot, warnings = as_reported(snapshot, report or Report(cards=()))
     if view.is_data(args) or args.no_headers:
@@ -83,11 +82,17 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
     return replace(snapshot, cards=cards), warnings
 
 
+async def _watched(
+    args: argparse.Namespace, directory: Path, snapshot: Snapshot, trends: Trends
+) -> str:
+    return await _shown(args, directory, snapshot, view.described(trends))
+
+
 async def _shown(
     args: argparse.Namespace,
     directory: Path,
     snapshot: Snapshot,
-    warnings: Mapping[str, Sequence[str]] = NO_WARNINGS,
+    warnings: Mapping[str, Sequence[str]],
 ) -> str:
     held, cordons = await _assignments(directory), last_cordons(directory, snapshot).cards
     if view.is_data(args):

@@ -19,6 +19,7 @@ from typing import Any, Self
 from npu_agent.cli import program
 from npu_agent.cli.common import vendors
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people.commands import view
 from npu_agent.ticks import set_within
@@ -114,7 +115,9 @@ async def watch(
                 raise
 
 
-async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Awaitable[str]]) -> None:
+async def watch_cards(
+    args: argparse.Namespace, text: Callable[[Snapshot, Trends], Awaitable[str]]
+) -> None:
     """`watch` of a text about the cards, which is made again at each change of a card, too."""
     inventory = Inventory(vendors(args))
     snapshots = inventory.snapshots
@@ -124,7 +127,8 @@ async def watch_cards(args: argparse.Namespace, text: Callable[[Snapshot], Await
     async def of_the_cards() -> str:
         if running.done():
             running.result()  # raises what has ended it
-        return await text(await snapshots.until(lambda found: found.complete))
+        snapshot = await snapshots.until(lambda found: found.complete)
+        return await text(snapshot, inventory.trends.value)
 
     try:
         await watch(args, of_the_cards, lambda: snapshots.changed)

@@ -6,6 +6,7 @@ Loads rich only for tables, and PyYAML only for YAML.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from npu_agent.core.comparison import plain
 from npu_agent.core.hardware import CardState, CoreRange, HealthState, Limits, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
-from npu_agent.core.trends import at_one_moment
+from npu_agent.core.trends import Trends, at_one_moment
 from npu_agent.outputs.labels.compute import Explained
 from npu_agent.text import one_line
 
@@ -89,11 +90,17 @@ def cards_as_json(
 
 
 def _lasting(snapshot: Snapshot, warnings: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Returns the trends of healthy cards: ``is hot: above 90 °C``; the agent knows more."""
-    found: dict[str, list[str]] = {state.id: [] for state in snapshot.cards}
-    for (kind, id_), trend in at_one_moment(snapshot).found.items():
-        found[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
-    return {id_: warnings.get(id_) or lasts for id_, lasts in found.items()}
+    """Returns the `warnings` of each card, else what one Snapshot shows."""
+    lasts = described(at_one_moment(snapshot))
+    return {state.id: warnings.get(state.id) or lasts[state.id] for state in snapshot.cards}
+
+
+def described(trends: Trends) -> Mapping[str, Sequence[str]]:
+    """Returns the trends of each card, by its ID: ``is hot: above 90 °C``."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    for (kind, id_), trend in trends.found.items():
+        texts[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
+    return texts
 
 
 def _load(state: CardState) -> float | None:
@@ -157,11 +164,11 @@ def _held(
     ]
 
 
-_GO_FIRST = ("PCI-DEV", "PCI-BDF", "Cores", "Power", "Temp.", "Pod", "Cut")
+_GO_FIRST = ("Name", "Power", "Temp.", "Memory", "Load", "Pod", "Cut")
 """Columns that a narrow terminal has no room for, in the order in which they go."""
 _IDS_GO_FIRST = ("Device", "Resource")
 """The same of allocations."""
-_FOLDED = 24
+_FOLDED = 20
 """Columns that are left to a text which may be folded into several lines: health, Pods."""
 
 
@@ -186,25 +193,16 @@ def cards_table(
         _cells(state, held[state.id], lasts[state.id], (cordons or {}).get(state.id))
         for state in snapshot.cards
     ]
-    columns = ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV", "Cores", "Health"]
+    columns = ["NPU", "Name", "Temp.", "Power", "Load", "Memory"]
+    columns += ["PCI-BDF", "PCI-DEV", "Cores", "Health"] if wide else ["Health"]
     columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
-        columns += [
-            "Load",
-            "Memory",
-            "Limit",
-            "Throttled",
-            "Errors",
-            "UUID",
-            "Serial",
-            "Driver",
-            "Firmware",
-            "NUMA",
-        ]
+        columns += ["Limit", "Throttled", "Errors"]
+        columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     if width is not None:
         columns = fitting(columns, rows, width)
-    table = _table(columns, right=("Temp.", "Power", "Cores"))
+    table = _table(columns, right=("Temp.", "Power", "Load", "Memory", "Cores"))
     for state, cells in zip(snapshot.cards, rows, strict=True):
         bad = lasts[state.id] or state.health.state is HealthState.UNHEALTHY
         style = "red" if bad else None
@@ -263,7 +261,7 @@ def _cells(
         "Load": "-" if load is None else f"{load:.0f}%",
         "Memory": "-"
         if memory is None
-        else f"{memory['used'] / _GIB:.1f} of {memory['total'] / _GIB:.0f} GiB",
+        else f"{memory['used'] / _GIB:.1f}/{memory['total'] / _GIB:.0f} GiB",
         "Limit": _limit(reading.limits) if reading else "-",
         "Throttled": "-" if throttle is None else ", ".join(map(plain, throttle)) or "no",
         "Errors": ", ".join(errors) or "-",

@@ -42,9 +42,9 @@ def plain(output: str) -> str:
 @pytest.mark.parametrize(
     ("columns", "head"),
     [
-        (120, "NPU Name Temp. Power PCI-BDF PCI-DEV Cores Health"),
-        (80, "NPU Name Temp. Power Cores Health"),
-        (60, "NPU Name Health"),
+        (100, "NPU Name Temp. Power Load Memory Health"),
+        (80, "NPU Temp. Power Load Memory Health"),
+        (40, "NPU Load Health"),
     ],
 )
 def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: str) -> None:
@@ -54,11 +54,7 @@ def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: st
     assert max(map(len, lines)) <= columns
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     assert " ".join(rows[0]) == head
-    assert [row[:2] for row in rows[1:] if row[0]] == [
-        ["npu0", "FuriosaAI Warboy"],
-        ["npu1", "FuriosaAI Warboy"],
-        ["npu2", "FuriosaAI RNGD"],
-    ]
+    assert [row[0] for row in rows[1:] if row[0]] == ["npu0", "npu1", "npu2"]
     # What is longer goes on in the next line.
     assert "".join(row[-1].replace(" ", "") for row in rows[1:]) == (
         f"healthyunhealthy:{DEAD.replace(' ', '')}healthy"
@@ -90,16 +86,16 @@ def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
     rows = [line for line in plain(process.output).splitlines() if line.startswith("|")]
     assert len(rows) == 4
     cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
-    assert cells[5] == "PCI-DEV"
+    assert cells[7] == "PCI-DEV"
     assert cells[-5:] == ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     assert simulator.card("warboy", 0).uuid in rows[1]
 
 
 def test_letters_of_two_columns_count_as_two() -> None:
-    one = {"NPU": "npu0", "Name": "퓨리오사AI", "PCI-DEV": "509:0", "Health": "healthy"}
-    needed = len("| npu0 | ") + 10 + len(" | 509:0   | healthy |")
-    assert view.fitting(list(one), [one], needed) == list(one)
-    assert view.fitting(list(one), [one], needed - 1) == ["NPU", "Name", "Health"]
+    row = {"NPU": "npu0", "Name": "퓨리오사AI", "Health": "healthy"}
+    needed = len("| npu0 | ") + 10 + len(" | healthy |")
+    assert view.fitting(list(row), [row], needed) == list(row)
+    assert view.fitting(list(row), [row], needed - 1) == ["NPU", "Health"]
 
 
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
@@ -141,6 +137,19 @@ def test_watch_ends_by_a_key_and_leaves_the_terminal_as_it_was(root: Path) -> No
         assert process.ended() == 0
     assert process.output.endswith(LEAVE)
     assert "q" not in process.output.rpartition("ends")[2].replace(LEAVE, "").rpartition("|")[2]
+
+
+def test_watch_compares_readings(root: Path) -> None:
+    """A card is not just healthy whose error counters rise: one reading does not show that."""
+    with (
+        started("simulate", root),
+        npu_agent("info", "-w", "--host-root", root, columns=200, env={"TERM": "dumb"}) as process,
+    ):
+        process.until(r"npu0[^\n]*healthy")
+        simulator.apply_fault(root, "npu0", "errors")
+        process.until("healthy, but counts new errors:")
+        process.type("\x03")
+        assert process.ended() == 130
 
 
 def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
