@@ -89,13 +89,13 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        agent = Agent(load(file, REGISTRY), Host(root, "demo-node"), config_file=file)
+        host = Host(root, "demo-node", simulation=simulator.Simulation(root).run)
+        agent = Agent(load(file, REGISTRY), host, config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
         claims = ClaimsNode(directory / "dra", specs)
         async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as parts:
             ends.push_async_callback(kubelet.stop)
             ends.push_async_callback(claims.stop)
-            simulation = parts.create_task(simulator.Simulation(root).run())
             parts.create_task(serve(agent, stop))
             walk = parts.create_task(tour.walk(claims.steps, deadline))
             ended = parts.create_task(stop.wait())
@@ -121,7 +121,6 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                 last = log.read_text().splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
             walk.cancel()
-            simulation.cancel()
             stop.set()
     return FAILED if failed else 0
 
