@@ -64,8 +64,8 @@ def prefer(
     switches = {places[id_].switch for id_ in chosen}
     numas = {places[id_].numa for id_ in chosen}
     while len(chosen) < size:
-        known = {id_: place for id_, place in left.items() if id_ in devices}
-        home = _home(known, size - len(chosen), switches, numas)
+        offered = {id_: place for id_, place in left.items() if id_ in devices}
+        home = _home(offered, size - len(chosen), switches, numas)
 
         def rank(id_: str, home: str | None = home) -> tuple[object, ...]:
             place = left[id_]

@@ -50,10 +50,10 @@ def read_list(answer: bytes) -> Listed:
 
 def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
     """The device IDs of each resource in an AllocatableResourcesResponse; raises as `read_list`."""
-    found: dict[str, set[str]] = {}
+    by_resource: dict[str, set[str]] = {}
     for resource, id_ in _devices(_message(answer).get(1, ())):
-        found.setdefault(resource, set()).add(id_)
-    return {resource: frozenset(ids) for resource, ids in found.items()}
+        by_resource.setdefault(resource, set()).add(id_)
+    return {resource: frozenset(ids) for resource, ids in by_resource.items()}
 
 
 def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _text(message: _Message, field: int) -> str:
 
 
 def _message(data: bytes) -> _Message:
-    found: _Message = {}
+    fields: _Message = {}
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -89,14 +89,14 @@ def _message(data: bytes) -> _Message:
             case 2:
                 length, start = _varint(data, at)
                 at = start + length
-                found.setdefault(tag >> 3, []).append(data[start:at])
+                fields.setdefault(tag >> 3, []).append(data[start:at])
             case 5:
                 at += 4
             case other:
                 raise ValueError(f"wire type {other} before byte {at}")
     if at > len(data):
         raise ValueError("a field is cut off")
-    return found
+    return fields
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

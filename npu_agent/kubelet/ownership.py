@@ -292,10 +292,10 @@ def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
 def _registers(descriptor: int) -> bool:
     asked = struct.pack(_BYTE, fcntl.F_WRLCK, os.SEEK_SET, _REGISTERS, 1, 0)
     try:
-        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+        lock = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
     except OSError:
         return False
-    return bool(struct.unpack(_BYTE, found)[0] != fcntl.F_UNLCK)
+    return bool(struct.unpack(_BYTE, lock)[0] != fcntl.F_UNLCK)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -306,8 +306,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 class Owner(msgspec.Struct, frozen=True):

@@ -47,8 +47,8 @@ class _Checkpoint(msgspec.Struct):
 
 def registered(checkpoint: bytes) -> dict[str, frozenset[str]]:
     """Returns the healthy devices that the kubelet knows, by resource; raises InvalidJsonError."""
-    found = typedjson.decode(checkpoint, _Checkpoint).Data.RegisteredDevices or {}
-    return {name: frozenset(ids or ()) for name, ids in found.items()}
+    devices = typedjson.decode(checkpoint, _Checkpoint).Data.RegisteredDevices or {}
+    return {name: frozenset(ids or ()) for name, ids in devices.items()}
 
 
 _LARGEST = 8 << 20
@@ -88,12 +88,12 @@ class Pods:
         Resources with more than `decode.MOST` devices are left out, as `decode.read_list` does.
         """
         try:
-            found = await self._thread.call(self._device_holders, deadline=self._deadline)
+            holders = await self._thread.call(self._device_holders, deadline=self._deadline)
         except (OSError, ValueError) as error:
             self._checkpoint_reporter.failed(_at(self._checkpoint, error))
             return {}
         self._checkpoint_reporter.works()
-        return found
+        return holders
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
         """Returns those of the Pods that have a process.
@@ -119,23 +119,23 @@ class Pods:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
         if content is None:  # no container was given anything yet
             return {}
-        found: dict[DeviceName, frozenset[str]] = {}
+        holders: dict[DeviceName, frozenset[str]] = {}
         for entry in typedjson.decode(content, _Checkpoint).Data.PodDeviceEntries or ():
             for devices in (entry.DeviceIDs or {}).values():
                 for device in devices or ():
                     name = DeviceName(entry.ResourceName, device)
-                    found[name] = found.get(name, frozenset()) | {entry.PodUID}
-        devices_of = Counter(name.resource for name in found)
+                    holders[name] = holders.get(name, frozenset()) | {entry.PodUID}
+        devices_of = Counter(name.resource for name in holders)
         return {
-            name: uids for name, uids in found.items() if devices_of[name.resource] <= decode.MOST
+            name: uids for name, uids in holders.items() if devices_of[name.resource] <= decode.MOST
         }
 
     def _running(self, uids: frozenset[str]) -> frozenset[str]:
         # The first version has a tree for each controller; that of pids counts processes.
         unified = (self._cgroups / "cgroup.controllers").exists()
         try:
-            found = _pods(self._cgroups if unified else self._cgroups / "pids")
-            return frozenset(uid for uid, path in found if uid in uids and _populated(path))
+            pods = _pods(self._cgroups if unified else self._cgroups / "pids")
+            return frozenset(uid for uid, path in pods if uid in uids and _populated(path))
         except FileNotFoundError:
             if self._simulated.exists():  # its Pods have none
                 return frozenset()
@@ -158,8 +158,8 @@ def _pods(top: Path) -> Iterator[tuple[str, Path]]:
     while waiting:
         directory = waiting.pop()
         try:
-            with os.scandir(directory) as found:
-                below = [Path(each) for each in found if each.is_dir(follow_symlinks=False)]
+            with os.scandir(directory) as entries:
+                below = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as error:
             if directory == top or error.errno not in _GONE:
                 raise

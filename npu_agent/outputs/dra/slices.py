@@ -49,7 +49,7 @@ def slices(
             {"sharedCounters": sets[at : at + _SETS_PER_SLICE]}
             for at in range(0, len(sets), _SETS_PER_SLICE)
         ),
-        *({"devices": [_device(each) for each in part]} for part in _parts(devices)),
+        *({"devices": [_device(device) for device in part]} for part in _parts(devices)),
     ]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(contents)}
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
@@ -67,8 +67,8 @@ def slices(
 def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
     """Splits devices into slices, at least one; a card's devices stay together."""
     parts: list[list[PoolDevice]] = [[]]
-    for counters, together in groupby(devices, lambda one: one.counters):
-        for group in [list(together)] if counters else ([one] for one in together):
+    for counters, together in groupby(devices, lambda device: device.counters):
+        for group in [list(together)] if counters else ([device] for device in together):
             if len(parts[-1]) + len(group) > _PER_SLICE:
                 parts.append([])
             parts[-1] += group
@@ -81,11 +81,11 @@ def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
     A counter for each core is what keeps devices apart. The sums are for those who ask how much a
     device takes, such as Kueue, which reads one counter by its name.
     """
-    cards = {each.counters.name: each for each in devices if each.counters}
+    cards = {device.counters.name: device for device in devices if device.counters}
     return [
-        {"name": name, "counters": _counters(each.device.card.all_cores, each.counters.sums)}
-        for name, each in cards.items()
-        if each.counters
+        {"name": name, "counters": _counters(device.device.card.all_cores, device.counters.sums)}
+        for name, device in cards.items()
+        if device.counters
     ]
 
 
@@ -106,19 +106,21 @@ def name(at: int, driver: str, node: str) -> str:
     return f"{whole[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
-def _device(each: PoolDevice) -> dict[str, Any]:
-    described = each.description
-    found: dict[str, Any] = {
-        "name": each.name,
+def _device(device: PoolDevice) -> dict[str, Any]:
+    described = device.description
+    fields: dict[str, Any] = {
+        "name": device.name,
         "attributes": {key: _attribute(value) for key, value in described.attributes.items()},
         "capacity": {key: {"value": value} for key, value in described.capacity.items()},
     }
-    if each.counters:
-        counters = _counters(each.device.cores, described.counters)
-        found["consumesCounters"] = [{"counterSet": each.counters.name, "counters": counters}]
-    if each.taints:
-        found["taints"] = [{"key": one.key, "effect": one.effect.value} for one in each.taints]
-    return found
+    if device.counters:
+        counters = _counters(device.device.cores, described.counters)
+        fields["consumesCounters"] = [{"counterSet": device.counters.name, "counters": counters}]
+    if device.taints:
+        fields["taints"] = [
+            {"key": taint.key, "effect": taint.effect.value} for taint in device.taints
+        ]
+    return fields
 
 
 def _attribute(value: Value) -> dict[str, Value]:
@@ -152,30 +154,31 @@ def plan(live: Mapping[str, Slice], pool: Sequence[Slice], *, generation: int = 
     present = newest(live, generation)
 
     def of(generation: int) -> Plan:
-        wanted = [_of_generation(generation, each) for each in pool]
-        names = {each["metadata"]["name"] for each in wanted}
+        wanted = [_of_generation(generation, slice_) for slice_ in pool]
+        names = {slice_["metadata"]["name"] for slice_ in wanted}
         apply = [
-            each
-            for each in wanted
-            if (found := live.get(each["metadata"]["name"])) is None or differs(found, each)
+            slice_
+            for slice_ in wanted
+            if (existing := live.get(slice_["metadata"]["name"])) is None
+            or differs(existing, slice_)
         ]
         apply.sort(key=lambda it: ("devices" in it["spec"], it["metadata"]["name"] not in live))
         return Plan(delete=tuple(sorted(live.keys() - names)), apply=tuple(apply))
 
-    found = of(present)
+    changes = of(present)
     # A single call is all or nothing. Between several the pool would be a mixture of old and new
     # slices, if their generations did not tell these apart.
-    return found if len(found.delete) + len(found.apply) < 2 else of(present + 1)
+    return changes if len(changes.delete) + len(changes.apply) < 2 else of(present + 1)
 
 
-def _of_generation(generation: int, each: Slice) -> Slice:
-    spec = each["spec"]
-    return {**each, "spec": {**spec, "pool": {**spec["pool"], "generation": generation}}}
+def _of_generation(generation: int, slice_: Slice) -> Slice:
+    spec = slice_["spec"]
+    return {**slice_, "spec": {**spec, "pool": {**spec["pool"], "generation": generation}}}
 
 
 def differs(live: Slice, wanted: Slice) -> bool:
     """Whether a slice differs from the wanted one, apart from what the API server adds."""
-    owners, needed = (each["metadata"].get("ownerReferences") or () for each in (live, wanted))
+    owners, needed = (slice_["metadata"].get("ownerReferences") or () for slice_ in (live, wanted))
     return _plain(live.get("spec")) != _plain(wanted["spec"]) or any(
         owner not in owners for owner in needed
     )
@@ -185,10 +188,10 @@ def _plain(value: object) -> object:
     """Removes the times of taints, which the server sets, and empty values, which it omits."""
     match value:
         case Mapping():
-            plain = {key: _plain(each) for key, each in value.items() if key != "timeAdded"}
-            return {key: each for key, each in plain.items() if each not in (None, [], {})}
+            plain = {key: _plain(inner) for key, inner in value.items() if key != "timeAdded"}
+            return {key: inner for key, inner in plain.items() if inner not in (None, [], {})}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_plain(item) for item in value]
     return value
 
 
@@ -210,8 +213,8 @@ def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
                 elif value not in (None, [], {}):
                     yield within
         case [list(), list()]:
-            for one, other in zip(sent, reply, strict=False):
-                yield from _missing(one, other, path)
+            for item, other in zip(sent, reply, strict=False):
+                yield from _missing(item, other, path)
 
 
 def without(whole: Slice, fields: Collection[str]) -> Slice:
@@ -224,12 +227,12 @@ def _without(value: Any, fields: Collection[str], path: str = "") -> Any:
         case Mapping():
             paths = {key: f"{path}.{key}" if path else key for key in value}
             return {
-                key: _without(each, fields, paths[key])
-                for key, each in value.items()
+                key: _without(inner, fields, paths[key])
+                for key, inner in value.items()
                 if paths[key] not in fields
             }
         case list():
-            return [_without(each, fields, path) for each in value]
+            return [_without(item, fields, path) for item in value]
     return value
 
 
@@ -250,8 +253,8 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     """
     since = {
         (device["name"], *_what(taint)): taint["timeAdded"]
-        for each in live.values()
-        for device in each["spec"].get("devices") or ()
+        for slice_ in live.values()
+        for device in slice_["spec"].get("devices") or ()
         for taint in device.get("taints") or ()
         if "timeAdded" in taint
     }
@@ -271,7 +274,7 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     spec = wanted["spec"]
     if "devices" not in spec:
         return dict(wanted)
-    return {**wanted, "spec": {**spec, "devices": [timed(each) for each in spec["devices"]]}}
+    return {**wanted, "spec": {**spec, "devices": [timed(device) for device in spec["devices"]]}}
 
 
 def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -280,12 +283,12 @@ def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def is_incomplete(live: Mapping[str, Slice]) -> bool:
     """Whether slices of the pool's newest generation are missing: the scheduler ignores it."""
-    pools = [each["spec"]["pool"] for each in live.values()]
+    pools = [slice_["spec"]["pool"] for slice_ in live.values()]
     generation = newest(live)
     wanted = {p["resourceSliceCount"] for p in pools if p["generation"] == generation}
     return bool(pools) and wanted != {sum(p["generation"] == generation for p in pools)}
 
 
 def newest(live: Mapping[str, Slice], least: int = 0) -> int:
-    pools = (each["spec"]["pool"] for each in live.values())
+    pools = (slice_["spec"]["pool"] for slice_ in live.values())
     return max([least, *(int(pool["generation"]) for pool in pools)])

@@ -85,7 +85,7 @@ class SupportWatch:
         pause = Backoff()
         while self._asks:
             try:
-                found = await support(self._api, self._node_name)
+                answer = await support(self._api, self._node_name)
             except ApiError as error:
                 log.warning(
                     "cannot tell yet whether this node supports DRA; retrying", reason=error
@@ -94,18 +94,18 @@ class SupportWatch:
                     self.state.publish(replace(self.state.value, waits=str(error)))
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
-            self._settle(found)
-            if found.available or not self._wanted.dra:
+            self._settle(answer)
+            if answer.available or not self._wanted.dra:
                 break
             await asyncio.sleep(self._ask_again)
         await asyncio.Event().wait()
 
-    def _settle(self, found: Support) -> None:
+    def _settle(self, answer: Support) -> None:
         available = self.state.value.available
         if available is None:
-            available = found.available
+            available = answer.available
             if self._wanted.auto:
                 chosen = "dra" if available else "device-plugin"
-                log.info("allocation.api is auto", chosen=chosen, reason=found.reason)
-        impossible = "" if found.available else found.reason
+                log.info("allocation.api is auto", chosen=chosen, reason=answer.reason)
+        impossible = "" if answer.available else answer.reason
         self.state.publish(Known(available=available, impossible=impossible))

@@ -69,11 +69,11 @@ class Connections(web.Server):
         loop, limits = asyncio.get_running_loop(), self._limits
         servers: list[asyncio.Server] = []
         try:
-            for each in sockets:
+            for listener in sockets:
                 # Started apart: who is cancelled in there would leave a socket that listens.
                 server = await loop.create_server(
                     self,
-                    sock=each.dup(),
+                    sock=listener.dup(),
                     backlog=_BACKLOG,
                     ssl=context,
                     ssl_handshake_timeout=limits.handshake if context else None,

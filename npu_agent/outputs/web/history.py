@@ -36,12 +36,12 @@ class Figures(NamedTuple):
         if reading is None:
             return cls()
         loads = [core.utilization for core in reading.cores]
-        known = [load for load in loads if load is not None and math.isfinite(load)]
+        measured = [load for load in loads if load is not None and math.isfinite(load)]
         temperature, power = reading.temperature(), reading.power()
         return cls(
             temperature=math.nan if temperature is None else temperature,
             power=math.nan if power is None else power,
-            load=sum(known) / len(known) if known else math.nan,
+            load=sum(measured) / len(measured) if measured else math.nan,
         )
 
 

@@ -32,10 +32,10 @@ def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
 
     `values` are NaN where one is missing; `least` is the smallest range, so that noise stays small.
     """
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return 0.0, least
-    smallest, largest = min(known), max(known)
+    smallest, largest = min(finite), max(finite)
     rough = max(least, largest - smallest) / 2
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
@@ -89,8 +89,8 @@ def error(kind: str, message: str) -> str:
     return f'<pre class="{kind}">{plain(message, 50 * LONGEST)}</pre>'
 
 
-def pairs(found: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
-    items = "".join(f"<dt>{say(key)}</dt><dd>{value}</dd>" for key, value in found)
+def pairs(rows: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
+    items = "".join(f"<dt>{say(key)}</dt><dd>{value}</dd>" for key, value in rows)
     return f"<dl{kind}>{items}</dl>"
 
 
@@ -147,12 +147,12 @@ def pill(kind: str, words: str, sign: str = "") -> str:
 _UNSHOWABLE = re.compile(r"[^\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def text(found: str) -> str:
+def text(value: str) -> str:
     """A text from outside as HTML: escaped, cut short, and unable to turn its surroundings around.
 
     Marks that change the direction of writing stay within their <bdi>.
     """
-    escaped = plain(found)
+    escaped = plain(value)
     return escaped if escaped.isascii() else f"<bdi>{escaped}</bdi>"
 
 
@@ -172,8 +172,8 @@ def number(count: int, noun: str) -> str:
     return say(f"{{0}} {noun}{'' if count == 1 else 's'}", count)
 
 
-def facts(found: Iterable[tuple[str, str | None]]) -> str:
-    return pairs(((key, text(value)) for key, value in found if value), kind="")
+def facts(rows: Iterable[tuple[str, str | None]]) -> str:
+    return pairs(((key, text(value)) for key, value in rows if value), kind="")
 
 
 def section(anchor: str, title: str, content: str) -> str:
@@ -206,7 +206,7 @@ def when(at: float, now: float) -> str:
     return f'<span class="dim">{say("{0} ago, {1}", span(now - at), clock(at, now))}</span>'
 
 
-def prose(found: str) -> str:
+def prose(sentence: str) -> str:
     """Our own words as a sentence, in which a command stands between backticks."""
-    parts = escape(f"{found[:1].upper()}{found[1:]}.").split("`")
+    parts = escape(f"{sentence[:1].upper()}{sentence[1:]}.").split("`")
     return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))

@@ -119,8 +119,8 @@ class Pages:
         Accept-Language.
         """
         if path not in self._routes:
-            found = f"not found; there are {' '.join(self._routes)}\n"
-            return text_answer(found, HTTPStatus.NOT_FOUND)
+            message = f"not found; there are {' '.join(self._routes)}\n"
+            return text_answer(message, HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")

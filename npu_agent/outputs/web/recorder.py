@@ -51,18 +51,19 @@ class Recorder:
             now, before, used = self._clock(), hardware, usages
             hardware, usages = self._hardware.value, self._usages.value
             cards = tuple(changes.card_changes(before, hardware))
-            found = [*changes.card_entries(changes.news(cards, self._trends.value))]
+            new = [*changes.card_entries(changes.news(cards, self._trends.value))]
             if now - started > _SETTLE:
                 flapping = self._trends.value.of(TrendKind.FLAPPING)
                 given = changes.usage_entries(used, usages, before, hardware)
-                found += (one for one in given if one.card not in flapping)
+                new += (entry for entry in given if entry.card not in flapping)
             for at, (feed, entries) in enumerate(self._sources):
-                found += entries(values[at], feed.value)
+                new += entries(values[at], feed.value)
                 values[at] = feed.value
-            if found:
-                self.timeline = self.timeline.noted(found, now)
+            if new:
+                self.timeline = self.timeline.noted(new, now)
             if hardware is not before:
-                left = [one.card for one in cards if one.kind is changes.ChangeKind.REMOVED]
-                swapped = (one for one in cards if one.kind is changes.ChangeKind.EXCHANGED)
-                left += [one.before for one in swapped if one.before]
+                kinds = changes.ChangeKind
+                left = [change.card for change in cards if change.kind is kinds.REMOVED]
+                swapped = (change for change in cards if change.kind is kinds.EXCHANGED)
+                left += [change.before for change in swapped if change.before]
                 self.timeline = self.timeline.left(left, hardware.cards, now)

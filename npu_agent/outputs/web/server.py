@@ -107,8 +107,8 @@ class Server:
                         await contexts.until(partial(is_not, context))
         finally:
             self.listening.publish(None)
-            for each in sockets:
-                each.close()
+            for listener in sockets:
+                listener.close()
 
     def _count(self) -> None:
         self.made_room += 1
@@ -137,20 +137,20 @@ async def listen(
     """
     host, port = address
     resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM)
-    found = await resolver.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
+    addresses = await resolver.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
     sockets: list[socket.socket] = []
     trouble: OSError | None = None
     with ExitStack() as opened:
-        for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in found):
+        for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in addresses):
             try:
-                one = socket.create_server((number, port), family=family)
+                listener = socket.create_server((number, port), family=family)
             except OSError as error:  # :: and localhost's ::1 are there where there is no IPv6
                 if error.errno not in _NO_IPV6:
                     raise
                 trouble = error
             else:
-                sockets.append(opened.enter_context(one))
-                port = one.getsockname()[1]
+                sockets.append(opened.enter_context(listener))
+                port = listener.getsockname()[1]
         if trouble is not None and not sockets:
             raise trouble
         opened.pop_all()

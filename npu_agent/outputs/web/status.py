@@ -45,30 +45,30 @@ def as_json(state: AgentState) -> dict[str, Any]:
             for gone in state.missing
         ],
         "timeline": [
-            {**asdict(one), "at": iso(state.wall(one.at)), "first": iso(state.wall(one.first))}
-            for one in state.timeline.entries(state.monotonic)
+            {**asdict(row), "at": iso(state.wall(row.at)), "first": iso(state.wall(row.first))}
+            for row in state.timeline.entries(state.monotonic)
         ],
         "first_ids": dict(state.first_ids),
         "expected_cards": state.expected_cards,
-        "not_served": [_pick(one, "entry", "reason") for one in state.snapshot.skipped],
+        "not_served": [_pick(skipped, "entry", "reason") for skipped in state.snapshot.skipped],
         "assignments": {
             "missing": [_holder(gone, cores=None) for gone in state.gone],
             "error": state.assignments_error,
         },
         "resources": [
             {
-                "resource": one.session.resource,
-                **_session(one.session),
-                "offered": len(one.devices),
-                "healthy": sum(device.healthy for device in one.devices),
+                "resource": resource.session.resource,
+                **_session(resource.session),
+                "offered": len(resource.devices),
+                "healthy": sum(device.healthy for device in resource.devices),
                 "withheld": [
                     {"device": device.name, "reason": device.reason}
-                    for device in state.withheld(one)
+                    for device in state.withheld(resource)
                 ],
             }
-            for one in state.resources
+            for resource in state.resources
         ],
-        "dra": [_driver(one, state) for one in state.dra],
+        "dra": [_driver(driver, state) for driver in state.dra],
         "config": {**asdict(state.config), "loaded_at": iso(state.wall(state.config.loaded_at))},
         "labels": labels
         and {
@@ -108,14 +108,14 @@ def _session(session: SessionStatus) -> dict[str, Any]:
     }
 
 
-def _driver(one: DraState, state: AgentState) -> dict[str, Any]:
-    cards, trouble = state.snapshot.cards, one.slices.trouble
+def _driver(driver: DraState, state: AgentState) -> dict[str, Any]:
+    cards, trouble = state.snapshot.cards, driver.slices.trouble
     return {
-        "driver": one.name,
-        **_session(one.session),
-        "offered": len(one.devices),
-        "untainted": sum(not device.barred for device in one.devices),
-        "slices": {**asdict(one.slices), "trouble": trouble and str(trouble)},
+        "driver": driver.name,
+        **_session(driver.session),
+        "offered": len(driver.devices),
+        "untainted": sum(not device.barred for device in driver.devices),
+        "slices": {**asdict(driver.slices), "trouble": trouble and str(trouble)},
         "claims": [
             {
                 **_pick(claim, "namespace", "name", "uid"),
@@ -131,14 +131,14 @@ def _driver(one: DraState, state: AgentState) -> dict[str, Any]:
                     for device in claim.devices
                 ],
             }
-            for claim in one.claims
+            for claim in driver.claims
         ],
     }
 
 
-def _holder(one: Assignment, *, cores: str | None) -> dict[str, Any]:
-    known = {"container": one.container or None, "claim": one.claim or None}
-    return {**asdict(one), **known, "cores": cores}
+def _holder(assignment: Assignment, *, cores: str | None) -> dict[str, Any]:
+    named = {"container": assignment.container or None, "claim": assignment.claim or None}
+    return {**asdict(assignment), **named, "cores": cores}
 
 
 def _card(state: CardState, agent: AgentState) -> dict[str, Any]:

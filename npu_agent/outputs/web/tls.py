@@ -92,15 +92,15 @@ class Certificates:
         state = self.state.value
         try:
             load = partial(_load, self._where, self._contents)
-            found = await self._thread.call(load, deadline=_READING)
+            loaded = await self._thread.call(load, deadline=_READING)
         except (RefusedError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, RefusedError) else one_line(reason(error))
             self._reporter.failed(why)
             self.state.publish(replace(state, error=why))
             return
         self._reporter.works()
-        if found is not None:
-            self._contents, context, expires_at = found
+        if loaded is not None:
+            self._contents, context, expires_at = loaded
             self.context.publish(context)
             log.info("the certificate of metrics.tls is in force", expires=stamp(expires_at))
             state = TlsState(expires_at=expires_at)
@@ -108,11 +108,11 @@ class Certificates:
 
 
 def _load(
-    where: TlsFiles, known: tuple[bytes, ...]
+    where: TlsFiles, last: tuple[bytes, ...]
 ) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
     """Contents, context and expiry of the files; None: they are `known`."""
     contents = _contents(where)
-    return None if contents == known else (contents, *_context(where, contents[0]))
+    return None if contents == last else (contents, *_context(where, contents[0]))
 
 
 def check(where: TlsFiles) -> float:
@@ -121,7 +121,7 @@ def check(where: TlsFiles) -> float:
 
 
 def _contents(where: TlsFiles) -> tuple[bytes, ...]:
-    found = []
+    contents = []
     for path in filter(None, where):
         try:
             content = files.content(path, _LARGEST + 1)
@@ -132,8 +132,8 @@ def _contents(where: TlsFiles) -> tuple[bytes, ...]:
             raise RefusedError(f"{path} is missing", "mount the Secret there")
         if len(content) > _LARGEST:
             raise RefusedError(f"{path} is larger than 1 MiB", "that is not a certificate")
-        found.append(content)
-    return tuple(found)
+        contents.append(content)
+    return tuple(contents)
 
 
 def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:

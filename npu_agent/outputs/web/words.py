@@ -42,4 +42,4 @@ def template(html: str, language: str) -> Template:
     """A page's template with its texts, between tags and in data-words, in that language."""
     texts = re.compile(r'(?<=>)[^<>\n]+(?=<)|(?<=data-words=")[^"]+')
     with speaking(language):
-        return Template(texts.sub(lambda one: say(one[0]), html))
+        return Template(texts.sub(lambda match: say(match[0]), html))

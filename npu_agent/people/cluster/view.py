@@ -139,7 +139,7 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
             pools[pool].append(part_of(device))
     held = _held(cluster, words)
     asked = _asked(cluster, words)
-    known = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
+    readable = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
     rows = []
     for node in cluster.nodes:
         sums = _Sums()
@@ -149,7 +149,7 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
             sums, complete = _from_page(page, sums), True
         if sums.apis or node.name in running:
             pods = running[node.name]
-            hide = not known or not complete
+            hide = not readable or not complete
             rows.append(
                 NodeRow(
                     node=node.name,
@@ -314,16 +314,16 @@ def _add_resources(sums: _Sums, node: Node, asked: Mapping[str, int], words: Wor
     if width is None or not (count or "").isdigit():
         return False
     cards = int(count or 0) - sums.cards  # those that DRA does not have
-    each = cards * width // devices
+    cards_each = cards * width // devices
     usable = sum(_counts(node.status.allocatable, words).values())
     used = sum(asked.values())
     sums.cards += cards
     sums.healthy += cards * usable // devices
     sums.cores += cards * width
-    sums.allocated += used * each
+    sums.allocated += used * cards_each
     free = max(0, usable - used)
-    sums.free += free * each
-    sums.widest = max(sums.widest, each if free else 0)
+    sums.free += free * cards_each
+    sums.widest = max(sums.widest, cards_each if free else 0)
     return True
 
 

@@ -117,15 +117,15 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
     used: dict[str, int] = defaultdict(int)
     for pod in cluster.pods:
         used[pod.spec.node_name] += view.requests(pod).get(name, 0)
-    there = {
+    offers = {
         node.name: (view.number(node.status.allocatable.get(name, "0")), count)
         for node in cluster.nodes
         if (count := view.number(node.status.capacity.get(name, "0")))
     }
-    most = sorted(there, key=lambda node: (used[node] - there[node][0], natural(node)))
-    if there:
+    most = sorted(offers, key=lambda node: (used[node] - offers[node][0], natural(node)))
+    if offers:
         nodes = (
-            f"{node} ({there[node][0]} of {there[node][1]} allocatable"
+            f"{node} ({offers[node][0]} of {offers[node][1]} allocatable"
             + (")" if "Pod" in cluster.refused else f", Pods have {used[node]})")
             for node in most
         )
@@ -138,8 +138,8 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
         yield Fact(name, f"no Node offers it{_meant(name, names)}")
 
 
-def _missing(kind: str, name: str, there: Iterable[str]) -> str:
-    return f"{kind} {name} does not exist{_meant(name, there)}"
+def _missing(kind: str, name: str, existing: Iterable[str]) -> str:
+    return f"{kind} {name} does not exist{_meant(name, existing)}"
 
 
 def _meant(name: str, names: Iterable[str]) -> str:

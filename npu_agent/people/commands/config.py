@@ -13,9 +13,9 @@ from npu_agent.vendors import REGISTRY
 def main(args: argparse.Namespace) -> int:
     match args.action:
         case "check":
-            found = config.load(args.file, REGISTRY).config
+            loaded = config.load(args.file, REGISTRY).config
             print(f"{args.file}: good")
-            for remark in remarks(found):
+            for remark in remarks(loaded):
                 print(f"note: {remark}")
         case "show":
             print(config.show(config.from_args(args, REGISTRY)), end="")
@@ -24,9 +24,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def remarks(found: config.Config) -> Iterator[str]:
+def remarks(checked: config.Config) -> Iterator[str]:
     """Yields what is valid and has no effect."""
-    apis = {found.allocation.api, *(node.api for node in found.allocation.nodes)}
-    apis |= {resource.api for resource in found.resources if resource.api}
-    if found.health.evict and apis.isdisjoint({"dra", "auto"}):
+    apis = {checked.allocation.api, *(node.api for node in checked.allocation.nodes)}
+    apis |= {resource.api for resource in checked.resources if resource.api}
+    if checked.health.evict and apis.isdisjoint({"dra", "auto"}):
         yield "health.evict has no effect: no card is offered by DRA (allocation.api)"

@@ -78,11 +78,11 @@ def card_of(npu: str, cards: Iterable[Card]) -> Card:
         CommandError: none, or several.
     """
     cards = list(cards)
-    found = [card for card in cards if npu.lower() in _names(card)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        ids = one_line(", ".join(card.id for card in found))
+    matches = [card for card in cards if npu.lower() in _names(card)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = one_line(", ".join(card.id for card in matches))
         raise CommandError(f"{npu} is the name of several cards: take one of {ids}", WRONG)
     here = one_line(", ".join(card.name for card in cards)) or "none"
     raise CommandError(f"{shown(npu)}: no such card here; there are {here}", WRONG)
@@ -92,9 +92,9 @@ async def known_ids(api: Api, name: str) -> set[str]:
     """The IDs of cards that the API server's own objects have for a Node, in lower case."""
     cluster = await fetch(api, Scope(("slices",), node=name))
     return {
-        str(one.device.attribute("uuid")).lower()
-        for one in devices(cluster)
-        if one.driver in DRIVERS and one.pool == name
+        str(published.device.attribute("uuid")).lower()
+        for published in devices(cluster)
+        if published.driver in DRIVERS and published.pool == name
     }
 
 
@@ -124,8 +124,8 @@ class Target:
         The page of an agent alone does not say which card is taken out of service. So the ID is
         taken only if it is known, or if what the person calls it is a key for another card.
         """
-        there = {*self.known, *map(str.lower, keys)}
-        by_id = self.card.id.lower() in there or not self.is_meant(self.npu)
+        lower = {*self.known, *map(str.lower, keys)}
+        by_id = self.card.id.lower() in lower or not self.is_meant(self.npu)
         return self.card.id if by_id else self.npu
 
 
@@ -145,11 +145,11 @@ async def set_cordon(api: Api, name: str, target: Target, reason: str | None) ->
                 f"the annotation {ANNOTATION} of Node {name} cannot be read ({error}): correct it, "
                 f"or remove it by `kubectl annotate node {name} {ANNOTATION}-`"
             ) from error
-        found = json.loads((before or "").strip() or "{}")
-        after = {key: each for key, each in found.items() if not target.is_meant(key)}
+        cordons = json.loads((before or "").strip() or "{}")
+        after = {key: why for key, why in cordons.items() if not target.is_meant(key)}
         if reason is not None:
-            after[target.key(found)] = reason
-        elif after == found:
+            after[target.key(cordons)] = reason
+        elif after == cordons:
             other = target.first_ids.get(target.npu.lower(), target.card.id)
             of = f": the cordon {target.npu} is of {other}" if other != target.card.id else ""
             raise CommandError(f"{target.npu} of Node {name} is not cordoned{of}")
@@ -178,8 +178,8 @@ async def _change(args: argparse.Namespace) -> None:
         if args.command == "uncordon":
             await set_cordon(api, name, Target(args.npu, card, first_ids), None)
         else:
-            known = await known_ids(api, name) if args.node else {card.id.lower()}
-            await set_cordon(api, name, Target(args.npu, card, first_ids, known), args.reason)
+            ids = await known_ids(api, name) if args.node else {card.id.lower()}
+            await set_cordon(api, name, Target(args.npu, card, first_ids, ids), args.reason)
     print(f"{args.npu} of Node {name} is {args.command}ed")
 
 

@@ -88,10 +88,10 @@ async def _held(
     if {"Pod", "ResourceClaim"} & cluster.refused.keys():
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
     held = _Held()
-    there = {pod.key: pod for pod in cluster.pods}
+    pods = {pod.key: pod for pod in cluster.pods}
     rows = view.holdings(cluster, _WORDS, AgentPages({node: report}))
-    named = {(one.namespace, one.pod, f"claim/{one.claim}") for one in card.holders}
-    for key, pod in there.items():
+    named = {(holder.namespace, holder.pod, f"claim/{holder.claim}") for holder in card.holders}
+    for key, pod in pods.items():
         of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == key]
         # Of a device that has left the slices the objects say no more than that the Pod has it.
         if any(
@@ -101,10 +101,10 @@ async def _held(
             held.pods.append(pod)
         elif any(row.cores is None and (not card.uuid or "?" in str(row.card)) for row in of_pod):
             held.unclear.append(f"{key} has NPUs, and no agent says which")
-    known = {pod.key for pod in held.pods}
+    keys = {pod.key for pod in held.pods}
     for holder in card.holders:
         key = one_line(f"{holder.namespace}/{holder.pod}")
-        if key in known:
+        if key in keys:
             continue
         what = f"the agent names {key}, which no object shows as a Pod of Node {node} with NPUs"
         held.unclear.append(f"{key} is ending" if key in evicted else what)

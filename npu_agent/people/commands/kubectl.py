@@ -61,16 +61,16 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def parser() -> Parser:
     """Knows the commands, and their arguments and options."""
-    found = Parser(
+    top = Parser(
         prog="kubectl npu",
         description="The NPUs of a cluster, as your kubeconfig and your rights show them.",
         epilog="Examples:\n  kubectl npu\n  kubectl npu pods -A\n  kubectl npu top -A\n"
         "  kubectl npu drain node-1 npu3 --reason=fan\n",
     )
-    found.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
-    _add_login(found)
-    _add_listing(found)
-    commands = found.add_subparsers(metavar="COMMAND", dest="command")
+    top.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
+    _add_login(top)
+    _add_listing(top)
+    commands = top.add_subparsers(metavar="COMMAND", dest="command")
     for name, summary in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(command=name)
@@ -90,7 +90,7 @@ def parser() -> Parser:
                 command.add_argument("pod", metavar="POD")
             if name == "node":
                 command.add_argument("node", metavar="NODE")
-    return found
+    return top
 
 
 DEFAULTS: dict[str, Any] = {
@@ -164,12 +164,12 @@ async def _show(args: argparse.Namespace) -> None:
     said: set[str] = set()
 
     async def text() -> str:
-        found, notes = await _text(api, args)
+        shown, notes = await _text(api, args)
         for note in notes:
             if note not in said:
                 print(f"kubectl npu: {one_line(note)}", file=sys.stderr)
         said.update(notes)
-        return found
+        return shown
 
     async with through_kubectl(flags(args)) as (api, place):
         args.namespace = args.namespace or place.namespace
@@ -187,9 +187,9 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if args.command == "nodes":
         scope = Scope(_ALL, selectors={"nodes": args.selector, "daemon_sets": AGENT})
         cluster = await fetch(api, scope)
-        found: Sequence[Any] = await _node_rows(api, cluster, words)
+        rows_: Sequence[Any] = await _node_rows(api, cluster, words)
         notes = _refusals(cluster)
-        return _shown(args, found, _NODES, _none("no NPUs found", notes)), notes
+        return _shown(args, rows_, _NODES, _none("no NPUs found", notes)), notes
     space = "" if args.all_namespaces else args.namespace
     if args.command == "why":
         answer, cluster = await kubectl_why.answer(api, space or "default", args.pod, words)
@@ -211,15 +211,15 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     held = rows.holdings(cluster, words, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)
-    known = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
-    held = rows.holdings(cluster, words, known)
+    read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
+    held = rows.holdings(cluster, words, read)
     notes = [
         *_refusals(cluster),
-        *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if known.refused else ()),
+        *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if read.refused else ()),
     ]
-    if known.failed:
-        node, why = min(known.failed.items())
-        notes.append(f"{len(known.failed)} pages of agents were not read; of Node {node}: {why}")
+    if read.failed:
+        node, why = min(read.failed.items())
+        notes.append(f"{len(read.failed)} pages of agents were not read; of Node {node}: {why}")
     none = _none("no Pod holds an NPU, or waits for one", notes)
     if args.command == "top":
         return _shown(args, rows.by_idleness(held), _TOP, none), notes
@@ -228,10 +228,10 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
 
 async def _node_rows(api: Api, cluster: Cluster, words: rows.Words) -> list[rows.NodeRow]:
     """The rows of Nodes; agents are asked for what the objects do not tell."""
-    found = rows.node_rows(cluster, words)
-    unknown = {row.node for row in found if row.cards is None}
+    nodes = rows.node_rows(cluster, words)
+    unknown = {row.node for row in nodes if row.cards is None}
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
-    return rows.node_rows(cluster, words, await pages(api, running)) if running else found
+    return rows.node_rows(cluster, words, await pages(api, running)) if running else nodes
 
 
 def _none(words: str, notes: Sequence[str]) -> str:
@@ -256,18 +256,18 @@ def _refusals(cluster: Cluster) -> list[str]:
 
 
 def _shown(
-    args: argparse.Namespace, found: Sequence[Any], columns: Sequence[str], none: str
+    args: argparse.Namespace, items: Sequence[Any], columns: Sequence[str], none: str
 ) -> str:
     if view.is_data(args):
-        return view.data([asdict(row) for row in found], args)
+        return view.data([asdict(row) for row in items], args)
     if args.output == "name":
         kind = "node" if columns is _NODES else "pod"
-        return "\n".join(dict.fromkeys(f"{kind}/{one_line(getattr(row, kind))}" for row in found))
-    if not found:
+        return "\n".join(dict.fromkeys(f"{kind}/{one_line(getattr(row, kind))}" for row in items))
+    if not items:
         return none
     if args.output == "wide":
         columns = (*columns, "api" if columns is _NODES else "of")
-    return table(columns, [[cell(row, name) for name in columns] for row in found], args)
+    return table(columns, [[cell(row, name) for name in columns] for row in items], args)
 
 
 def table(columns: Sequence[str], cells: Sequence[Sequence[str]], args: argparse.Namespace) -> str:

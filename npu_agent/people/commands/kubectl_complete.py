@@ -36,9 +36,9 @@ def main(args: argparse.Namespace) -> int:
     *before, last = args.words or [""]
     line = _Line(before)
     files = line.open is not None and line.open.dest == "kubeconfig"
-    for found, text in [] if files else _candidates(line, last):
-        if found.startswith(last) and _PLAIN.fullmatch(found):
-            print(f"{found}\t{one_line(text)}".rstrip("\t"))
+    for candidate, text in [] if files else _candidates(line, last):
+        if candidate.startswith(last) and _PLAIN.fullmatch(candidate):
+            print(f"{candidate}\t{one_line(text)}".rstrip("\t"))
     print(f":{_FILES if files else _NO_FILES}")
     return 0
 
@@ -54,9 +54,9 @@ class _Line:
         self.open: argparse.Action | None = None
         """The option whose value comes next."""
         self.commands = next(
-            one.choices
-            for one in self.parser._actions  # noqa: SLF001 (as shtab does)
-            if isinstance(one.choices, dict)
+            action.choices
+            for action in self.parser._actions  # noqa: SLF001 (as shtab does)
+            if isinstance(action.choices, dict)
         )
         for word in words:
             self._read(word)
@@ -82,9 +82,9 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
     """Words that may come next, with their help."""
     if line.open is None and last.startswith("-"):
         options = line.parser._actions  # noqa: SLF001
-        return [(name, one.help or "") for one in options for name in one.option_strings]
+        return [(name, option.help or "") for option in options for name in option.option_strings]
     if line.open is None and line.commands:
-        return [(name, one.description or "") for name, one in line.commands.items()]
+        return [(name, command.description or "") for name, command in line.commands.items()]
     wanted = line.open
     if wanted is None:
         places = line.parser._get_positional_actions()  # noqa: SLF001
@@ -107,6 +107,6 @@ async def _names(kind: str, line: _Line) -> Sequence[str]:
             selectors = {"pods": AGENT, "daemon_sets": AGENT}
             return sorted(agents(await fetch(api, Scope((*selectors,), selectors=selectors))))
         if kind == "namespace":
-            return sorted({one.namespace for one in (await fetch(api, Scope(("pods",)))).pods})
+            return sorted({pod.namespace for pod in (await fetch(api, Scope(("pods",)))).pods})
         space = line.args.namespace or place.namespace
-        return [one.name for one in (await fetch(api, Scope(("pods",), space))).pods]
+        return [pod.name for pod in (await fetch(api, Scope(("pods",), space))).pods]

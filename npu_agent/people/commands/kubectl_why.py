@@ -40,24 +40,24 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Exp
     )
     for pod in named.pods:
         refused = {**own.refused, **cluster.refused}
-        found = await asyncio.to_thread(why, pod, own, cluster, words)  # selectors take seconds
-        return found, replace(cluster, refused=refused)
+        answer = await asyncio.to_thread(why, pod, own, cluster, words)  # selectors take seconds
+        return answer, replace(cluster, refused=refused)
     missing = f"there is no Pod {name} in namespace {namespace}"
     owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
     raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
 
 
-def lines(found: Explanation, *, each: bool = False) -> str:
+def lines(answer: Explanation, *, each: bool = False) -> str:
     """The sentence, the scheduler's words, and the facts; `each`: of every Node alone."""
-    said = [] if found.scheduler is None else [f"The scheduler: {found.scheduler}"]
-    facts = [f"  {one.subject}: {one.text}" for one in found.facts] if each else _shared(found)
-    return "\n".join(map(_one_line_kept, (found.sentence, *said, *facts)))
+    said = [] if answer.scheduler is None else [f"The scheduler: {answer.scheduler}"]
+    facts = [f"  {fact.subject}: {fact.text}" for fact in answer.facts] if each else _shared(answer)
+    return "\n".join(map(_one_line_kept, (answer.sentence, *said, *facts)))
 
 
-def _shared(found: Explanation) -> Iterator[str]:
+def _shared(answer: Explanation) -> Iterator[str]:
     """Yields the facts; subjects of which the same is true share a line."""
     subjects: dict[str, list[str]] = {}
-    for fact in found.facts:
+    for fact in answer.facts:
         subjects.setdefault(fact.text, []).append(fact.subject)
     for at, (text, names) in enumerate(subjects.items()):
         if at == _MANY:

@@ -55,7 +55,7 @@ async def _show_or_apply(
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
         if view.is_data(args):
-            rows = [{"label": one.key, "value": one.value, "why": one.why} for one in explained]
+            rows = [{"label": row.key, "value": row.value, "why": row.why} for row in explained]
             print(view.data(rows, args))
         else:
             view.show(

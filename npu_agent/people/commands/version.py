@@ -30,13 +30,13 @@ def commit_of(package: Path) -> str | None:
     stamp, checkout = package / "commit", package.parent
     try:
         if stamp.exists():
-            found = stamp.read_text()
+            commit = stamp.read_text()
         elif (checkout / ".git").exists():
-            found = subprocess.check_output(
+            commit = subprocess.check_output(
                 _GIT, cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=_DEADLINE
             )
         else:
             return None
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found.strip() or None
+    return commit.strip() or None

@@ -175,7 +175,7 @@ async def _rights(context: Context) -> Check:
     remedy = "restore the agent's ServiceAccount, ClusterRole and ClusterRoleBinding; the command "
     remedy += f"changes nothing else{context.overlay_is}"
     of = (group or resource for _, group, resource in missing)
-    for component in dict.fromkeys(_COMPONENTS[each] for each in of if each in _COMPONENTS):
+    for component in dict.fromkeys(_COMPONENTS[right] for right in of if right in _COMPONENTS):
         remedy += f". If rights are missing then, add k8s/components/{component}"
     return wrong(detail, remedy, context.restore_rights())
 

@@ -91,7 +91,7 @@ class Context:
     @property
     def drivers(self) -> tuple[str, ...]:
         words = (vendor.spec for vendor in self.vendors)
-        return tuple(each.dra.driver for each in words if each.dra)
+        return tuple(vendor.dra.driver for vendor in words if vendor.dra)
 
     @property
     def agent_log(self) -> str:

@@ -85,7 +85,7 @@ async def _registry(context: Context, driver: str) -> Check:
     check = await usable(context, path, remedy, write=True)
     if check.remedy:
         return check
-    names = await context.in_thread(lambda: sorted(each.name for each in path.iterdir()))
+    names = await context.in_thread(lambda: sorted(entry.name for entry in path.iterdir()))
     theirs = [
         name
         for name in names

@@ -134,11 +134,11 @@ async def _other_plugins(context: Context) -> Check:
     if rivals := [name for name in others if any(word in name for word in words)]:
         detail = f"{', '.join(rivals)} answers as a device plugin and is not npu-agent's: by its "
         return wrong(f"{detail}name it offers the same cards", remedy, command)
-    seen, known = await context.probe(snapshot), await context.probe(registered)
+    seen, devices = await context.probe(snapshot), await context.probe(registered)
     cards = [state.card for state in seen.cards]
     ours = {resource.name for resource in context.resources}
     sockets_of = f"; its socket may be {', '.join(others)}" if others else ""
-    for resource, ids in sorted(known.items()):
+    for resource, ids in sorted(devices.items()):
         twice = sorted(id_ for id_ in ids if bool(footprints_of(id_, cards)) != (resource in ours))
         if not twice:
             continue

@@ -153,13 +153,14 @@ class StandInApiServer:
         """The devices of all slices by name, in the order of the slices."""
         return {
             device["name"]: device
-            for _, each in sorted(self.slices.items())
-            for device in each["spec"].get("devices", ())
+            for _, slice_ in sorted(self.slices.items())
+            for device in slice_["spec"].get("devices", ())
         }
 
     def taints(self) -> dict[str, list[Object]]:
         """The taints of each device that has some, by the device's name."""
-        return {name: one["taints"] for name, one in self.devices().items() if one.get("taints")}
+        devices = self.devices().items()
+        return {name: device["taints"] for name, device in devices if device.get("taints")}
 
     async def until(
         self, condition: Callable[[dict[str, Device]], bool], timeout: float
@@ -276,10 +277,10 @@ class StandInApiServer:
         if verb.startswith("watch"):
             return await self._watch(request)
         body = await request.json() if request.can_read_body else {}
-        code, found = self.act(verb.partition(" ")[0], request.path, body)
+        code, answer = self.act(verb.partition(" ")[0], request.path, body)
         if "PartialObjectMetadata" in request.headers.get("Accept", "") and code < 400:
-            found = {"kind": "PartialObjectMetadata", "metadata": found["metadata"]}
-        return web.json_response(found, status=code)
+            answer = {"kind": "PartialObjectMetadata", "metadata": answer["metadata"]}
+        return web.json_response(answer, status=code)
 
     def _refusal(self, verb: str, request: web.Request) -> Reply | None:
         """Returns the refusal by RBAC, impersonation or the Node authorizer; None: allowed."""
@@ -343,24 +344,24 @@ class StandInApiServer:
         if meta.get("uid", before.get("uid")) != before.get("uid"):
             return 409, _failure(409, "the UID in the precondition is that of another object")
         mine = applied(live)
-        labels = {key: each for key, each in before.get("labels", {}).items() if key not in mine}
+        labels = {key: value for key, value in before.get("labels", {}).items() if key not in mine}
         labels |= meta.get("labels", {})
-        stays = {key: each for key, each in before.items() if key != "ownerReferences"}
-        found = self._kept({**live, **sent}, live)
-        found["metadata"] = {**stays, **meta, "managedFields": own(meta.get("labels", ()))}
+        stays = {key: value for key, value in before.items() if key != "ownerReferences"}
+        object_ = self._kept({**live, **sent}, live)
+        object_["metadata"] = {**stays, **meta, "managedFields": own(meta.get("labels", ()))}
         if labels:
-            found["metadata"]["labels"] = labels
-        if found == live:  # what changes nothing is not written
+            object_["metadata"]["labels"] = labels
+        if object_ == live:  # what changes nothing is not written
             return 200, live
-        return 200, self._put("MODIFIED" if "kind" in live else "ADDED", collection, found)
+        return 200, self._put("MODIFIED" if "kind" in live else "ADDED", collection, object_)
 
     def _with_conditions(self, live: Object, sent: Object) -> Object:
         """The object after a server-side apply to its status, as the agent."""
         mine, status = self._conditions, live["status"]
         new = sent.get("status", {}).get("conditions", [])
-        self._conditions = {one["type"] for one in new}
+        self._conditions = {condition["type"] for condition in new}
         gone = mine | self._conditions
-        others = [one for one in status.get("conditions", ()) if one["type"] not in gone]
+        others = [kept for kept in status.get("conditions", ()) if kept["type"] not in gone]
         return {**live, "status": {**status, "conditions": [*others, *new]}}
 
     def _kept(self, sent: Object, live: Object) -> Object:
@@ -390,14 +391,14 @@ class StandInApiServer:
         name = object_["metadata"]["name"]
         version = self.version.value + 1
         meta = {**object_["metadata"], "resourceVersion": str(version)}
-        found = {**object_, "kind": _KINDS[collection.rpartition("/")[2]], "metadata": meta}
+        stored = {**object_, "kind": _KINDS[collection.rpartition("/")[2]], "metadata": meta}
         if event == "DELETED":
             del self.objects[collection][name]
         else:
-            self.objects[collection][name] = found
-        self.events[collection].append((version, {"type": event, "object": found}))
+            self.objects[collection][name] = stored
+        self.events[collection].append((version, {"type": event, "object": stored}))
         self._next()
-        return found
+        return stored
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         """Yields events of slices, or the Node, after a version, until the time is over.
@@ -414,8 +415,8 @@ class StandInApiServer:
         response = web.StreamResponse()
         await response.prepare(request)
         self._open.append(request)
-        for found in first:
-            await response.write(json.dumps({"type": "ADDED", "object": found}).encode() + b"\n")
+        for object_ in first:
+            await response.write(json.dumps({"type": "ADDED", "object": object_}).encode() + b"\n")
         try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
                 async for _ in self.version.watch():
@@ -452,11 +453,11 @@ def own(labels: Iterable[str], manager: str = "npu-agent") -> list[Object]:
     return [{"manager": manager, "operation": "Apply", "fieldsV1": fields}]
 
 
-def applied(found: Object) -> frozenset[str]:
+def applied(object_: Object) -> frozenset[str]:
     """The labels that the agent has applied, by managedFields."""
     return frozenset(
         key.removeprefix("f:")
-        for entry in found["metadata"].get("managedFields", ())
+        for entry in object_["metadata"].get("managedFields", ())
         if entry["manager"] == "npu-agent"
         for key in entry["fieldsV1"]["f:metadata"]["f:labels"]
     )
@@ -467,8 +468,8 @@ def _merged(live: Any, patch: Any) -> Any:
     if not isinstance(patch, dict):
         return patch
     live = live if isinstance(live, dict) else {}
-    found = {key: _merged(live.get(key), value) for key, value in patch.items()}
-    return {key: value for key, value in {**live, **found}.items() if value is not None}
+    merged = {key: _merged(live.get(key), value) for key, value in patch.items()}
+    return {key: value for key, value in {**live, **merged}.items() if value is not None}
 
 
 def _failure(code: int, message: str) -> Object:

@@ -99,8 +99,8 @@ def _broken(name: str, summary: str) -> Fault:
     def show(card: SimulatedCard, seen: Picture) -> Picture:
         changed = card.driver.broken(card.spec, card.telemetry).get(name, {})
         # Nothing appears on a card that is gone.
-        found = {path: changed.get(path, content) for path, content in seen.items()}
-        return {path: content for path, content in found.items() if content is not None}
+        tree = {path: changed.get(path, content) for path, content in seen.items()}
+        return {path: content for path, content in tree.items() if content is not None}
 
     return _lasting(name, summary, show)
 

@@ -180,7 +180,7 @@ class StandInKubelet(wire.RegistrationBase):
         """
         async with asyncio.timeout(timeout):
             plugins = await self.plugins.until(
-                lambda found: resource in found and condition(found[resource])
+                lambda plugins: resource in plugins and condition(plugins[resource])
             )
         return plugins[resource]
 
@@ -235,9 +235,9 @@ class StandInKubelet(wire.RegistrationBase):
         try:
             stub = wire.DevicePluginStub(channel)
             async for message in stub.list_and_watch(wire.Empty()):
-                known = self.plugins.value[resource]
+                plugin = self.plugins.value[resource]
                 devices = tuple((device.id, device.health) for device in message.devices)
-                self._know(resource, replace(known, devices=devices, messages=known.messages + 1))
+                self._know(resource, replace(plugin, devices=devices, messages=plugin.messages + 1))
         except (*UNANSWERED, GRPCError):
             pass  # an end like any other: the plugin has gone
         finally:

@@ -150,11 +150,11 @@ class StandInPluginManager:
         tasks: dict[Path, asyncio.Task[None]] = {}
         try:
             while True:
-                found = _sockets(self._registry)
-                for socket in tasks.keys() - found:
+                sockets = _sockets(self._registry)
+                for socket in tasks.keys() - sockets:
                     await _end(tasks[socket])
                     del tasks[socket]
-                for socket in sorted(found - tasks.keys()):
+                for socket in sorted(sockets - tasks.keys()):
                     tasks[socket] = asyncio.create_task(self._serve(socket))
                 await asyncio.sleep(self._interval)
         finally:
@@ -192,7 +192,9 @@ class StandInPluginManager:
             await watching
         finally:
             await _end(watching)
-            self.instances.publish(tuple(one for one in self.instances.value if one != instance))
+            self.instances.publish(
+                tuple(other for other in self.instances.value if other != instance)
+            )
 
     async def _watch(self, instance: Instance) -> None:
         """Keeps a driver's health stream open, as the real one does: again after each end."""
@@ -208,7 +210,7 @@ class StandInPluginManager:
             await asyncio.sleep(_STREAM_AGAIN)
 
     def _others(self, driver: str) -> Devices:
-        return {key: one for key, one in self.health.value.items() if key[0] != driver}
+        return {key: health for key, health in self.health.value.items() if key[0] != driver}
 
     async def _receive(self, instance: Instance, channel: Channel) -> None:
         # A kubelet 1.36 asks every driver for it, even one that does not serve it.
@@ -216,11 +218,11 @@ class StandInPluginManager:
         async for message in stub.node_watch_resources(v1alpha1.NodeWatchResourcesRequest()):
             driver = instance.driver
             reports = {
-                (driver, one.device.pool_name, one.device.device_name): (
-                    str(v1alpha1.HealthStatus(one.health).name).capitalize(),
-                    one.message,
+                (driver, device.device.pool_name, device.device.device_name): (
+                    str(v1alpha1.HealthStatus(device.health).name).capitalize(),
+                    device.message,
                 )
-                for one in message.devices
+                for device in message.devices
             }
             self.health.publish({**self._others(driver), **reports})
 

@@ -75,8 +75,8 @@ def picture(spec: CardSpec, state: CardTelemetry) -> Picture:
 def directories(family: str) -> frozenset[str]:
     """Directories that stay when the last card goes: the driver is loaded, nothing is bound."""
     of = TRAITS[family]
-    found = {f"sys/class/{of.class_dir}", f"sys/devices/virtual/{of.class_dir}"}
-    return frozenset(found | {f"dev/{of.dev_dir}".rstrip("/")})
+    classes = {f"sys/class/{of.class_dir}", f"sys/devices/virtual/{of.class_dir}"}
+    return frozenset(classes | {f"dev/{of.dev_dir}".rstrip("/")})
 
 
 def management(spec: CardSpec) -> str:
@@ -170,29 +170,29 @@ def links(spec: CardSpec) -> dict[str, Content]:
     of = TRAITS[spec.family]
     ranges = [*map(str, range(spec.traits.cores)), *(() if spec.family == "rngd" else of.fused)]
     real = [management(spec), *(core(spec, pe) for pe in ranges)]
-    found: dict[str, Content] = {
+    tree: dict[str, Content] = {
         f"sys/class/{of.class_dir}/{PurePosixPath(path).name}": Link(
             path.replace("sys", "../..", 1)
         )
         for path in real
     }
-    found[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = Link(_pci(spec).replace("sys", "../../..", 1))
-    return found
+    tree[f"sys/bus/pci/devices/{spec.pci_bus_id}"] = Link(_pci(spec).replace("sys", "../../..", 1))
+    return tree
 
 
 def files(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    tree: dict[str, Content] = {}
     for directory, content in (
         (management(spec), _management(spec, state)),
         (_pci(spec), _pci_files(spec)),
         (hwmon(spec), _sensors(spec, state)),
     ):
-        found |= {f"{directory}/{name}": text for name, text in content.items()}
-    return found | (_rngd_cores(spec, state) if spec.family == "rngd" else _perf_regs(spec, state))
+        tree |= {f"{directory}/{name}": text for name, text in content.items()}
+    return tree | (_rngd_cores(spec, state) if spec.family == "rngd" else _perf_regs(spec, state))
 
 
 def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
-    found = {
+    tree = {
         "platform_type": "FuriosaAI\n",
         "device_type": f"{TRAITS[spec.family].device_type}\n",
         "busname": spec.pci_bus_id,
@@ -205,20 +205,20 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
         "heartbeat": f"{int(state.uptime)}\n",
     }
     if spec.family != "rngd" or _is_old(spec):
-        found["soc_rev"] = f"{spec.revision}\n" if spec.revision else ""
-        found["atr_error"] = _atr_error(state)
+        tree["soc_rev"] = f"{spec.revision}\n" if spec.revision else ""
+        tree["atr_error"] = _atr_error(state)
     chip = f"{spec.index:08X}-{spec.uuid[:8] or 'A76AAD68'}\n"
     if spec.family == "rngd":
         cores = range(spec.traits.cores)
-        found |= {} if _is_old(spec) else _limits(state)
-        return found | {
+        tree |= {} if _is_old(spec) else _limits(state)
+        return tree | {
             "npu_clocks": _clocks(spec, spec.traits.clock_mhz),
             "board_revision": "BD_REV_INIT\n",
             "soc_id": chip,
             "cur_pe_ids": ",".join((*map(str, cores), *TRAITS[spec.family].fused)),
             "pe_occupancy": "".join("1\n" if load else "0\n" for load in state.load),
         }
-    return found | {
+    return tree | {
         "ne_clk_freq_info": (
             "ne tensor (MHz): 2000\nne memory (MHz): 1000\n"
             f"ne operation (MHz): {spec.traits.clock_mhz}\ndram (MT/s): 4266\n"
@@ -339,17 +339,17 @@ def _warboy_sensors(state: CardTelemetry) -> _Sensors:
 
 
 def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    tree: dict[str, Content] = {}
     fused = all(state.load)
     for pe, load in enumerate(state.load):
         alone = load and not fused
         text = _registers(state.cycles[pe], state.task_cycles[pe]) if alone else ""
-        found[f"{core(spec, str(pe))}/perf_regs"] = text
+        tree[f"{core(spec, str(pe))}/perf_regs"] = text
     task = sum(state.task_cycles) // len(state.task_cycles)
     text = _registers(state.cycles[0], task) if fused else ""
     for cores in TRAITS[spec.family].fused:
-        found[f"{core(spec, cores)}/perf_regs"] = text
-    return found
+        tree[f"{core(spec, cores)}/perf_regs"] = text
+    return tree
 
 
 def _registers(cycles: int, task_cycles: int) -> str:
@@ -367,18 +367,18 @@ def _registers(cycles: int, task_cycles: int) -> str:
 
 
 def _rngd_cores(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    tree: dict[str, Content] = {}
     capacity = TRAITS[spec.family].core_dram
     for pe, load in enumerate(state.load):
         used = int(capacity * (0.2 + 0.6 * load)) >> 21 << 21  # in pages of 2 MiB
         status = {"dram_capacity": capacity, "dram_usage": used} if load else {}
         if load and not _is_old(spec):
             status |= {"shared_capacity": 0, "shared_usage": 0}
-        found[f"{core(spec, str(pe))}/alloc_status"] = _hex(status)
-        found[f"{core(spec, str(pe))}/metrics"] = _hex(
+        tree[f"{core(spec, str(pe))}/alloc_status"] = _hex(status)
+        tree[f"{core(spec, str(pe))}/metrics"] = _hex(
             {"CycleCount": state.cycles[pe], "TaskCycleCount": state.task_cycles[pe]}
         )
-    return found
+    return tree
 
 
 def _hex(values: Mapping[str, int]) -> str:
