@@ -1,4 +1,4 @@
-"""Turns a file's bytes, or `Written` values, into a valid `Config` or a `ConfigError`."""
+"""Turns a file's bytes, or `ParsedFile` values, into a valid `Config` or a `ConfigError`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from npu_agent.config.kinds import ValueKind
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
 from npu_agent.config.text import any_of, did_you_mean
-from npu_agent.config.values import Null, Value, Written, written_yaml
+from npu_agent.config.values import Null, ParsedFile, Value, parsed_yaml
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
 
@@ -38,14 +38,14 @@ class Effective:
 
 def load(path: Path, words: VendorSpec) -> Effective:
     """Reads a configuration file; raises a ConfigError if that fails, or it is refused."""
-    return build(written_file(path), words)
+    return build(parsed_file(path), words)
 
 
-def written_file(path: Path) -> Written:
+def parsed_file(path: Path) -> ParsedFile:
     """Reads a configuration file, as it is written; raises a ConfigError if that fails."""
     with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         data = file.read(MAX_BYTES + 1)
-    return _written(data, str(path))
+    return _parsed(data, str(path))
 
 
 @contextmanager
@@ -74,17 +74,17 @@ def parse(data: bytes, source: str, words: VendorSpec) -> Effective:
     Raises:
         ConfigError: with every problem, unless it is not YAML, or larger than `MAX_BYTES`.
     """
-    return build(_written(data, source), words)
+    return build(_parsed(data, source), words)
 
 
-def _written(data: bytes, source: str) -> Written:
+def _parsed(data: bytes, source: str) -> ParsedFile:
     if len(data) > MAX_BYTES:
         message = "larger than 256 KiB: this is not a configuration of npu-agent"
         raise ConfigError.at(Place(source), message)
-    return written_yaml(data, source)
+    return parsed_yaml(data, source)
 
 
-def build(written: Written, words: VendorSpec) -> Effective:
+def build(written: ParsedFile, words: VendorSpec) -> Effective:
     """Builds the configuration; raises a ConfigError with every problem in it."""
     _add_plugin_dir(written)
     schema, defaults = schema_of(words), default_config(words)
@@ -106,7 +106,7 @@ def _top(key: str) -> str:
     return re.split(r"[.[]", key)[0]
 
 
-def _add_plugin_dir(written: Written) -> None:
+def _add_plugin_dir(written: ParsedFile) -> None:
     """Takes the kubelet's directory from the environment where nothing names it."""
     if not (directory := os.environ.get(PLUGIN_DIR_VARIABLE)):
         return
@@ -123,7 +123,7 @@ class _Reader:
     A value with a problem is MISSING, and left out of its group or list.
     """
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: ParsedFile) -> None:
         self.written = written
         self.problems = written.problems
         self.origins: dict[str, Place] = {}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.config.errors import ConfigError, Place
-from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, written_file
+from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, parsed_file
 from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
-from npu_agent.config.values import Value, Written, scalar
+from npu_agent.config.values import ParsedFile, Value, scalar
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
 
@@ -97,13 +97,13 @@ def from_args(args: argparse.Namespace, words: VendorSpec, *, strict: bool = Fal
         )
         message = f"not together with {options}: set {names} in {path} instead"
         raise ConfigError.at(Place(source), message)
-    written = written_file(path) if path else Written({}, {"": Place("command line")})
+    written = parsed_file(path) if path else ParsedFile({}, {"": Place("command line")})
     for key in keys:
         _put(written, key, given[_DEST + key.name])
     return build(written, words)
 
 
-def _put(written: Written, key: Key, text: str) -> None:
+def _put(written: ParsedFile, key: Key, text: str) -> None:
     """Sets a key as an option does, whose place is the option."""
     place = Place(key.option)
     inner: Any = written.value

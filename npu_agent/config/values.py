@@ -1,7 +1,7 @@
 """A parsed file before validation: texts, lists and mappings, each with its place.
 
-Files and command-line options both become `Written`. A YAML scalar stays its text: YAML 1.1 takes
-010 for 8, `on` for true and 0000:01:00.0 for a number, and here the key decides what a text means.
+Files and command-line options both become a `ParsedFile`. A YAML scalar stays its text: YAML 1.1
+takes 010 for 8, `on` for true and 0000:01:00.0 for a number. Here the key decides what it means.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scalar(text: str) -> str:
 
 
 @dataclass
-class Written:
+class ParsedFile:
     """A whole configuration as a user wrote it."""
 
     value: Value
@@ -45,7 +45,7 @@ class Written:
     """Keys that are there twice."""
 
 
-def written_yaml(data: bytes, source: str) -> Written:
+def parsed_yaml(data: bytes, source: str) -> ParsedFile:
     """The one document in this YAML text; errors call it `source`.
 
     Raises:
@@ -70,7 +70,7 @@ class _Document:
     def __init__(self, events: Iterator[Any], source: str) -> None:
         self.events = events
         self.source = source
-        self.written = Written({}, {})
+        self.written = ParsedFile({}, {})
         for event in events:
             if type(event).__name__ == "DocumentStartEvent":
                 if self.written.places:

@@ -110,7 +110,7 @@ def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
     return tuple(change.card for change in changes if change.kind in counted)
 
 
-def news(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
+def without_flapping(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
     """The changes that people should find: not each one of a card that flaps."""
     flapping = trends.of(TrendKind.FLAPPING)
     return (change for change in changes if change.card.id not in flapping)

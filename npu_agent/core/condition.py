@@ -33,7 +33,7 @@ class NodeCondition:
     reason: str
     """In CamelCase: ``CardUnhealthy``."""
     message: str
-    passing: bool = False
+    transient: bool = False
     """Whether it may be over in seconds: a restart of kubelet or agent looks the same."""
 
 
@@ -92,7 +92,7 @@ def condition(state: AgentState, expected: int | None, seen: int) -> NodeConditi
         status=reason in ("NPUsReady", "NPUsDegraded"),
         reason=reason,
         message=message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…",
-        passing=reason in _SERVICES.values(),
+        transient=reason in _SERVICES.values(),
     )
 
 

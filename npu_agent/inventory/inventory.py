@@ -23,8 +23,8 @@ from npu_agent.core.changes import (
     TrendChange,
     card_changes,
     flaps,
-    news,
     trend_changes,
+    without_flapping,
 )
 from npu_agent.core.hardware import (
     CardState,
@@ -247,7 +247,7 @@ class Inventory:
         policy = self._settings.value.policy
         now = trends.step(earlier, before, after, flaps(changes), time.monotonic(), policy)
         self.trends.publish(now)
-        _log_changes(before, after, tuple(news(changes, now)))
+        _log_changes(before, after, tuple(without_flapping(changes, now)))
         _log_trends(trend_changes(earlier, now))
 
 

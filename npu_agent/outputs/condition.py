@@ -41,7 +41,7 @@ class ConditionTiming:
 
     settle: float = 1.0
     """Shortest fault that makes the condition False."""
-    passing: float = 15.0
+    transient: float = 15.0
     """The same for faults that a restart of kubelet or agent causes too."""
     recovered: float = 20.0
     """Shortest time without faults before the condition is True again."""
@@ -248,8 +248,8 @@ class ConditionWriter:
         if current is None or (current.status == "True") != wanted.status:
             if wanted.status:
                 return self._since + timing.recovered - now
-            if wanted.passing:
-                return self._since + timing.passing - now
+            if wanted.transient:
+                return self._since + timing.transient - now
             return self._fault + timing.settle - now
         changed = (current.reason, current.message) != (wanted.reason, wanted.message)
         beat = spread(timing.heartbeat)

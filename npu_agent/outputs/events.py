@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
-from npu_agent.core.changes import ChangeKind, card_changes, news, trend_changes
+from npu_agent.core.changes import ChangeKind, card_changes, trend_changes, without_flapping
 from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Usage
@@ -99,7 +99,7 @@ def card_events(
 
     `usages` are also those of cards that have just left.
     """
-    for change in news(card_changes(before, after), trends):
+    for change in without_flapping(card_changes(before, after), trends):
         if change.kind in _CARD_EVENTS:
             reason, message, warning = _CARD_EVENTS[change.kind]
             state = change.card

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.values import Null, written_yaml
+from npu_agent.config.values import Null, parsed_yaml
 
 
 @pytest.fixture(params=["libyaml", "python"], autouse=True)
@@ -21,7 +21,7 @@ def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "null"), [("~", True), ("'~'", False), ("NULL", True), ("|\n", False)]
 )
 def test_null(text: str, null: bool) -> None:
-    assert isinstance(written_yaml(f"--- {text}".encode(), "f").value, Null) is null
+    assert isinstance(parsed_yaml(f"--- {text}".encode(), "f").value, Null) is null
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_null(text: str, null: bool) -> None:
 )
 def test_refused(text: str, line: int | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        written_yaml(text.encode(), "f")
+        parsed_yaml(text.encode(), "f")
     [problem] = caught.value.problems
     # Python's own parser does not say where a character above U+10FFFF was written.
     assert problem.place.line == line or line is None

@@ -83,9 +83,9 @@ def test_what_lasts_is_news_when_it_begins_and_when_it_ends() -> None:
 def test_of_a_card_that_flaps_single_changes_are_no_news() -> None:
     trend = Trend(card=ONE, detail="", since=1.0, last=1.0)
     found = [*changes.card_changes(seen(ONE, TWO), seen())]
-    assert [*changes.news(found, Trends())] == found
+    assert [*changes.without_flapping(found, Trends())] == found
     flapping = Trends({(TrendKind.FLAPPING, ONE.id): trend})
-    assert [one.card for one in changes.news(found, flapping)] == [TWO]
+    assert [one.card for one in changes.without_flapping(found, flapping)] == [TWO]
 
 
 def test_a_config_that_is_applied_refused_and_corrected() -> None:

@@ -179,12 +179,12 @@ def test_a_node_without_cards() -> None:
 def test_what_is_not_served_may_pass(scene: Scene, reason: str, message: str) -> None:
     scene.cards = (*healthy(2),)
     found = judged(scene)
-    assert (found.status, found.reason, found.passing) == (False, reason, True)
+    assert (found.status, found.reason, found.transient) == (False, reason, True)
     assert found.message == f"2 of 2 cards are healthy; {message}"
     # A dead card is no matter of seconds, whatever else there is.
     scene.cards = (card(), dead(1))
     worse = judged(scene)
-    assert (worse.reason, worse.passing) == ("CardUnhealthy", False)
+    assert (worse.reason, worse.transient) == ("CardUnhealthy", False)
     assert message in worse.message
 
 

@@ -30,7 +30,7 @@ from tests.outputs.web.helpers import Scene, fenced
 from tests.until import first, until
 
 TYPE = "furiosa.ai/NPUReady"
-QUICK = ConditionTiming(settle=0.0, passing=0.3, recovered=0.3, gap=0.0, longest_pause=0.02)
+QUICK = ConditionTiming(settle=0.0, transient=0.3, recovered=0.3, gap=0.0, longest_pause=0.02)
 KUBELETS = {"type": "Ready", "status": "True"}
 
 
@@ -163,7 +163,7 @@ async def test_a_new_agent_writes_nothing_while_nothing_changes(room: Room) -> N
         room.sees(*room.scene.cards, complete=True)
         await settled(room, 1)
         room.sees(*room.scene.cards, phase=SessionPhase.REGISTERED)
-        await asyncio.sleep(QUICK.passing)
+        await asyncio.sleep(QUICK.transient)
         await settled(room, 1)
 
 

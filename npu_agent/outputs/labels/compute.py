@@ -44,7 +44,7 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Contribution:
     """The contribution of one card or file to a label."""
 
     who: str
@@ -88,7 +88,7 @@ def labels(snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]) -> di
     }
 
 
-def unsure(snapshot: Snapshot) -> str | None:
+def why_incomplete(snapshot: Snapshot) -> str | None:
     """Why the labels may be wrong now, or None: something that may be a card cannot be read.
 
     What is on the Node is then better than what would be computed: a card that hangs while the
@@ -98,7 +98,7 @@ def unsure(snapshot: Snapshot) -> str | None:
     return f"an entry that may be a card cannot be read: {'; '.join(unread)}" if unread else None
 
 
-def _joined(key: str, said: tuple[_Said, ...]) -> Explained:
+def _joined(key: str, said: tuple[_Contribution, ...]) -> Explained:
     """Joins the values of several cards: each once, in natural order, by ``_``.
 
     Whole values that do not fit into 63 characters are left out, the last ones first.
@@ -145,21 +145,23 @@ def _parts(text: str) -> dict[str, str | None]:
 
 def _contributions(
     label: Label, set_: LabelSet, snapshot: Snapshot, machine: Machine
-) -> Iterator[_Said]:
+) -> Iterator[_Contribution]:
     """Returns the contributions to a label of cards or a file; none without a card."""
     cards = [state.card for state in snapshot.cards if state.card.family in set_.families]
     match label.source:
         case LabelSource.COUNT if cards:
             names = ", ".join(card.name for card in cards)
-            yield _Said(names, str(len(cards)), "installed, healthy or not")
+            yield _Contribution(names, str(len(cards)), "installed, healthy or not")
         case LabelSource.FAMILY | LabelSource.PRODUCT as source:
             for card in cards:
                 text = card.family if source is LabelSource.FAMILY else card.product
-                yield _Said(card.name, label.named(text), text)
+                yield _Contribution(card.name, label.named(text), text)
             for odd in snapshot.skipped:
                 family = odd.sample_of
                 if label.sample is not None and family in set_.families and family is not None:
-                    yield _Said(odd.entry, label.sample(family), f"{family}, an FPGA sample")
+                    yield _Contribution(
+                        odd.entry, label.sample(family), f"{family}, an FPGA sample"
+                    )
         case LabelSource.DRIVER:
             for card in cards:
                 yield _version(label, card.name, "driver", card.driver_version)
@@ -172,15 +174,15 @@ def _contributions(
             yield _firmware_text(NAME_FILE, machine.name)
 
 
-def _version(label: Label, who: str, what: str, text: str | None) -> _Said:
+def _version(label: Label, who: str, what: str, text: str | None) -> _Contribution:
     if text is None:
-        return _Said(who, None, f"the driver gives no {what} version")
+        return _Contribution(who, None, f"the driver gives no {what} version")
     part = _parts(text)[label.part]
     missing = "" if part else f" has no {label.part}"
-    return _Said(who, part or None, quoted(text, LONGEST) + missing)
+    return _Contribution(who, part or None, quoted(text, LONGEST) + missing)
 
 
-def _firmware_text(file: str, text: str | None) -> _Said:
+def _firmware_text(file: str, text: str | None) -> _Contribution:
     if text is None or not text.strip():
-        return _Said(file, None, "absent or unreadable" if text is None else "empty")
-    return _Said(file, text, quoted(text.strip(), LONGEST))
+        return _Contribution(file, None, "absent or unreadable" if text is None else "empty")
+    return _Contribution(file, text, quoted(text.strip(), LONGEST))

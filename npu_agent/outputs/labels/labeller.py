@@ -62,7 +62,7 @@ class Output(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     labels: Mapping[str, str]
-    unsure: bool
+    incomplete: bool
     resync: float
 
 
@@ -111,8 +111,8 @@ class Labeller:
             snapshot, settings = self._snapshots.value, self._settings.value
             if snapshot.complete:
                 labels = compute.labels(snapshot, machine, settings.sets)
-                unsure = compute.unsure(snapshot) is not None
-                wanted.publish(_Wanted(labels, unsure, settings.resync))
+                incomplete = compute.why_incomplete(snapshot) is not None
+                wanted.publish(_Wanted(labels, incomplete, settings.resync))
 
     async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
         settle, longest = self._timing.settle, self._timing.longest_pause
@@ -127,14 +127,14 @@ class Labeller:
             if new and await set_within(changed, settle):
                 continue
             try:
-                await self._put(now.labels, careful=now.unsure)
+                await self._put(now.labels, careful=now.incomplete)
             except OutputError as error:
                 self._trouble(now.labels, error)
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
             before = now.labels
             pause.reset()
-            if self._seen is None or now.unsure:
+            if self._seen is None or now.incomplete:
                 await set_within(changed, spread(now.resync))
             elif not await set_within(changed, calm.next()):  # until our own write is seen
                 since = time.monotonic()

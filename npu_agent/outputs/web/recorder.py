@@ -51,7 +51,7 @@ class Recorder:
             now, before, used = self._clock(), hardware, usages
             hardware, usages = self._hardware.value, self._usages.value
             cards = tuple(changes.card_changes(before, hardware))
-            new = [*changes.card_entries(changes.news(cards, self._trends.value))]
+            new = [*changes.card_entries(changes.without_flapping(cards, self._trends.value))]
             if now - started > _SETTLE:
                 flapping = self._trends.value.of(TrendKind.FLAPPING)
                 given = changes.usage_entries(used, usages, before, hardware)

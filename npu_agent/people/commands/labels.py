@@ -51,7 +51,7 @@ async def _show_or_apply(
 ) -> None:
     snapshot = await read_once(vendors(args))
     machine = await read_machine(host_root(args))
-    doubt = compute.unsure(snapshot)
+    doubt = compute.why_incomplete(snapshot)
     if args.action == "show":
         explained = list(compute.explained(snapshot, machine, sets))
         if view.is_data(args):

@@ -18,8 +18,8 @@ from npu_agent.outputs.labels.compute import (
     Machine,
     explained,
     labels,
-    unsure,
     value,
+    why_incomplete,
 )
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS as BY_NAME
@@ -116,7 +116,7 @@ HOSTS: dict[str, tuple[Snapshot, Machine]] = {
 
 def _lines(snapshot: Snapshot, machine: Machine) -> dict[str, str]:
     """What is said of each label, and of the whole."""
-    lines = {"unsure": f"unsure: {unsure(snapshot)}"}
+    lines = {"unsure": f"unsure: {why_incomplete(snapshot)}"}
     for label in explained(snapshot, machine, SETS):
         said = "has no label" if label.value is None else f"= {label.value}"
         lines[label.key] = f"{label.key} {said}  ({label.why})"
@@ -173,8 +173,8 @@ def test_only_whole_numbers_become_parts_of_a_version(text: str, numbers: list[s
 
 
 def test_only_an_unread_entry_makes_unsure() -> None:
-    assert unsure(host(card(), skipped=(SAMPLE, FOREIGN))) is None
-    assert unsure(host(skipped=(FOREIGN, UNREAD))) == (
+    assert why_incomplete(host(card(), skipped=(SAMPLE, FOREIGN))) is None
+    assert why_incomplete(host(skipped=(FOREIGN, UNREAD))) == (
         "an entry that may be a card cannot be read: /sys/class/npu_mgmt/npu1_mgmt: no answer "
         "within 0.5 s"
     )
