@@ -28,7 +28,7 @@ from pathlib import Path
 from bench.apiserver import Node, node
 from bench.pod import COUNTED
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import Plugin, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.until import until
 
@@ -139,11 +139,11 @@ class Agent(Process):
     another: Callable[[], AbstractContextManager[Process]]
     """Runs one more of the same meanwhile."""
 
-    async def told(self, after: str = "") -> Plugin:
+    async def told(self, after: str = "") -> ListedPlugin:
         """What the kubelet knows, once it has a list from another socket than `after`."""
         return await _told(self.kubelet, after)
 
-    async def until_healthy(self, devices: int) -> Plugin:
+    async def until_healthy(self, devices: int) -> ListedPlugin:
         """What the kubelet knows, once so many devices are healthy."""
         return await self.kubelet.until(RESOURCE, lambda p: len(p.healthy()) == devices, DEADLINE)
 
@@ -160,7 +160,7 @@ class Agent(Process):
         await until(lambda: bool(self.node.labels) and answers(self.port), interval=POLL)
 
 
-async def _told(kubelet: StandInKubelet, after: str = "") -> Plugin:
+async def _told(kubelet: StandInKubelet, after: str = "") -> ListedPlugin:
     return await kubelet.until(RESOURCE, lambda p: p.messages > 0 and p.endpoint != after, DEADLINE)
 
 

@@ -41,7 +41,7 @@ from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import Plugin, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
 from npu_agent.vendors import REGISTRY
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
@@ -105,10 +105,12 @@ class Node:
         where = ("--host-root", self.root, "--plugin-dir", self.plugins)
         return ("run", *where, "--health-interval", "0.05", "--metrics-listen", "127.0.0.1:0")
 
-    async def told(self, condition: Callable[[Plugin], bool], resource: str = NPU) -> Plugin:
+    async def told(
+        self, condition: Callable[[ListedPlugin], bool], resource: str = NPU
+    ) -> ListedPlugin:
         return await self.kubelet.until(resource, condition, DEADLINE)
 
-    async def listed(self, count: int, resource: str = NPU) -> Plugin:
+    async def listed(self, count: int, resource: str = NPU) -> ListedPlugin:
         return await self.told(lambda p: len(p.devices) == count, resource)
 
 

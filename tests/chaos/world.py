@@ -19,7 +19,7 @@ from grpclib.exceptions import GRPCError
 
 from bench.process import POLL, RESOURCE, Agent, Process, answers, running
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import Grant, NotEnoughError, StandInKubelet
+from npu_agent.people.simulator.kubelet import GivenDevices, NotEnoughError, StandInKubelet
 from tests.until import until
 
 WELL = 120.0
@@ -106,10 +106,10 @@ class World:
         what = f"the log to say {words!r}"
         await until(lambda: words in self.said()[after:], what, deadline=WELL, interval=POLL)
 
-    async def granted(self, pod: str) -> Grant:
+    async def granted(self, pod: str) -> GivenDevices:
         """Starts a Pod with one device, as soon as there is one for it."""
 
-        async def ask() -> Grant | None:
+        async def ask() -> GivenDevices | None:
             try:
                 return await self.kubelet.allocate(RESOURCE, 1, pod)
             except (NotEnoughError, GRPCError, OSError, KeyError):
@@ -120,7 +120,7 @@ class World:
         assert found
         return found
 
-    async def pod(self) -> Grant:
+    async def pod(self) -> GivenDevices:
         """Starts a Pod with one device, and lets it end."""
         grant = await self.granted("a Pod")
         self.kubelet.release(RESOURCE, grant.ids)
@@ -238,7 +238,7 @@ class World:
         self.process = self._stack.enter_context(self.agent.another())
 
 
-def cores(grant: Grant) -> set[tuple[int, int]]:
+def cores(grant: GivenDevices) -> set[tuple[int, int]]:
     """Card and number of each core that a container was given, of ``npu:0:0-1,npu:1:0``."""
     found = set()
     for part in grant.environment["FURIOSA_DEVICES"].split(","):

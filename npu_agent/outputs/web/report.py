@@ -17,13 +17,13 @@ class Core(msgspec.Struct, frozen=True):
     utilization: float | None = None
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ReportedReading(msgspec.Struct, frozen=True):
     """The readings of a card."""
 
     cores: tuple[Core, ...] = ()
 
 
-class Holder(msgspec.Struct, frozen=True):
+class ReportedHolder(msgspec.Struct, frozen=True):
     """A Pod that has the card, or these cores of it: ``0-3``."""
 
     namespace: str
@@ -33,14 +33,14 @@ class Holder(msgspec.Struct, frozen=True):
     resource: str = ""
 
 
-class Health(msgspec.Struct, frozen=True):
+class ReportedHealth(msgspec.Struct, frozen=True):
     """A card's health, and why it is not healthy."""
 
     state: str = "unknown"
     reason: str = ""
 
 
-class Card(msgspec.Struct, frozen=True):
+class ReportedCard(msgspec.Struct, frozen=True):
     """A card, as its agent sees it."""
 
     name: str
@@ -51,12 +51,12 @@ class Card(msgspec.Struct, frozen=True):
     family: str = ""
     held_by: str | None = None
     cordoned: str | None = None
-    health: Health = Health()
-    holders: tuple[Holder, ...] = ()
-    reading: Reading | None = None
+    health: ReportedHealth = ReportedHealth()
+    holders: tuple[ReportedHolder, ...] = ()
+    reading: ReportedReading | None = None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ReportedProblem(msgspec.Struct, frozen=True):
     """A problem and its remedy."""
 
     text: str
@@ -73,12 +73,12 @@ class Problem(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """The report of a running agent, as far as it is used."""
 
-    cards: tuple[Card, ...]
+    cards: tuple[ReportedCard, ...]
     version: str = "?"
     node: str | None = "?"
     ready: bool = False
     unready: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    notes: tuple[Problem, ...] = ()
+    problems: tuple[ReportedProblem, ...] = ()
+    notes: tuple[ReportedProblem, ...] = ()
     first_ids: dict[str, str] = {}
     """By name in lower case, the ID of the card that it meant first."""

@@ -19,7 +19,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind, node
 from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kubelet.cordons import last_cordons
-from npu_agent.outputs.web.report import Card, Report
+from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster.agents import NodeAgent
 from npu_agent.people.cluster.fetch import Scope, fetch
 from npu_agent.people.cluster.proxy import through_kubectl
@@ -71,7 +71,7 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
         raise CommandError(f"{error.what}: {_RIGHTS}" if lacks else str(error)) from error
 
 
-def card_of(npu: str, cards: Iterable[Card]) -> Card:
+def card_of(npu: str, cards: Iterable[ReportedCard]) -> ReportedCard:
     """The card that a person means by its name, UUID, PCI address or ID.
 
     Raises:
@@ -104,7 +104,7 @@ class Target:
 
     npu: str
     """What the person calls it: the name that it has now, or another of its names."""
-    card: Card
+    card: ReportedCard
     """As its agent has it."""
     first_ids: Mapping[str, str] = field(default_factory=dict)
     """The agent's: a name in the annotation may be that of another card by now."""
@@ -158,7 +158,7 @@ async def set_cordon(api: Api, name: str, target: Target, reason: str | None) ->
     await node.change_annotation(api, name, ANNOTATION, change)
 
 
-def _names(card: Card) -> set[str]:
+def _names(card: ReportedCard) -> set[str]:
     names = (card.id, card.name, card.uuid, card.pci_bus_id)
     return {name.lower() for name in names if name}
 
@@ -174,7 +174,7 @@ async def _change(args: argparse.Namespace) -> None:
             if args.command == "cordon":
                 raise
             # One that is gone may still be cordoned.
-            card = Card(args.npu, 0, first_ids.get(args.npu.lower(), args.npu))
+            card = ReportedCard(args.npu, 0, first_ids.get(args.npu.lower(), args.npu))
         if args.command == "uncordon":
             await set_cordon(api, name, Target(args.npu, card, first_ids), None)
         else:
@@ -186,7 +186,7 @@ async def _change(args: argparse.Namespace) -> None:
 async def _here(args: argparse.Namespace) -> Report:
     snapshot = await read_once(vendors(args))
     cards = tuple(
-        Card(card.name, card.core_count, state.id, card.uuid, card.pci_bus_id)
+        ReportedCard(card.name, card.core_count, state.id, card.uuid, card.pci_bus_id)
         for state, card in ((state, state.card) for state in snapshot.cards)
     )
     last = last_cordons(Path(quiet(args).plugin_dir), snapshot)

@@ -30,7 +30,7 @@ from npu_agent.kubelet.rpc import GRPCError
 from npu_agent.outputs.labels import nfd
 from npu_agent.people import simulator
 from npu_agent.people.commands.demo_claims import DEADLINE, ClaimsNode, Lines, Step
-from npu_agent.people.simulator.kubelet import NotEnoughError, Plugin, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin, NotEnoughError, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from npu_agent.text import reason
 from npu_agent.vendors import REGISTRY, VENDORS
@@ -309,7 +309,7 @@ class Tour:
         yield f"registered again, on the new socket {plugin.endpoint}"
         yield f"the list is again: {self._listing(plugin)}"
 
-    async def _plugin(self, condition: Callable[[Plugin], bool]) -> Plugin:
+    async def _plugin(self, condition: Callable[[ListedPlugin], bool]) -> ListedPlugin:
         return await self._kubelet.until(self._resource, condition, DEADLINE)
 
     async def _labels(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
@@ -356,7 +356,7 @@ class Tour:
     def _named(self, ids: Iterable[str]) -> str:
         return ", ".join(self._names[id_] for id_ in ids)
 
-    def _listing(self, plugin: Plugin) -> str:
+    def _listing(self, plugin: ListedPlugin) -> str:
         return ", ".join(f"{self._names[id_]} {health}" for id_, health in plugin.devices)
 
 

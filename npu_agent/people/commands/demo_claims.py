@@ -23,7 +23,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import at
 from npu_agent.outputs import cdi
-from npu_agent.outputs.web.report import Card
+from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import Target, set_cordon
 from npu_agent.people.simulator.apiserver import NODES, Device, StandInApiServer, served
@@ -140,7 +140,7 @@ class ClaimsNode:
 
     async def _cordoned(self) -> Lines:
         assert self._api  # noqa: S101  (for the type checker)
-        card = Card(self._names[self._device], 0)
+        card = ReportedCard(self._names[self._device], 0)
         target = Target(card.name, card)
         await set_cordon(self._api, _NODE, target, "swap fan")
         yield f"`npu-agent cordon {card.name} --reason 'swap fan'` annotates the Node:"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
 from npu_agent.kube import Api
-from npu_agent.outputs.web.report import Card, Report
+from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import pods, view
 from npu_agent.people.cluster.agents import AgentPages, NodeAgent
 from npu_agent.people.cluster.fetch import Scope, fetch
@@ -78,7 +78,7 @@ async def _drain(args: argparse.Namespace) -> None:
 
 
 async def _held(
-    api: Api, node: str, card: Card, report: Report, evicted: Collection[str] = ()
+    api: Api, node: str, card: ReportedCard, report: Report, evicted: Collection[str] = ()
 ) -> _Held:
     """Who holds a card, by the objects of Pods and claims, and by the agent's page.
 
@@ -111,7 +111,7 @@ async def _held(
     return held
 
 
-def _is(card: Card, row: view.Holding) -> bool:
+def _is(card: ReportedCard, row: view.Holding) -> bool:
     """Whether a Pod has this card; the kubelet's word (KEP-4680) is an ID of the device."""
     if row.cores is None:
         return bool(card.uuid) and str(card.uuid).lower() in str(row.card).lower()

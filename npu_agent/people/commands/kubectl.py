@@ -21,7 +21,7 @@ from npu_agent.cli.parser import Parser
 from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
-from npu_agent.outputs.web.report import Holder
+from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import view as rows
 from npu_agent.people.cluster.agents import AgentPages, NodeAgent, agents, pages
 from npu_agent.people.cluster.fetch import Scope, fetch
@@ -331,5 +331,5 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     return "\n".join([table(columns, cells, args), "", *said])
 
 
-def _held(by: Holder) -> str:
+def _held(by: ReportedHolder) -> str:
     return f"{by.namespace}/{by.pod}" + (f" ({by.cores})" if by.cores else "")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from npu_agent.files import regular
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
-from npu_agent.outputs.web.report import Problem, Report
+from npu_agent.outputs.web.report import Report, ReportedProblem
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
 from npu_agent.people.doctor.check import Check, Lines, note, ok, wrong
@@ -85,7 +85,7 @@ def _agent(context: Context, agent: Reported) -> Check:
     )
 
 
-def _name(problem: Problem) -> str:
+def _name(problem: ReportedProblem) -> str:
     subject = problem.subject if re.fullmatch("[a-z]{1,20}", problem.subject) else "problem"
     return f"agent {subject}"
 
@@ -96,7 +96,7 @@ async def _ours(context: Context) -> bool:
     return context.in_pod or (serving is not None and serving.host == context.hostname)
 
 
-async def _problem(context: Context, problem: Problem) -> Check:
+async def _problem(context: Context, problem: ReportedProblem) -> Check:
     remedy, command = one_line(problem.remedy, _LONGEST), problem.command
     if not remedy or _ITSELF in remedy:
         remedy = _ELSE

@@ -20,7 +20,7 @@ Broken: TypeAlias = "Mapping[str, Content | None]"
 """What is at each path instead; None: nothing."""
 
 
-class Driver(Protocol):
+class DriverTree(Protocol):
     """The interface of a vendor's driver tree; a module with these functions will do."""
 
     def picture(self, spec: CardSpec, state: CardTelemetry, /) -> Picture:
@@ -34,7 +34,7 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class CardFamily:
     """The properties that all cards of one family share.
 
     `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
@@ -44,7 +44,7 @@ class Family:
 
     name: str
     title: str
-    driver: Driver
+    driver: DriverTree
     cores: int
     clock_mhz: int
     idle_watts: float
@@ -64,7 +64,7 @@ _VENDORS = (
 
 
 @lru_cache(1)
-def families() -> Mapping[str, Family]:
+def families() -> Mapping[str, CardFamily]:
     folders = (import_module(f"npu_agent.people.simulator.{vendor}") for vendor in _VENDORS)
     return {family.name: family for folder in folders for family in folder.FAMILIES}
 
@@ -102,7 +102,7 @@ class CardSpec:
         return f"npu{self.index}"
 
     @property
-    def traits(self) -> Family:
+    def traits(self) -> CardFamily:
         return families()[self.family]
 
     def with_driver(self, release: str) -> CardSpec:

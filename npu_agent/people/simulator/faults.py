@@ -6,7 +6,7 @@ A fault is something done once (`give`) and a way to look from then on (`show`, 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from npu_agent.people.simulator.cards import CardSpec, Driver, suggest, swapped
+from npu_agent.people.simulator.cards import CardSpec, DriverTree, suggest, swapped
 from npu_agent.people.simulator.picture import Picture
 from npu_agent.people.simulator.telemetry import CardTelemetry, Workload, reset, with_workload
 
@@ -20,7 +20,7 @@ class SimulatedCard:
     faults: tuple[str, ...] = ()
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> DriverTree:
         return self.spec.traits.driver
 
 

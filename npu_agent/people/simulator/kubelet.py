@@ -27,7 +27,7 @@ from npu_agent.kubelet.wire import v1beta1 as wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plugin:
+class ListedPlugin:
     """The kubelet's state of a resource."""
 
     endpoint: str
@@ -44,7 +44,7 @@ class Plugin:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GivenDevices:
     """The devices, nodes and environment of a container."""
 
     ids: tuple[str, ...]
@@ -65,7 +65,7 @@ class StandInKubelet(wire.RegistrationBase):
     """
 
     def __init__(self, directory: Path, pod_resources: Path | None = None) -> None:
-        self.plugins: Feed[Mapping[str, Plugin]] = Feed({})
+        self.plugins: Feed[Mapping[str, ListedPlugin]] = Feed({})
         self.calls = 0
         self.refusal = ""
         """If set, Register is refused with this message."""
@@ -124,7 +124,7 @@ class StandInKubelet(wire.RegistrationBase):
         for channel in self._clients[resource].values():
             channel.close()
 
-    async def allocate(self, resource: str, count: int, pod: str = "pod") -> Grant:
+    async def allocate(self, resource: str, count: int, pod: str = "pod") -> GivenDevices:
         """Starts a "Pod" of this name that asks for `count` devices.
 
         Raises:
@@ -151,7 +151,7 @@ class StandInKubelet(wire.RegistrationBase):
         taken.update(dict.fromkeys(ids, pod))
         return grant
 
-    async def allocate_ids(self, resource: str, ids: Sequence[str]) -> Grant:
+    async def allocate_ids(self, resource: str, ids: Sequence[str]) -> GivenDevices:
         """The Allocate call alone, with any IDs.
 
         Raises:
@@ -163,7 +163,9 @@ class StandInKubelet(wire.RegistrationBase):
             )
         )
         given = response.container_responses[0]
-        return Grant(tuple(ids), dict(given.envs), tuple(d.container_path for d in given.devices))
+        return GivenDevices(
+            tuple(ids), dict(given.envs), tuple(d.container_path for d in given.devices)
+        )
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
         """The "Pod" that held these devices has ended."""
@@ -171,8 +173,8 @@ class StandInKubelet(wire.RegistrationBase):
             self.taken[resource].pop(id_, None)
 
     async def until(
-        self, resource: str, condition: Callable[[Plugin], bool], timeout: float
-    ) -> Plugin:
+        self, resource: str, condition: Callable[[ListedPlugin], bool], timeout: float
+    ) -> ListedPlugin:
         """Waits until what is known of `resource` meets `condition`.
 
         Raises:
@@ -224,7 +226,7 @@ class StandInKubelet(wire.RegistrationBase):
         connected[request.endpoint] = channel
         before = self.plugins.value.get(resource)
         devices = before.devices if before and before.connected else ()
-        self._know(resource, Plugin(endpoint=request.endpoint, devices=devices))
+        self._know(resource, ListedPlugin(endpoint=request.endpoint, devices=devices))
         if self.asks:
             stream = asyncio.create_task(self._watch(resource, request.endpoint, channel))
             self._streams.add(stream)
@@ -260,7 +262,7 @@ class StandInKubelet(wire.RegistrationBase):
                 connected.clear()
                 self._know(resource, replace(self.plugins.value[resource], connected=False))
 
-    def _know(self, resource: str, plugin: Plugin) -> None:
+    def _know(self, resource: str, plugin: ListedPlugin) -> None:
         self.plugins.publish({**self.plugins.value, resource: plugin})
 
 

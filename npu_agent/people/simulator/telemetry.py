@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from npu_agent.people.simulator.cards import Family, families
+from npu_agent.people.simulator.cards import CardFamily, families
 
 Workload = Literal["auto", "busy", "single", "idle"]
 
@@ -44,7 +44,7 @@ class CardTelemetry:
     phase_left: float = 15.0
 
     @property
-    def traits(self) -> Family:
+    def traits(self) -> CardFamily:
         return families()[self.family]
 
     @property

@@ -23,7 +23,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session, Timing
-from npu_agent.people.simulator.kubelet import Plugin as KnownPlugin
+from npu_agent.people.simulator.kubelet import ListedPlugin as KnownPlugin
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 from tests.until import first, until

@@ -2,7 +2,7 @@
 
 import uuid
 
-from npu_agent.people.simulator.cards import Family
+from npu_agent.people.simulator.cards import CardFamily
 from npu_agent.people.simulator.furiosa import driver
 
 _IDENTITIES = uuid.UUID("1ed20000-1200-4e50-8000-6e70752d6167")
@@ -10,7 +10,7 @@ _IDENTITIES = uuid.UUID("1ed20000-1200-4e50-8000-6e70752d6167")
 # The counters of a Warboy belong to the control processor of a PE: the "ne operation" clock. At
 # 1 GHz a 32-bit counter wraps after 4.3 s of full load, so a reader has to read more often.
 FAMILIES = (
-    Family(
+    CardFamily(
         name="warboy",
         title="FuriosaAI Warboy",
         driver=driver,
@@ -25,7 +25,7 @@ FAMILIES = (
         driver_version="1.9.2, 3def9c2",
         firmware_version="1.6.0, c1bebfd",
     ),
-    Family(
+    CardFamily(
         name="rngd",
         title="FuriosaAI RNGD",
         driver=driver,
