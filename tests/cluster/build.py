@@ -290,9 +290,12 @@ class GoFiles:
 
 KSERVE = GoFiles(
     module="github.com/kserve/kserve",
-    version="v0.16.0",
-    checksum="h1:kDkcAU5VMiZf4zhdDXH+UdAIgzXhs10GMv0d9r4qvTs=",
-    files=("config/crd/full/serving.kserve.io_inferenceservices.yaml",),
+    version="v0.20.0",
+    checksum="h1:Bs7HxmGV4KFqqptDcWseKv+mwD4YOYHJWcuVgPG2Gug=",
+    files=(
+        "config/crd/full/serving.kserve.io_inferenceservices.yaml",
+        "config/crd/minimal/llmisvc/serving.kserve.io_llminferenceservices.yaml",
+    ),
 )
 KUBERAY = GoFiles(
     module="github.com/ray-project/kuberay/ray-operator",

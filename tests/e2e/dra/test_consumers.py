@@ -26,11 +26,11 @@ from tests.cluster.build import (
     ensure_binaries,
     ensure_files,
 )
+from tests.e2e.dra.claims import run, seen
 from tests.e2e.dra.claims import running as runs
-from tests.e2e.dra.claims import seen
 from tests.e2e.dra.test_partitions import ALL, CUT, configure
 from tests.e2e.health.consumers import running
-from tests.e2e.manifests import WORKLOAD, Thing, thing
+from tests.e2e.manifests import WORKLOAD, Thing, container, request, small, template, thing
 from tests.e2e.node import PROJECT, SOON, Node
 
 EXAMPLES = PROJECT / "docs" / "examples" / "serving"
@@ -45,10 +45,10 @@ def example(name: str) -> list[Thing]:
     text = (EXAMPLES / f"{name}.yaml").read_text()
     found = list(yaml.safe_load_all(text))
     for one in found:
-        for container in _containers(one):
-            container.update(image=WORKLOAD, imagePullPolicy="Never")
-            container.update(command=["sh", "-c", "exec sleep 100000"])
-            container.pop("args", None)
+        for spec in _containers(one):
+            spec.update(image=WORKLOAD, imagePullPolicy="Never")
+            spec.update(command=["sh", "-c", "exec sleep 100000"])
+            spec.pop("args", None)
     return found
 
 
@@ -231,22 +231,22 @@ def test_job_set_gives_each_pod_a_card_of_its_own_and_gets_them_again(node: Node
 
 @pytest.mark.usefixtures("tidy")
 def test_pods_of_furiosa_llm_kserve_and_ray_get_their_cards(node: Node) -> None:
-    template, deployment = example("furiosa-llm")
-    (service,), (ray,) = example("kserve"), example("ray")
+    claims, deployment = example("furiosa-llm")
+    (service, llm), (ray,) = example("kserve"), example("ray")
     worker = ray["spec"]["workerGroupSpecs"][0]["template"]
     specs = {
         "llm": deployment["spec"]["template"]["spec"],
         "kserve": service["spec"]["predictor"],
         "ray": worker["spec"],
     }
-    node.apply([template])
+    node.apply([claims])
     crds = [path for wanted in (KSERVE, KUBERAY) for path in ensure_files(wanted)]
     for path in crds:
         node.kubectl("apply", "--server-side", "--filename", str(path))
     try:
-        for kind in ("inferenceservices.serving.kserve.io", "rayclusters.ray.io"):
-            node.kubectl("wait", "--for=condition=Established", f"crd/{kind}")
-        for one in (deployment, service, ray):
+        for path in crds:
+            node.kubectl("wait", "--for=condition=Established", "--filename", str(path))
+        for one in (deployment, service, llm, ray):
             strict = ("--dry-run=server", "--validate=strict", "--filename", "-")
             node.kubectl("create", *strict, input=json.dumps(one))
         never = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
@@ -259,3 +259,13 @@ def test_pods_of_furiosa_llm_kserve_and_ray_get_their_cards(node: Node) -> None:
     finally:
         for path in crds:
             node.kubectl("delete", "--filename", str(path))
+
+
+@pytest.mark.usefixtures("tidy")
+def test_a_pod_as_the_vendors_chart_for_llm_d_makes_it_gets_its_cards(node: Node) -> None:
+    """The chart, and KServe for an LLMInferenceService, make a template with no more than this."""
+    proxy = container("routing-proxy", restartPolicy="Always")
+    pod = small("decode", of_template="decode", initContainers=[proxy])
+    run(node, template("decode", request("furiosa", count=2)), pod)
+    assert len(seen(node, "decode").cards) == 2
+    assert not seen(node, "decode", "routing-proxy").nodes
