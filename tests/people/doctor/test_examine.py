@@ -190,10 +190,10 @@ BREAKS: dict[str, Break] = {
         "furiosa-npu.sock",
         "delete the vendor's DaemonSet",
     ),
-    "the vendor's plugin on a socket named after its resource": Break(
-        lambda node: node.serve_plugin("rngd-4core.24gb.sock"),
+    "the vendor's plugin of 2026": Break(
+        lambda node: node.serve_plugin("rngd.sock"),
         "other plugins",
-        "rngd-4core.24gb.sock",
+        "rngd.sock answers as a device plugin",
         "delete the vendor's DaemonSet",
     ),
     "devices of a second plugin": Break(
