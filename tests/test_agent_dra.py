@@ -310,7 +310,7 @@ async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
     async with room.node.agent(allocation=allocation, **NOTHING_ELSE) as agent:
         await first(agent.inventory.snapshots, lambda now: now.complete)
         await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
-        words = "cannot tell yet" if allocation is DRA else "allocation.api: auto may be old or un"
+        words = "cannot tell yet" if allocation is DRA else "allocation.api: auto is not decided"
         await until(lambda: any(words in one for one in reasons(agent)))
         now = condition(agent.state(), None, 2)
         assert now
