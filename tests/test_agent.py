@@ -20,7 +20,6 @@ import grpc
 import pytest
 
 from npu_agent import files
-from npu_agent.agent import parts
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming, Host
 from npu_agent.agent.run import serve
@@ -36,8 +35,8 @@ from npu_agent.config import (
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
+from npu_agent.kubelet import cdi, podresources
 from npu_agent.kubelet.record import RECORD
-from npu_agent.outputs import cdi
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.people import simulator
@@ -483,7 +482,7 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
         assert {device for (_, device), *_ in before["allocations"]} == set(UUIDS)
     (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
     async with node.agent() as agent:
-        devices = await first(agent.allocation.publisher.devices[NPU], bool)
+        devices = await first(agent.allocation.allocator.devices[NPU], bool)
     ids = {device.name: device.id for device in devices}
     assert ids["npu0"] == UUIDS[0]
     assert ids["npu1"] not in UUIDS
@@ -513,12 +512,14 @@ async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> 
 async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.timing = AgentTiming(sessions=session.Timing(prove_every=0.01, prove_again=0.01))
+    node.timing = AgentTiming(
+        sessions=session.SessionTiming(verify_interval=0.01, verify_confirm=0.01)
+    )
 
     async def offered(_: Path) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}
 
-    monkeypatch.setattr(parts, "offered", offered)
+    monkeypatch.setattr(podresources, "offered", offered)
     node.cards("warboy=2")
     async with node.agent():
         before = await node.listed(2)
@@ -559,7 +560,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.allocation.store.states.value.orphans)
+        await until(lambda: agent.allocation.allocator.states.value.orphans)
         assert not allocating.done()
         if not readable:
             events.rmdir()
@@ -573,7 +574,7 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
     async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=600.0)) as agent:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
-        await first(agent.allocation.store.usages, bool)
+        await first(agent.allocation.allocator.usages, bool)
         before = await node.listed(2)
         node.kubelet.hang_up(NPU)
         await node.told(lambda p: p.endpoint != before.endpoint and p.connected)
@@ -586,4 +587,4 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.allocation.store.states.value.allocations
+        assert (NPU, grant.ids[0]) in agent.allocation.allocator.states.value.allocations

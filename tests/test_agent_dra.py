@@ -32,7 +32,7 @@ from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import prober
 from npu_agent.kubelet import decode
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
@@ -127,7 +127,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
 def timing(**drivers: Any) -> AgentTiming:
     """The agent's, with these of its drivers; a holder is waited for as long as tests do."""
     return AgentTiming(
-        drivers=driver.Timing(**{"claims": claims.Timing(holder_ends=1.0), **drivers})
+        drivers=driver.DriverTiming(**{"claims": claims.PrepareTiming(holder_ends=1.0), **drivers})
     )
 
 
@@ -231,7 +231,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         assert [holding.assignment.claim for holding in agent.state().usages] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
-        await until(lambda: not agent.allocation.store.states.value.allocations)
+        await until(lambda: not agent.allocation.allocator.states.value.allocations)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
@@ -244,7 +244,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slow the disk is: without a driver to ask again, its Pod would stay Terminating."""
-    room.node.timing = timing(look_every=0.02)
+    room.node.timing = timing(socket_check=0.02)
     room.node.cards("warboy=1")
     ref = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
@@ -253,13 +253,13 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     await first(room.manager.instances, lambda now: not now)
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.registered()
-        save = agent.allocation.store.saved
+        save = agent.allocation.allocator.saved
 
         async def slow() -> None:
             await asyncio.sleep(0.5)
             await save()
 
-        monkeypatch.setattr(agent.allocation.store, "saved", slow)
+        monkeypatch.setattr(agent.allocation.allocator, "saved", slow)
         await room.manager.unprepare(DRIVER, ref)
         await until(lambda: agent.state().dra == ())
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
@@ -386,7 +386,9 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         await room.free(*NAMES)
         room.node.fault("npu1", "gone")
         await room.offered(NAMES[0])
-        await first(agent.allocation.store.published, lambda sliced: sliced.keys() == {UUIDS[0]})
+        await first(
+            agent.allocation.allocator.published, lambda sliced: sliced.keys() == {UUIDS[0]}
+        )
         await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
         monkeypatch.setattr(files, "replace", full)
         room.node.fault("npu1", "back")
@@ -428,12 +430,12 @@ async def test_it_is_not_ready_without_the_nodes_name(room: Room) -> None:
 async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubted: list[AllocationStore] = []
+    doubted: list[Allocator] = []
 
-    def kubelet_lost(store: AllocationStore) -> None:
-        doubted.append(store)
+    def kubelet_lost(allocator: Allocator) -> None:
+        doubted.append(allocator)
 
-    monkeypatch.setattr(AllocationStore, "kubelet_lost", kubelet_lost)
+    monkeypatch.setattr(Allocator, "kubelet_lost", kubelet_lost)
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await room.registered()
@@ -444,7 +446,7 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await room.registered()
         await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
-        assert doubted == [agent.allocation.store]  # it does not list all of its Pods yet
+        assert doubted == [agent.allocation.allocator]  # it does not list all of its Pods yet
 
 
 async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
@@ -460,7 +462,9 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
     room.cluster.forget(gone)
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await until(
-            lambda: [one.name for one in agent.allocation.store.prepared.value.values()] == ["kept"]
+            lambda: (
+                [one.name for one in agent.allocation.allocator.prepared.value.values()] == ["kept"]
+            )
         )
         await until(lambda: len(room.specs()) == 1)
         await room.registered()
@@ -481,7 +485,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     (room.node.plugins / RECORD).unlink()
     monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
-        await until(lambda: agent.allocation.store.prepared.value.keys() == {"uid-c"})
+        await until(lambda: agent.allocation.allocator.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))
         with pytest.raises(GRPCError, match=r"ResourceClaim team/c\) still holds"):
             await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
@@ -559,18 +563,18 @@ async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None
         other = PreparedClaim(
             driver="gpu.example.com", uid="u", namespace="team", name="gpu", devices=()
         )
-        agent.allocation.store.prepare(other, ())
+        await agent.allocation.allocator.prepare(other, ())
         assert agent.state().dra == ()
 
 
-@pytest.mark.parametrize("method", ["plan", "collect_garbage", "record_published", "ask_now"])
+@pytest.mark.parametrize("method", ["plan", "collect_garbage", "confirm", "ask_now"])
 async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
     room: Room, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         (driver,) = agent.kubelet.drivers
-        parts = (slices, driver.claims, agent.allocation.store, driver.slices)
+        parts = (slices, driver.claims, agent.allocation.allocator, driver.slices)
         (part,) = [part for part in parts if hasattr(part, method)]
         good = getattr(part, method)
         failed = False

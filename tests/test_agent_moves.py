@@ -34,7 +34,7 @@ def quick(room: Room) -> None:
 def times(room: Room, **drivers: float) -> None:
     """Sets the times of agents that start from now on, of which these are their drivers'."""
     room.node.timing = replace(
-        timing(**{"look_every": 0.05, **drivers}),
+        timing(**{"socket_check": 0.05, **drivers}),
         config=poller.PollTiming(every=0.02, settle=0.0),
     )
 
@@ -211,7 +211,7 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(room:
         await room.free(*NAMES)
     room.cluster.instead["list"] = status(403, "not allowed")
     await first(room.manager.instances, lambda now: not now)
-    times(room, wiped=1.5, linger=0.0)
+    times(room, withdraw_timeout=1.5, linger=0.0)
     async with agent_of(room, PLUGIN) as agent, deletes_slices(room, after=0.1):
         await until(lambda: agent.kubelet.drivers[0].slices.no_access)
         waiting = "waiting for the kubelet to delete them"

@@ -21,7 +21,7 @@ __all__ = ["room"]  # the fixture
 def _impatient(room: Room) -> None:
     """Nothing waits for holders: they stay. Nor between two rounds of writes."""
     room.node.timing = timing(
-        claims=claims.Timing(holder_ends=0.0), slices=publisher.Timing(gap_longest=0.1)
+        claims=claims.PrepareTiming(holder_ends=0.0), slices=publisher.SliceTiming(gap_longest=0.1)
     )
 
 

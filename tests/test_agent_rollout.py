@@ -13,7 +13,7 @@ from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.outputs.dra import service
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER
@@ -132,14 +132,14 @@ async def test_an_allocate_that_is_under_way_is_answered_before_the_end(
 ) -> None:
     room.node.cards("warboy=2")
     asked, answers = asyncio.Event(), asyncio.Event()
-    grant = AllocationStore.grant_when_free
+    grant = Allocator.grant
 
-    async def slow(self: AllocationStore, *args: Any) -> None:
+    async def slow(self: Allocator, *args: Any) -> None:
         asked.set()
         await answers.wait()
         await grant(self, *args)
 
-    monkeypatch.setattr(AllocationStore, "grant_when_free", slow)
+    monkeypatch.setattr(Allocator, "grant", slow)
     async with AsyncExitStack() as before:
         await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
         await room.node.listed(2)

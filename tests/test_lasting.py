@@ -16,10 +16,9 @@ from npu_agent.agent.parts import AgentTiming
 from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig, Poller
 from npu_agent.inventory.inventory import Inventory
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.publisher import Publisher
 from npu_agent.outputs.deviceplugin.session import Session
 from npu_agent.outputs.events import Events
 from npu_agent.outputs.labels.labeller import Labeller
@@ -39,18 +38,17 @@ NOWHERE = LabelsConfig(output="none")
 def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every back-off is short: what is counted is how often, not how long."""
     monkeypatch.setattr(Backoff, "next", lambda self, retry_after=None: 0.001)  # noqa: ARG005
-    node.timing = AgentTiming(sessions=session.Timing(look_every=0.05))
+    node.timing = AgentTiming(sessions=session.SessionTiming(socket_check=0.05))
 
 
 @pytest.mark.parametrize(
     ("part", "cls"),
     [
         ("inventory", Inventory),
-        ("devices", Publisher),
         (f"plugin {NPU}", Session),
         ("config", Poller),
         ("pod resources", PodResources),
-        ("ledger", AllocationStore),
+        ("allocator", Allocator),
         ("labels", Labeller),
         ("events", Events),
         ("history", History),

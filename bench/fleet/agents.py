@@ -21,6 +21,7 @@ from typing import Any
 from npu_agent import __version__
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import HealthState, Snapshot
+from npu_agent.core.plan import DraWishes
 from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.core.state import AgentState, ConfigState
 from npu_agent.core.trends import Trends
@@ -30,6 +31,7 @@ from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.credentials import at as credentials_at
 from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.kubelet.allocator import ClaimPool, DraSource
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra import support
@@ -145,7 +147,10 @@ class Parts:
         )
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
-        self.slices = SlicePublisher(api, name, NAMES.driver, devices)
+        wishes = Feed(DraWishes(families=frozenset()))
+        pool = ClaimPool(DraSource(names=NAMES, families=(), wishes=wishes), snapshots, Feed(False))
+        pool.offered = devices
+        self.slices = SlicePublisher(api, name, pool)
         wanted = agent.condition_type.map(lambda type_: condition.ConditionSettings(type_, None))
         self.condition = ConditionWriter(
             api=api,

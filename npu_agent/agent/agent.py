@@ -15,6 +15,7 @@ from npu_agent import __version__
 from npu_agent.agent import parts
 from npu_agent.agent.parts import AgentTiming, Common, Host
 from npu_agent.config import Effective, Poller
+from npu_agent.core import plan
 from npu_agent.core.condition import maintenance
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.state import (
@@ -79,7 +80,7 @@ class Agent:
         self.inventory = parts.hardware(common, record.cards, self.restarts)
         self.node = parts.node(common)
         self.allocation = parts.allocation(common, Feed(record), self.inventory, self.node)
-        self.kubelet = parts.kubelet(common, self.inventory, self.node, self.allocation)
+        self.kubelet = parts.kubelet(common, self.allocation)
         self.cluster = parts.cluster(
             common, self.inventory, self.node, self.allocation, self.kubelet, self.state
         )
@@ -105,7 +106,7 @@ class Agent:
         inventory, node, pages = self.inventory, self.node, self.pages
         allocation, cordons = self.allocation, self.allocation.cordons.state.value
         labeller, events = self.cluster.labeller, self.cluster.events
-        holdings, wanted = allocation.pod_resources.holdings.value, allocation.wanted.value
+        holdings, wishes = allocation.pod_resources.holdings.value, allocation.wishes.value
         snapshot, cordoned = inventory.snapshots.value, allocation.cordons.cards.value
         monotonic, own = time.monotonic(), node.watch.state.value
         return AgentState(
@@ -117,18 +118,19 @@ class Agent:
             now=monotonic + self._wall_clock_ahead(monotonic),
             monotonic=monotonic,
             snapshot=snapshot,
-            usages=allocation.store.usages.value,
+            usages=allocation.allocator.usages.value,
             assignments=holdings.assignments,
             assignments_error=holdings.error,
             resources=self._resources(),
             # Each resource has a stream of its own and loses it when the kubelet restarts.
             kubelet_restarts=max((one.counts.returns for one in self.kubelet.sessions), default=0),
             dra=self._dra(),
-            wanted=tuple(resource.of_families(wanted.families) for resource in wanted.resources),
+            wanted=tuple(resource.of_families(wishes.families) for resource in wishes.resources),
             unsettled=node.dra_support.state.value.waits,
             cordons=cordoned,
-            held_by=allocation.store.held_by(
-                card for card in snapshot.cards if card.id in cordoned
+            held_by=plan.holders(
+                allocation.allocator.facts(),
+                (card for card in snapshot.cards if card.id in cordoned),
             ),
             expected_cards=config.health.expected_cards,
             recorded=self._recorded,
@@ -138,7 +140,7 @@ class Agent:
             api_error=common.api.silent,
             node_error=node.watch.error,
             reads=common.api.reads,
-            disabled=wanted.disabled,
+            disabled=wishes.disabled,
             config=common.poller.states.value,
             stale_after=stale_after(config.metrics.interval),
             max_temperature=config.health.max_temperature,
@@ -153,7 +155,7 @@ class Agent:
             events=events.results,
             reading_failures=inventory.failures,
             page_failures=pages.page.failures,
-            cdi_error=allocation.publisher.cdi_error,
+            cdi_error=allocation.allocator.specs.error,
             tls=pages.certificates.state.value if pages.certificates else None,
             authorizations=pages.authorizer.results if pages.authorizer else {},
             refused={
@@ -169,12 +171,12 @@ class Agent:
 
     def _resources(self) -> tuple[ResourceState, ...]:
         """Returns the resources that the device plugin serves, or is to serve."""
-        wanted = self.allocation.wanted.value
+        wishes = self.allocation.wishes.value
         devices = {
             resource.name: feed.value
-            for resource in wanted.resources
-            if (feed := self.allocation.publisher.devices[resource.name]).value
-            or resource.of_families(wanted.families).widths
+            for resource in wishes.resources
+            if (feed := self.allocation.allocator.devices[resource.name]).value
+            or resource.of_families(wishes.families).widths
         }
         return tuple(
             ResourceState(session=status, counts=session.counts, devices=devices[status.resource])
@@ -188,7 +190,7 @@ class Agent:
                 session=driver.status.value,
                 counts=driver.counts,
                 slices=driver.slices.state.value,
-                devices=driver.offered.value or (),
+                devices=driver.pool.offered.value or (),
                 claims=driver.prepared(),
             )
             for driver in self.kubelet.drivers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core import changes, health
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
-from npu_agent.core.offer import Device
 from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
@@ -29,20 +28,19 @@ from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api
 from npu_agent.kube.own_node import NodeWatch, OwnNode
-from npu_agent.kubelet.allocation_store import AllocationStore, Served
+from npu_agent.kubelet import cdi
+from npu_agent.kubelet.allocator import Allocator, DraSource, PlanInputs
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.podresources import PodResources, UnavailableError, offered, socket_beside
+from npu_agent.kubelet.plugin_specs import PluginSpecs
+from npu_agent.kubelet.podresources import PodResources, socket_beside
 from npu_agent.kubelet.pods import Pods
-from npu_agent.outputs import cdi
 from npu_agent.outputs import condition as node_condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.deviceplugin import session
-from npu_agent.outputs.deviceplugin.publisher import Publisher
-from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session
-from npu_agent.outputs.deviceplugin.specs import PluginSpecs
+from npu_agent.outputs.deviceplugin.session import Plugin, Session
 from npu_agent.outputs.dra import driver, support
-from npu_agent.outputs.dra.driver import Driver, Shared
+from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.labels import output_of
@@ -58,7 +56,7 @@ from npu_agent.outputs.web.pages import pages as pages_of
 from npu_agent.outputs.web.recorder import Recorder
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates, tls_files
-from npu_agent.vendors import CDI_KINDS, DRIVERS, REGISTRY, SPECS, VENDORS
+from npu_agent.vendors import CDI_KINDS, REGISTRY, SPECS, VENDORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +71,13 @@ class AgentTiming:
     for good, and a kubelet comes back after a minute to a claim that was not prepared. Most calls
     take milliseconds, or seconds where many Pods start; one that waits longer is given up."""
     end: float = 0.9
-    """Then, for the publisher (0.3 at most) and the sessions to end in order; with the rest the
+    """Then, for the Allocator (0.3 at most) and the sessions to end in order; with the rest the
     process is gone within 1 s."""
     ask_again: float = 60.0
     """Seconds until a node without DRA support is asked again."""
     config: poller.PollTiming = field(default_factory=poller.PollTiming)
-    sessions: session.Timing = field(default_factory=session.Timing)
-    drivers: driver.Timing = field(default_factory=driver.Timing)
+    sessions: session.SessionTiming = field(default_factory=session.SessionTiming)
+    drivers: driver.DriverTiming = field(default_factory=driver.DriverTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,56 +176,77 @@ def _follows_node(config: Config) -> bool:
 class AllocationParts:
     """Who holds which cores, and what is offered."""
 
+    wishes: Feed[PluginWishes]
+    """The config's, for the device plugin."""
     pod_resources: PodResources
-    wanted: Feed[PluginWishes]
-    """The config's wishes for the device plugin."""
-    store: AllocationStore
     cordons: CordonStore
-    publisher: Publisher
+    allocator: Allocator
 
 
 def allocation(
     common: Common, ledger: Feed[Ledger], inventory: Inventory, node: NodeParts
 ) -> AllocationParts:
     """Builds what decides on devices; `ledger` has the record of the agent before this one."""
-    configs, directory = common.configs, common.directory
-    wanted = configs.map_with(node.dra_support.state, partial(_wanted, common.host.node_name))
+    configs, directory, root = common.configs, common.directory, common.host.root
+    name, support = common.host.node_name, node.dra_support.state
+    wishes = configs.map_with(support, partial(_plugin_wishes, name))
     pod_resources = PodResources(
         socket_beside(directory),
         configs.map(lambda config: config.metrics.interval),
-        Pods(directory, common.host.root),
+        Pods(directory, root),
         ledger,
-    )
-    names = [resource.name for resource in wanted.value.resources]
-    store = AllocationStore(
-        snapshots=inventory.hardware,
-        pod_resources=pod_resources,
-        served=Served(resources=names, drivers=DRIVERS),
-        directory=directory,
-        ledger=ledger,
     )
     cordons = CordonStore(
         node.watch.state.map_with(configs.map(lambda config: config.cordon), _annotation),
         inventory.hardware,
-        wanted.map(lambda wanted: wanted.disabled),
+        wishes.map(lambda wishes: wishes.disabled),
         directory,
     )
-    publisher = Publisher(
-        snapshots=inventory.hardware,
-        wanted=wanted,
-        store=store,
-        cordons=cordons.cards,
-        specs=PluginSpecs(common.host.root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
+    drivers = [
+        DraSource(
+            names=vendor.dra,
+            families=frozenset(vendor.families),
+            wishes=configs.map_with(support, partial(_dra_wishes, name, vendor)),
+        )
+        for vendor in SPECS
+        if vendor.dra
+    ]
+    allocator = Allocator(
+        PlanInputs(
+            snapshots=inventory.hardware,
+            wishes=wishes,
+            drivers=drivers,
+            cordons=cordons,
+            degraded=inventory.degraded,
+        ),
+        pod_resources=pod_resources,
+        specs=PluginSpecs(root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
+        directory=directory,
+        ledger=ledger,
     )
-    return AllocationParts(pod_resources, wanted, store, cordons, publisher)
+    return AllocationParts(wishes, pod_resources, cordons, allocator)
 
 
-def _wanted(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
+def _plugin_wishes(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
     counts = REGISTRY.core_counts
     return PluginWishes(
         resources_of(config, counts),
         disabled_for(config, node_name),
         offered_by(config, counts, "device-plugin", node_name, auto=dra.available),
+    )
+
+
+def _dra_wishes(
+    node_name: str | None, vendor: VendorSpec, config: Config, dra: support.Known
+) -> DraWishes:
+    return DraWishes(
+        families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
+        decided=not dra.waits,
+        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
+        by_index=config.dra.device_names == "index",
+        partitions=config.dra.partitions,
+        evict=config.health.evict,
+        impossible=dra.impossible,
     )
 
 
@@ -249,82 +268,34 @@ class KubeletParts:
     """Of DRA, one a vendor."""
 
 
-def kubelet(
-    common: Common, inventory: Inventory, node: NodeParts, allocation: AllocationParts
-) -> KubeletParts:
+def kubelet(common: Common, allocation: AllocationParts) -> KubeletParts:
     """Builds the sessions of the device plugin and the DRA drivers."""
-    config, store = common.config, allocation.store
-    ownership = Ownership(common.directory, store.disowned)
-    hooks = Hooks(
-        prepare=allocation.publisher.renew,
-        grant=partial(_grant, allocation),
-        kubelet_lost=store.kubelet_lost,
-        offered=partial(_offered, socket_beside(common.directory)),
-    )
+    allocator = allocation.allocator
+    ownership = Ownership(common.directory, allocator.disowned)
     sessions = (
         Session(
             Plugin(
                 resource=resource,
                 directory=common.directory,
-                socket_name=config.socket_name,
+                socket_name=common.config.socket_name,
                 by_cdi=common.by_cdi,
             ),
-            devices,
+            allocator,
             ownership,
-            hooks,
             common.timing.sessions,
         )
-        for resource, devices in allocation.publisher.devices.items()
+        for resource in allocator.devices
     )
-    shared = Shared(
-        snapshots=inventory.hardware,
-        store=store,
-        ownership=ownership,
-        cordons=allocation.cordons,
-        degraded=inventory.degraded,
-    )
-    drivers = (_driver(common, node, shared, vendor) for vendor in SPECS if vendor.dra)
-    return KubeletParts(ownership, tuple(sessions), tuple(drivers))
-
-
-async def _grant(allocation: AllocationParts, resource: str, devices: Sequence[Device]) -> None:
-    await allocation.cordons.check(devices)
-    await allocation.store.grant_when_free(resource, devices)
-
-
-async def _offered(pod_resources: Path) -> Mapping[str, frozenset[str]] | None:
-    """Devices the kubelet can allocate; None if unknown, which `PodResources` logs."""
-    try:
-        return await offered(pod_resources)
-    except UnavailableError:
-        return None
-
-
-def _driver(common: Common, node: NodeParts, shared: Shared, vendor: VendorSpec) -> Driver:
-    name = common.host.node_name
     host = driver.Host(
-        node_name=name,
+        node_name=common.host.node_name,
         kubelet_root=common.directory.parent,
         cdi_root=common.host.root / cdi.DIRECTORY,
     )
-    wanted = common.configs.map_with(
-        node.dra_support.state, partial(_wanted_by_claims, name, vendor)
+    drivers = (
+        Driver(pool, host, allocator, ownership, common.api, common.timing.drivers)
+        for pool in allocator.pools.values()
     )
-    return Driver(vendor, host, shared, wanted, common.api, common.timing.drivers)
-
-
-def _wanted_by_claims(
-    node_name: str | None, vendor: VendorSpec, config: Config, dra: support.Known
-) -> DraWishes:
-    return DraWishes(
-        families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
-        decided=not dra.waits,
-        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
-        by_index=config.dra.device_names == "index",
-        partitions=config.dra.partitions,
-        evict=config.health.evict,
-        impossible=dra.impossible,
-    )
+    return KubeletParts(ownership, tuple(sessions), tuple(drivers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,13 +317,13 @@ def cluster(
     state: Callable[[], AgentState],
 ) -> ClusterParts:
     """Builds the writers of labels, Events and the Node's condition."""
-    name, store = common.host.node_name, allocation.store
+    name, allocator = common.host.node_name, allocation.allocator
     events = Events(
         api=common.api,
         node_name=name,
         sources=Sources(
             snapshots=inventory.hardware,
-            usages=store.usages,
+            usages=allocator.usages,
             trends=inventory.trends,
             configs=common.poller.states,
             cordons=allocation.cordons.state,
@@ -362,7 +333,7 @@ def cluster(
     )
     causes: tuple[Feed[Any], ...] = (
         inventory.hardware,
-        store.usages,
+        allocator.usages,
         allocation.cordons.cards,
         inventory.degraded,
         node.watch.state,
@@ -438,7 +409,7 @@ def pages(
     metrics, snapshots = common.config.metrics, inventory.snapshots
     page = Page(
         snapshots=snapshots,
-        holdings=allocation.store.usages,
+        holdings=allocation.allocator.usages,
         settings=common.configs.map(_page_settings),
         hostname=common.host.hostname,
         state=state,
@@ -490,7 +461,7 @@ def _recorder(
         __version__,
         inventory.hardware,
         inventory.trends,
-        allocation.store.usages,
+        allocation.allocator.usages,
         [
             (allocation.cordons.state, changes.cordon_entries),
             (inventory.trends, changes.trend_entries),

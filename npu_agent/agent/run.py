@@ -112,7 +112,7 @@ async def serve(
                 )
         allow(LONGEST)
         until = time.monotonic() + timing.end
-        await agent.allocation.publisher.end()
+        await agent.allocation.allocator.end()
         # The kubelet first: it should see the end of its stream while everything still works.
         # The servers have their own deadline, for clients that do not let go.
         for task in (*streams, *servers):
@@ -139,8 +139,7 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     yield "config", agent.common.poller.run
     yield "log settings", partial(_follow_log, agent.common.configs.map(lambda config: config.log))
     yield "pod resources", agent.allocation.pod_resources.run
-    yield "ledger", agent.allocation.store.run
-    yield "devices", agent.allocation.publisher.run
+    yield "allocator", agent.allocation.allocator.run
     yield "DRA support", agent.node.dra_support.run
     yield "Node", agent.node.watch.run
     yield "cordons", agent.allocation.cordons.run

@@ -101,12 +101,22 @@ def device_lists(facts: Facts, wishes: PluginWishes) -> dict[str, tuple[Device, 
             name = DeviceName(resource.name, device.id)
             if device.card.family in wishes.families or name in facts.ledger.allocations:
                 reason = _withheld(facts, wishes, name, device)
-                devices.append(withhold(device, reason) if reason else device)
+                devices.append(_unhealthy(device, reason) if reason else device)
         lists[resource.name] = tuple(devices)
     return lists
 
 
-def withhold(device: Device, reason: str) -> Device:
+def without_specs(
+    devices: Iterable[Device], unwritten: Collection[str], error: str | None
+) -> tuple[Device, ...]:
+    """Returns the devices; those whose CDI spec is not on disk, by ID, are unhealthy."""
+    reason = f"the CDI specs cannot be written: {error}"
+    return tuple(
+        _unhealthy(device, reason) if device.id in unwritten else device for device in devices
+    )
+
+
+def _unhealthy(device: Device, reason: str) -> Device:
     return replace(device, healthy=False, reason=reason)
 
 
@@ -241,9 +251,9 @@ def withdrawn(
     return published_by(facts.ledger, driver) - stay
 
 
-def check_cordon(cordons: Mapping[str, str], device: Device) -> None:
+def check_cordon(facts: Facts, device: Device) -> None:
     """Raises RefusalError if the device's card is cordoned."""
-    if (reason := cordons.get(device.card_id)) is not None:
+    if (reason := facts.cordons.get(device.card_id)) is not None:
         raise RefusalError(
             Refusal.UNFIT, f"device {device.id!r} ({device.name}) is cordoned: {reason}"
         )

@@ -7,7 +7,7 @@ where the API server is away.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,9 +16,7 @@ import msgspec
 from npu_agent import files, typedjson
 from npu_agent.backoff import Backoff
 from npu_agent.core.cordon import Cordons, cordon_changes, cordons, entries, first_ids
-from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.offer import Device
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.supervise import background
@@ -139,20 +137,6 @@ class CordonStore:
         """Returns when the annotation is known; soon after the start in any case."""
         if not self._seen.value:
             await set_within(self._seen.changed, max(0.0, self._until - time.monotonic()))
-
-    def refusal(self, device: Device) -> RefusalError | None:
-        """Why a device must not be allocated: its card is cordoned; None: it may."""
-        if (reason := self.cards.value.get(device.card_id)) is None:
-            return None
-        return RefusalError(
-            Refusal.UNFIT, f"device {device.id!r} ({device.name}) is cordoned: {reason}"
-        )
-
-    async def check(self, devices: Iterable[Device]) -> None:
-        await self.settled()
-        for device in devices:
-            if refusal := self.refusal(device):
-                raise refusal
 
     async def _save(self, known: _Known) -> bool:
         """Writes the cordons for the next agent; returns whether the disk has them."""

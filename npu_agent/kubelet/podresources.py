@@ -123,6 +123,16 @@ class PodResources:
         if self._timer is None or self._timer.when() <= loop.time():
             self._timer = loop.call_later(SETTLED, self.ask)
 
+    async def offered(self) -> Mapping[str, frozenset[str]] | None:
+        """Returns the IDs that the kubelet can allocate, by resource; None: it does not say.
+
+        `run` logs why.
+        """
+        try:
+            return await offered(self._socket)
+        except UnavailableError:
+            return None
+
     async def run(self) -> None:
         last: bytes | None = None
         known: decode.Listed = (), ()

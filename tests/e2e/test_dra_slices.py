@@ -32,6 +32,7 @@ from tests.e2e.manifests import DRIVER, thing
 from tests.e2e.node import Node
 from tests.kube.helpers import client, kubeconfig
 from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.helpers import bare_pool
 from tests.until import first, until
 
 pytestmark = pytest.mark.one_kubelet
@@ -139,11 +140,11 @@ async def publishing(node: Node, directory: Path) -> AsyncIterator[World]:
             cluster={"certificate-authority": str(node.cluster.kubeconfig.with_name("ca.crt"))},
         )
         api = client(path)
-        feed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        publisher = SlicePublisher(api=api, node_name=PAPER, driver=DRIVER, devices=feed)
+        pool = bare_pool()
+        publisher = SlicePublisher(api, PAPER, pool)
         task = asyncio.create_task(publisher.run())
         try:
-            yield World(node, api, feed, publisher)
+            yield World(node, api, pool.offered, publisher)
             assert not task.done()
         finally:
             task.cancel()

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from unittest.mock import AsyncMock
 
 from grpclib.exceptions import GRPCError
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,8 +54,10 @@ from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.spec import SPEC
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.helpers import devices, snapshot, state
 from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.dra.helpers import StandInClaims
 
 T = TypeVar("T")
 
@@ -267,7 +268,8 @@ _CARDS = (state("warboy"), state("warboy", 1), state("rngd", 2))
 
 
 def _device_plugin() -> Any:
-    return DevicePlugin("beta.furiosa.ai/npu", Feed(devices(*_CARDS)), grant=AsyncMock())
+    feed = Feed(devices(*_CARDS))
+    return DevicePlugin("beta.furiosa.ai/npu", feed, StandInAllocator(feed))
 
 
 def _dra_plugin() -> Any:
@@ -277,7 +279,7 @@ def _dra_plugin() -> Any:
     async def unprepare(refs: Any) -> dict[str, str | None]:
         return dict.fromkeys(map(_named, refs))
 
-    return DraPlugin(prepare, unprepare)
+    return DraPlugin(StandInClaims(prepare, unprepare))
 
 
 def _named(ref: ClaimRef) -> str:

@@ -19,14 +19,21 @@ from npu_agent.core.ledger import (
     Usage,
     keys_of,
 )
+from npu_agent.core.plan import DraWishes, PluginWishes
+from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.errors import answered
 from npu_agent.kube.request import Request
+from npu_agent.kubelet.allocator import Allocator, ClaimPool, DraSource, PlanInputs
+from npu_agent.kubelet.cordons import CordonStore
+from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
 from npu_agent.people.simulator.apiserver import StandInApiServer
 from npu_agent.typedjson import convert
+from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.families import FAMILIES
 
 T = TypeVar("T")
 
@@ -97,6 +104,44 @@ class Kubelet(PodResources):
 
     def ask_soon(self) -> None:
         self.asked_soon += 1
+
+
+def allocator_of(
+    kubelet: PodResources,
+    snapshots: Feed[Snapshot],
+    directory: Path,
+    wishes: Feed[PluginWishes],
+    claims: Feed[DraWishes] | None = None,
+    **options: Any,
+) -> Allocator:
+    """An Allocator without cordons, with the vendor's DRA driver; by default it offers nothing.
+
+    `options` are `source`, `cordons`, and those of the Allocator.
+    """
+    nothing = DraWishes(families=frozenset())
+    assert NAMES.driver == DRIVER
+    source = options.pop(
+        "source",
+        DraSource(names=NAMES, families=frozenset(FAMILIES), wishes=claims or Feed(nothing)),
+    )
+    cordons = options.pop("cordons", None) or CordonStore(
+        Feed(""), snapshots, Feed(frozenset()), directory, start=0.0
+    )
+    return Allocator(
+        PlanInputs(snapshots=snapshots, wishes=wishes, drivers=[source], cordons=cordons),
+        pod_resources=kubelet,
+        directory=directory,
+        **{"specs": PluginSpecs(directory / "cdi"), "ledger": kubelet._ledger, **options},
+    )
+
+
+def bare_pool(devices: tuple[PoolDevice, ...] | None = None) -> ClaimPool:
+    """A pool that offers what a test publishes in `offered`."""
+    wishes = Feed(DraWishes(families=frozenset(FAMILIES)))
+    source = DraSource(names=NAMES, families=frozenset(FAMILIES), wishes=wishes)
+    pool = ClaimPool(source, Feed(Snapshot()), Feed(False))
+    pool.offered.publish(devices)
+    return pool
 
 
 def holdings(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.rpc import (
     Cardinality,
     Encoded,
@@ -70,20 +71,17 @@ class DevicePlugin:
         self,
         resource: str,
         devices: Feed[Devices],
+        allocator: Allocator,
         *,
-        grant: Callable[[str, Sequence[Device]], Awaitable[None]],
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
-        """Closing `devices` ends the streams.
-
-        `grant` notes the devices of each Allocate before its answer, and raises RefusalError.
-        """
+        """Closing `devices` ends the streams."""
         self.streams: Feed[Streams] = Feed(Streams())
         self.allocating: Feed[int] = Feed(0)
         self._resource = resource
         self._devices = devices
-        self._grant_devices = grant
+        self._allocator = allocator
         self._by_cdi = by_cdi
         self._counts = counts if counts is not None else Counts()
 
@@ -171,18 +169,18 @@ class DevicePlugin:
         with _refusals_as_status():
             try:
                 containers = requested(ids, self._known(), self._resource)
-                await self._grant_devices(
-                    self._resource, [one for each in containers for one in each]
-                )
+                devices = [device for container in containers for device in container]
+                await self._allocator.grant(self._resource, devices)
             except RefusalError as error:
                 log.warning("allocation refused", resource=self._resource, reason=error)
                 raise
         body = b"".join(
-            encode.container_response(grant(devices), by_cdi=self._by_cdi) for devices in containers
+            encode.container_response(grant(container), by_cdi=self._by_cdi)
+            for container in containers
         )
         await stream.send_message(Encoded(body))
         await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
-        return [f"{one.name} ({one.id})" for container in containers for one in container]
+        return [f"{device.name} ({device.id})" for device in devices]
 
     async def _pre_start(self, stream: Stream[wire.PreStartContainerRequest, Encoded]) -> None:
         await receive_request(stream)

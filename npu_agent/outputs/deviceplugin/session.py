@@ -12,7 +12,7 @@ import contextlib
 import errno
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +20,10 @@ from typing import NamedTuple
 from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core.counts import Counts
-from npu_agent.core.grant import Refusal, RefusalError
-from npu_agent.core.offer import Device
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, UnixServer, ask, sweep, wait_drained
@@ -45,7 +44,7 @@ _SUFFIX = r"-[0-9a-f]{8}\.(sock|none)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class SessionTiming:
     """Seconds.
 
     A kubelet that returns has us again within `retry_longest` and a Register: less than 2 s.
@@ -55,26 +54,23 @@ class Timing:
     """Deadline of Register. The kubelet dials us for up to 10 s before it answers."""
     connect: float = 5.0
     """Longest time from Register's answer to the kubelet's ListAndWatch."""
-    look_every: float = 1.0
+    socket_check: float = 1.0
     """Pause between checks of our socket while registered; a stat each."""
-    prove_every: float = 20.0
+    verify_interval: float = 20.0
     """Pause between checks that the kubelet still offers our devices."""
-    prove_again: float = 10.0
+    verify_confirm: float = 10.0
     """Pause before the second check if it does not: a new list takes moments."""
-    prove_seldom: float = 1200.0
+    verify_backoff_max: float = 1200.0
     """Pause between these checks if registering again did not help."""
     retry_first: float = 0.1
     """Pause between the first attempts while the kubelet is away; a stat each."""
     retry_longest: float = 1.0
-    fickle_longest: float = 1.5
+    flap_backoff_max: float = 1.5
     """Pause between registrations at a kubelet that keeps dropping us."""
     steady: float = 5.0
     """Shortest registration that counts as a success."""
-    early: float = 5.5
+    handover_deadline: float = 5.5
     """Deadline to register while the previous agent still serves; it waits for 6."""
-    ours_within: float = 20.0
-    """For which an Allocate waits for the node to be ours; no other Pod starts meanwhile. The agent
-    before us may take 16 to end (`Ownership.hand_over`, then calls under way)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +85,6 @@ class Plugin:
     """Whether containers get their nodes by CDI names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
-    """Callbacks of a session."""
-
-    prepare: Callable[[], Awaitable[None]]
-    """Awaited when the node is ours, before anything is offered."""
-    grant: Callable[[str, Sequence[Device]], Awaitable[None]]
-    kubelet_lost: Callable[[], None]
-    """Called when the kubelet has dropped our devices."""
-    offered: Callable[[], Awaitable[Mapping[str, frozenset[str]] | None]]
-    """The IDs of each resource that the kubelet can hand out; None if it does not say."""
-
-
 class _Endpoint(NamedTuple):
     plugin: DevicePlugin
     server: UnixServer
@@ -113,10 +96,9 @@ class Session:
     def __init__(
         self,
         plugin: Plugin,
-        devices: Feed[Devices],
+        allocator: Allocator,
         ownership: Ownership,
-        hooks: Hooks,
-        timing: Timing = Timing(),
+        timing: SessionTiming = SessionTiming(),
     ) -> None:
         self.timing = timing
         self._tracker = RegistrationTracker(plugin.resource)
@@ -124,18 +106,17 @@ class Session:
         self.counts = Counts()
         self._config = plugin
         self._resource = plugin.resource
-        self._devices = devices
+        self._allocator = allocator
+        self._devices = allocator.devices[plugin.resource]
         self._directory = plugin.directory
         self._ownership = ownership
-        self._hooks = hooks
         self._kubelet = plugin.directory / KUBELET_SOCKET
         self._proofs = Backoff(
-            first=self.timing.prove_every,
-            longest=self.timing.prove_seldom,
-            least=self.timing.prove_every,
+            first=self.timing.verify_interval,
+            longest=self.timing.verify_backoff_max,
+            least=self.timing.verify_interval,
         )
         self._lost = False
-        self._ours: Feed[bool] = Feed(False)
         self._early: tuple[_Endpoint, contextlib.AsyncExitStack] | None = None
         """What the kubelet has had since before the node was ours, and what ends it."""
         self._plugin: DevicePlugin | None = None
@@ -155,15 +136,13 @@ class Session:
                         last=True,
                     ) as still_ours:
                         sweep(self._directory, re.escape(self._config.socket_name) + _SUFFIX)
-                        await self._hooks.prepare()
-                        self._ours.publish(True)
+                        await self._allocator.renew()
                         await self._hold(still_ours)
                     pause.reset()
                 except OSError as error:
                     self._tracker.fails(_explained(error, self._directory))
                     await asyncio.sleep(pause.next())
                 finally:
-                    self._ours.publish(False)
                     if self._early:
                         (_, stack), self._early = self._early, None
                         await stack.aclose()
@@ -183,7 +162,7 @@ class Session:
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
         """Serves while the resource is ours: on a new socket after each loss."""
         first, loop = self.timing.retry_first, asyncio.get_running_loop()
-        fickle = Backoff(first=first, longest=self.timing.fickle_longest, least=first)
+        fickle = Backoff(first=first, longest=self.timing.flap_backoff_max, least=first)
         while still_ours():
             async with self._endpoint() as endpoint:
                 if not await self._register_until_served(endpoint):
@@ -191,7 +170,7 @@ class Session:
                 since = loop.time()
                 lost = await self._until_lost(endpoint)
                 self._lost = True
-                self._hooks.kubelet_lost()
+                self._allocator.kubelet_lost()
                 log.warning(
                     "lost the kubelet; registering again", resource=self._resource, reason=lost
                 )
@@ -213,7 +192,7 @@ class Session:
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(self.timing.early):
+                async with asyncio.timeout(self.timing.handover_deadline):
                     endpoint = await stack.enter_async_context(self._served())
                     trouble = await self._register(endpoint)
                     if not trouble and await self._fail_to_register(endpoint):
@@ -250,17 +229,6 @@ class Session:
             async with self._served() as endpoint:
                 yield endpoint
 
-    async def _grant_when_ours(self, resource: str, devices: Sequence[Device]) -> None:
-        """Grants as `DevicePlugin.grant` does, once earlier grants are known."""
-        try:
-            async with asyncio.timeout(self.timing.ours_within):
-                await self._ours.until(bool)
-        except TimeoutError:
-            raise RefusalError(
-                Refusal.UNFIT, "another agent serves this node and does not end"
-            ) from None
-        await self._hooks.grant(resource, devices)
-
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[_Endpoint]:
         """An endpoint that serves the present devices; its streams end with the context."""
@@ -268,7 +236,7 @@ class Session:
         plugin = DevicePlugin(
             self._resource,
             served,
-            grant=self._grant_when_ours,
+            self._allocator,
             by_cdi=self._config.by_cdi,
             counts=self.counts,
         )
@@ -379,7 +347,7 @@ class Session:
 
     async def _until_removed(self, endpoint: _Endpoint) -> None:
         while endpoint.server.exists():  # noqa: ASYNC110 (the kubelet sets no event)
-            await asyncio.sleep(until_tick(self.timing.look_every))
+            await asyncio.sleep(until_tick(self.timing.socket_check))
 
     async def _until_replaced(self) -> str:
         """Waits until the kubelet no longer offers what we serve, although our stream is open.
@@ -392,7 +360,7 @@ class Session:
             if not (doubtful := await self._missing()):
                 self._proofs.reset()
                 continue
-            await asyncio.sleep(self.timing.prove_again)
+            await asyncio.sleep(self.timing.verify_confirm)
             if missing := doubtful & await self._missing():
                 return (
                     f"it no longer offers {len(missing)} of our devices, such as {min(missing)}: "
@@ -401,7 +369,7 @@ class Session:
 
     async def _missing(self) -> frozenset[str]:
         """Returns the IDs of our healthy devices that the kubelet does not offer."""
-        offered = await self._hooks.offered()
+        offered = await self._allocator.pod_resources.offered()
         if offered is None:
             return frozenset()
         ours = frozenset(device.id for device in self._devices.value if device.healthy)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -19,26 +19,23 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from npu_agent import text
+from npu_agent.core import plan
 from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
-from npu_agent.core.plan import RECOVERING
-from npu_agent.core.pool import DraNames, PoolDevice
 from npu_agent.feed import Feed
-from npu_agent.kube import objects
+from npu_agent.kube import Api, objects, resourceclaims
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import ResourceClaim, Result
-from npu_agent.kube.resourceclaims import claim_of
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet import cdi
+from npu_agent.kubelet.allocator import Allocator, ClaimPool
 from npu_agent.logs import Reporter, logger
-from npu_agent.outputs import cdi
 
 log = logger(__name__)
 
 T = TypeVar("T")
-Fetch = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 
 _CONCURRENT_READS = 8
 _EXTENDED = re.compile(r"(container-\d+)-request-\d+")
@@ -47,7 +44,7 @@ container (k8s.io/kubernetes, extendeddynamicresources.go)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class PrepareTiming:
     """The times of a prepare, in seconds; the kubelet waits 45 s for its answer."""
 
     ready: float = 15.0
@@ -58,18 +55,6 @@ class Timing:
     to 90 s (syncFrequency)."""
     containers: float = 2.0
     """Longest wait for the kubelet's answer which containers use a claim of several requests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPool:
-    """This node's devices by the names that claims use."""
-
-    dra: DraNames
-    name: str
-    devices: Feed[tuple[PoolDevice, ...] | None]
-    """All devices, offered or not; None: not known yet."""
-    cordoned: Callable[[Device], RefusalError | None] = lambda _: None
-    """The refusal if its card is cordoned."""
 
 
 @dataclass(eq=False)
@@ -86,21 +71,24 @@ class Claims:
 
     def __init__(
         self,
-        *,
-        fetch: Fetch,
-        pool: LocalPool,
-        store: AllocationStore,
+        api: Api,
+        pool: ClaimPool,
+        allocator: Allocator,
+        node_name: str,
         cdi_root: Path,
-        timing: Timing | None = None,
+        timing: PrepareTiming = PrepareTiming(),
     ) -> None:
-        """Writes nothing yet; `fetch` gets a claim by namespace and name, and raises ApiError."""
+        """Writes nothing yet."""
         self.counts = DraCounts()
-        self._fetch = fetch
+        self.ready: Feed[bool] = Feed(False)
+        """Whether the node is this agent's and its claims are known; calls wait for it."""
+        self._api = api
         self._pool = pool
-        self._dra = pool.dra
-        self._store = store
+        self._names = pool.names
+        self._node_name = node_name
+        self._allocator = allocator
         self._specs = cdi.SpecDirectory(cdi_root)
-        self._timing = timing or Timing()
+        self._timing = timing
         self._changing = asyncio.Lock()
         self._reading = asyncio.Semaphore(_CONCURRENT_READS)
         self._changes: set[asyncio.Task[Any]] = set()
@@ -116,6 +104,8 @@ class Claims:
         self, refs: Sequence[ClaimRef]
     ) -> dict[str, tuple[PreparedResult, ...] | str]:
         """Returns each claim's devices by UID, or why it cannot be prepared."""
+        await self.ready.until(bool)
+        await self._allocator.cordons.settled()
         call = _Call(time.monotonic())
         self._calls.add(call)
         outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
@@ -128,8 +118,9 @@ class Claims:
         disk. Only an agent that does not own the node refuses: its owner would treat the
         claims as prepared.
         """
-        if not await self._whole(self._end_all(refs)):
-            return dict.fromkeys((ref.uid for ref in refs), self._store.why_not_owned)
+        await self.ready.until(bool)
+        if not await self._uncancellable(self._end_all(refs)):
+            return dict.fromkeys((ref.uid for ref in refs), self._allocator.why_not_owned)
         self.counts.unprepares["unprepared"] += len(refs)
         return dict.fromkeys((ref.uid for ref in refs), None)
 
@@ -137,14 +128,14 @@ class Claims:
         """Finds claims in use that the record lacks: it may be lost, or an older one put back.
 
         To be called before anything is prepared. The API server knows the claim, and pod-resources
-        its devices: until both have answered, `AllocationStore.drivers_in_recovery` stops grants.
+        its devices: until both have answered, `Allocator.drivers_in_recovery` stops grants.
         """
-        in_use = self._store.claim_uses()
-        if not self._store.needs_recovery or in_use is None:
+        in_use = self._allocator.claim_uses()
+        if not self._allocator.needs_recovery or in_use is None:
             return
         uses: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in in_use:
-            if use.driver == self._dra.driver:
+            if use.driver == self._names.driver:
                 uses.setdefault((use.claim_namespace, use.claim_name), []).append(use)
         for (namespace, name), of_claim in uses.items():
             if not self._lacks(of_claim):
@@ -156,7 +147,7 @@ class Claims:
                 self._recovering.failed(f"{namespace}/{name}: {error}")
                 return  # it is tried again
             async with self._changing:
-                known = self._store.prepared.value.get(claim.uid)
+                known = self._allocator.prepared.value.get(claim.uid)
                 devices = {one.device for one in known.devices} if known else set()
                 # A kubelet lists the devices of a claim's earlier allocations too.
                 is_known = known and devices.issuperset(one.device for one in claim.results)
@@ -171,17 +162,17 @@ class Claims:
                 await self._record(found)
         self._recovering.works()
         self._unprepared.clear()
-        self._store.recovery_done()
+        self._allocator.recovery_done()
 
     def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
         """Whether any of these uses is by a claim, or for a device, that is not prepared."""
-        return not all(map(self._store.states.value.has_claim, uses))
+        return not all(map(self._allocator.states.value.has_claim, uses))
 
     def _recovered(self, claim: ResourceClaim, uses: Iterable[ClaimUse]) -> PreparedClaim:
         used, here = {use.device for use in uses}, self._devices()
         requests = {result.device: result.request for result in claim.results}
         return PreparedClaim(
-            driver=self._dra.driver,
+            driver=self._names.driver,
             uid=claim.uid,
             namespace=claim.namespace,
             name=claim.name,
@@ -190,7 +181,7 @@ class Claims:
             devices=tuple(
                 PreparedDevice(
                     request=requests.get(device, ""),
-                    pool=self._pool.name,
+                    pool=self._node_name,
                     device=device,
                     footprint=footprint(here[device]),
                 )
@@ -200,10 +191,9 @@ class Claims:
 
     async def _record(self, claim: PreparedClaim) -> None:
         """Adopts a claim whose Pods run; needs the lock."""
-        await self._store.before_preparing(claim)
-        self._store.prepare(claim, ())
+        await self._allocator.prepare(claim, ())
         with contextlib.suppress(OSError):  # logged; it is tried again
-            await self._store.saved()
+            await self._allocator.saved()
 
     async def collect_garbage(self) -> None:
         """Drops claims that no Pod uses and that are gone, or have lost their devices.
@@ -212,7 +202,7 @@ class Claims:
         that was deleted by force is in no list while its containers end.
         """
         orphans, self._orphans = self._orphans, set()
-        for claim in tuple(self._store.prepared.value.values()):
+        for claim in tuple(self._allocator.prepared.value.values()):
             if self._used(claim) or not await self._gone(claim):
                 continue
             self._orphans.add(claim.uid)
@@ -225,12 +215,12 @@ class Claims:
                     )
                     await self._end(claim.uid)
                     with contextlib.suppress(OSError):
-                        await self._store.saved()
+                        await self._allocator.saved()
 
     async def refresh_consumers(self) -> None:
         """Finds later Pods of a claim: the kubelet does not prepare it again for them."""
-        for claim in tuple(self._store.prepared.value.values()):
-            using = {use.pod for use in self._store.claim_uses() or () if _is_of(use, claim)}
+        for claim in tuple(self._allocator.prepared.value.values()):
+            using = {use.pod for use in self._allocator.claim_uses() or () if _is_of(use, claim)}
             if using.issubset(claim.pods):
                 continue
             try:
@@ -238,7 +228,7 @@ class Claims:
             except (ApiError, ValueError):
                 continue  # it is tried again
             async with self._changing:
-                if now := self._store.prepared.value.get(found.uid):
+                if now := self._allocator.prepared.value.get(found.uid):
                     pods, uids = found.users or now.pods, found.pod_uids or now.pod_uids
                     await self._record(replace(now, pods=pods, pod_uids=uids))
 
@@ -248,12 +238,12 @@ class Claims:
         A container that is started again needs its claim's spec, without another prepare. So
         nothing is removed while it is not sure which claims are prepared.
         """
-        if self._store.needs_recovery or self._pool.devices.value is None:
+        if self._allocator.needs_recovery or self._pool.known.value is None:
             return
         troubles = []
         try:
             async with self._changing:
-                prepared = self._store.prepared.value
+                prepared = self._allocator.prepared.value
                 kept = set(map(self._spec_name, prepared))
                 for name in await self._specs.list(self._spec_name("*")) - kept:
                     await self._specs.write(name, None)
@@ -261,7 +251,7 @@ class Claims:
                     if not all(one.request for one in known.devices):
                         continue  # recovered, and it is not known what is whose
                     try:
-                        await self._specs.write(self._spec_name(uid), self._spec_as_before(known))
+                        await self._specs.write(self._spec_name(uid), self._spec_from_record(known))
                     except RefusalError as error:
                         troubles.append(str(error))
         except OSError as error:
@@ -271,20 +261,22 @@ class Claims:
         else:
             self._syncing.works()
 
-    def _spec_as_before(self, known: PreparedClaim) -> bytes:
+    def _spec_from_record(self, known: PreparedClaim) -> bytes:
         """The spec that the Pods of a claim were given.
 
         Raises:
             RefusalError: its cards are gone, or have other nodes now.
         """
-        claim = _as_before(known)
+        claim = _claim_from_record(known)
         found = [(one, self._device(claim, one)) for one in claim.results]
         given = [one.footprint for one in known.devices]
         if given != [footprint(device) for _, device in found]:
             raise RefusalError(
                 Refusal.UNFIT, f"{claim} has other device nodes than its cards have now"
             )
-        return cdi.claim_spec(self._dra.claim_kind, known.uid, _grants(found, joined=known.joined))
+        return cdi.claim_spec(
+            self._names.claim_kind, known.uid, _grants(found, joined=known.joined)
+        )
 
     async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
         result = "failed"
@@ -312,20 +304,20 @@ class Claims:
             OSError: the disk cannot be written; then all is as it was before.
         """
         await self._ready()
-        if self._store.drivers_in_recovery.value:
+        if self._allocator.drivers_in_recovery.value:
             await self.recover()
         claim, joined = await self._checked(ref), None
         while True:
-            changed = self._store.states.changed  # before it is tried: no change is missed
+            changed = self._allocator.states.changed  # before it is tried: no change is missed
             try:
                 self._usable(claim)  # before what the kubelet may be slow to answer
                 if joined is None:
-                    joined = await self._joined(claim)
-                return await self._whole(self._grant(claim, call, joined=joined))
+                    joined = await self._is_single_container(claim)
+                return await self._uncancellable(self._grant(claim, call, joined=joined))
             except RefusalError as error:
                 if error.kind is not Refusal.HELD:
                     raise
-                self._store.ask()
+                self._allocator.pod_resources.ask()
                 try:
                     async with asyncio.timeout_at(call.began + self._timing.holder_ends):
                         await changed.wait()
@@ -336,7 +328,7 @@ class Claims:
         """Waits for the cards and their holders to be known; raises RefusalError."""
         try:
             async with asyncio.timeout(self._timing.ready):
-                await self._pool.devices.until(lambda devices: devices is not None)
+                await self._pool.known.until(lambda devices: devices is not None)
         except TimeoutError:
             raise RefusalError(
                 Refusal.UNFIT,
@@ -347,18 +339,20 @@ class Claims:
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         """Fetches a claim from the API server; raises ApiError, or ValueError if malformed."""
         async with self._reading:
-            return claim_of(await self._fetch(namespace, name), self._dra.driver)
+            return resourceclaims.claim_of(
+                await resourceclaims.get(self._api, namespace, name), self._names.driver
+            )
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
         """Returns the claim that the kubelet means; raises ApiError or RefusalError."""
-        known = self._store.prepared.value.get(ref.uid)
+        known = self._allocator.prepared.value.get(ref.uid)
         try:
             claim = await self._read(ref.namespace, ref.name)
         except ApiError as error:
             if known is None or error.kind is ErrorKind.NOT_FOUND:
                 raise
             log.warning("prepared again from the record: the claim cannot be read", claim=ref.name)
-            return _as_before(known)
+            return _claim_from_record(known)
         except ValueError as error:
             raise RefusalError(
                 Refusal.INVALID, f"the API server's {ref} cannot be used: {error}"
@@ -373,14 +367,14 @@ class Claims:
             raise RefusalError(Refusal.UNFIT, f"{ref} is not allocated (any more)")
         if not claim.results:
             raise RefusalError(
-                Refusal.UNKNOWN, f"{ref} has no device of the driver {self._dra.driver}"
+                Refusal.UNKNOWN, f"{ref} has no device of the driver {self._names.driver}"
             )
         if claim.parameters and known is None:  # Pods that were given their devices keep them
             where = "; ".join(map(str, claim.parameters))
             raise RefusalError(
                 Refusal.INVALID,
-                f"{ref} has opaque parameters for the driver {self._dra.driver}, which takes none "
-                f"({where}), and create the claim and its Pod again",
+                f"{ref} has opaque parameters for the driver {self._names.driver}, which takes "
+                f"none ({where}), and create the claim and its Pod again",
             )
         if not claim.users:
             raise RefusalError(
@@ -388,7 +382,7 @@ class Claims:
             )
         return claim
 
-    async def _joined(self, claim: ResourceClaim) -> bool:
+    async def _is_single_container(self, claim: ResourceClaim) -> bool:
         """Whether all requests of a claim are of one container.
 
         A container has the variables of the last CDI device that the runtime applies, so each of
@@ -398,11 +392,11 @@ class Claims:
         requests = {result.request for result in claim.results}
         if len(requests) == 1 or all(map(_EXTENDED.fullmatch, requests)):
             return True  # and `_container` tells those of extended resources apart
-        containers = await self._store.containers_of(
+        containers = await self._allocator.containers_of(
             claim.namespace, claim.name, self._timing.containers
         )
         if not containers:
-            known = self._store.prepared.value.get(claim.uid)
+            known = self._allocator.prepared.value.get(claim.uid)
             return known is not None and known.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
@@ -415,20 +409,20 @@ class Claims:
                 raise RefusalError(
                     Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
                 )
-            before = self._store.prepared.value.get(claim.uid)
+            before = self._allocator.prepared.value.get(claim.uid)
             found = self._usable(claim)
-            prepared = _prepared(claim, found, self._dra.driver, joined=joined)
-            await self._store.before_preparing(prepared)
-            self._store.prepare(prepared, [device for one, device in found if not one.admin])
+            prepared = _prepared(claim, found, self._names.driver, joined=joined)
+            own = [device for result, device in found if not result.admin]
+            await self._allocator.prepare(prepared, own)
             try:
                 spec = cdi.claim_spec(
-                    self._dra.claim_kind, claim.uid, _grants(found, joined=joined)
+                    self._names.claim_kind, claim.uid, _grants(found, joined=joined)
                 )
                 await self._specs.write(self._spec_name(claim.uid), spec)
-                await self._store.saved()
+                await self._allocator.saved()
             except OSError:
                 if before:  # its Pods still run
-                    self._store.prepare(before, ())
+                    self._allocator.put_back(before)
                 else:
                     await self._end(claim.uid)
                 raise
@@ -437,7 +431,7 @@ class Claims:
                     requests=(one.request,),
                     pool=one.pool,
                     device=one.device,
-                    cdi_ids=(cdi.claim_name(self._dra.claim_kind, claim.uid, one.request),),
+                    cdi_ids=(cdi.claim_name(self._names.claim_kind, claim.uid, one.request),),
                 )
                 for one in claim.results
             )
@@ -445,24 +439,24 @@ class Claims:
     def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
         """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
         found = [(result, self._device(claim, result)) for result in claim.results]
-        if claim.uid not in self._store.prepared.value:  # else its Pods may have that already
-            if self._store.drivers_in_recovery.value:
-                raise RefusalError(Refusal.UNFIT, RECOVERING)
+        if claim.uid not in self._allocator.prepared.value:  # else its Pods may have that already
+            if self._allocator.drivers_in_recovery.value:
+                raise RefusalError(Refusal.UNFIT, plan.RECOVERING)
             for result, device in found:
                 self._check_use(result, device)
         _check_overlap(claim, found)
         return found
 
     def _devices(self) -> dict[str, Device]:
-        return {one.name: one.device for one in self._pool.devices.value or ()}
+        return {one.name: one.device for one in self._pool.known.value or ()}
 
     def _device(self, claim: ResourceClaim, result: Result) -> Device:
         """Returns the device of a result; raises RefusalError if it is not of this node."""
-        if result.pool != self._pool.name:
+        if result.pool != self._node_name:
             raise RefusalError(
                 Refusal.UNKNOWN,
                 f"{claim} has the device {result.device} of the pool {result.pool}, and this "
-                f"node's pool is {self._pool.name}",
+                f"node's pool is {self._node_name}",
             )
         if found := self._devices().get(result.device):
             return found
@@ -480,14 +474,13 @@ class Claims:
         """
         if result.admin:
             return
-        named = f"{result.device} ({device.name})"
-        if not device.healthy and not result.tolerates(f"{self._dra.driver}/unhealthy"):
+        named, driver = f"{result.device} ({device.name})", self._names.driver
+        if not device.healthy and not result.tolerates(f"{driver}/unhealthy"):
             raise RefusalError(Refusal.UNFIT, f"device {named} is unhealthy: {device.reason}")
-        refusal = self._pool.cordoned(device)
-        if refusal and not result.tolerates(f"{self._dra.driver}/cordoned"):
-            raise refusal
+        if not result.tolerates(f"{driver}/cordoned"):
+            plan.check_cordon(self._allocator.facts(), device)
 
-    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+    async def _uncancellable(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, also if the caller is cancelled."""
         task = asyncio.create_task(change)
         self._changes.add(task)
@@ -498,24 +491,23 @@ class Claims:
         """Saves the record; returns whether the next agent will know of the change."""
         uids = {ref.uid for ref in refs}
         async with self._changing:
-            if not self._store.owned:
+            if not self._allocator.owned:
                 return False
             for uid in uids:
                 await self._end(uid)
             for call in self._calls:
                 call.unprepared |= uids
-            if self._store.needs_recovery:
+            if self._allocator.needs_recovery:
                 self._unprepared |= uids
             try:
-                await self._store.saved()
+                await self._allocator.saved()
             except OSError:  # logged; it is tried again
-                return self._store.owned
+                return self._allocator.owned
             return True
 
     async def _end(self, uid: str) -> None:
         """Forgets a claim and removes its spec, without saving; orphaned Pods keep its cores."""
-        await self._store.mark_claim_orphans(uid)
-        self._store.unprepare(uid)
+        await self._allocator.unprepare(uid)
         try:
             await self._specs.write(self._spec_name(uid), None)
         except OSError as error:
@@ -544,13 +536,13 @@ class Claims:
 
         Another claim of the same name has other devices, or none yet.
         """
-        uses, devices = self._store.claim_uses(), {one.device for one in claim.devices}
+        uses, devices = self._allocator.claim_uses(), {one.device for one in claim.devices}
         return uses is None or any(
             _is_of(use, claim) and (not devices or use.device in devices) for use in uses
         )
 
     def _spec_name(self, uid: str) -> str:
-        return cdi.claim_file(self._dra.claim_kind, uid)
+        return cdi.claim_file(self._names.claim_kind, uid)
 
 
 def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
@@ -581,7 +573,7 @@ def _prepared(
     )
 
 
-def _as_before(known: PreparedClaim) -> ResourceClaim:
+def _claim_from_record(known: PreparedClaim) -> ResourceClaim:
     results = tuple(
         Result(
             request=one.request,

@@ -13,10 +13,11 @@ from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.pool import PoolDevice, whole_cards, without_notes
-from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
+from npu_agent.core.state import COUNTERS, NOTES, TAINTS
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
+from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
@@ -29,7 +30,7 @@ _CALLS = ("write", "list", "watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class SliceTiming:
     """Seconds."""
 
     retry_longest: float = 60.0
@@ -44,9 +45,9 @@ class Timing:
 
 
 class SlicePublisher:
-    """Publishes `devices` as ResourceSlices; `state` has the result.
+    """Publishes what a pool offers as ResourceSlices; `state` has the result.
 
-    None in `devices`, or the agent's end, leaves the slices as they are.
+    None in `ClaimPool.offered`, or the agent's end, leaves the slices as they are.
 
     Level-driven: a change of the devices, an unknown event of the watch, and a write of its own all
     have the slices listed and compared.
@@ -56,19 +57,18 @@ class SlicePublisher:
         self,
         api: Api,
         node_name: str,
-        driver: str,
-        devices: Feed[tuple[PoolDevice, ...] | None],
-        timing: Timing = Timing(),
+        pool: ClaimPool,
+        timing: SliceTiming = SliceTiming(),
     ) -> None:
-        self.state: Feed[SlicesState] = Feed(SlicesState())
+        self.state = pool.slices
         self.in_place: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         """The devices that the API server has confirmed, and no others; None: not known."""
         self.live: Feed[Mapping[str, Slice] | None] = Feed(None)
         """The slices of the last listing, by name; None before the first."""
         self._api = api
         self._node_name = node_name
-        self._driver = driver
-        self._devices = devices
+        self._driver = pool.names.driver
+        self._devices = pool.offered
         self._timing = timing
         self._doubts = self._settled = 0
         """Reasons so far to list the slices, and how many of them the last list has settled."""

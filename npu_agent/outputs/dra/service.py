@@ -1,4 +1,4 @@
-"""The gRPC side of a DRA driver: two functions and a feed answer the kubelet.
+"""The gRPC side of a DRA driver: `Claims` and a feed answer the kubelet.
 
 One handler serves several versions of an API: where two have the same messages, one encodes both.
 """
@@ -28,17 +28,13 @@ from npu_agent.kubelet.rpc import (
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
+from npu_agent.outputs.dra.claims import Claims
 from npu_agent.text import one_line, quoted
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
 
 T = TypeVar("T")
-Prepared = tuple[PreparedResult, ...] | str
-Prepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Prepared]]]
-"""By UID: what a claim's containers are given, or why it cannot be prepared."""
-Unprepare = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, str | None]]]
-"""By UID: why it failed, or None."""
 
 SERVICES = (
     "v1.DRAPlugin",
@@ -137,13 +133,10 @@ class DraPlugin:
     events.
     """
 
-    def __init__(
-        self, prepare: Prepare, unprepare: Unprepare, *, deadline: float = ANSWER_WITHIN
-    ) -> None:
-        """Both are cancelled after `deadline` seconds; calls are concurrent."""
+    def __init__(self, claims: Claims, *, deadline: float = ANSWER_WITHIN) -> None:
+        """A call is cancelled after `deadline` seconds; calls are concurrent."""
         self.calls: Feed[int] = Feed(0)
-        self._prepare = prepare
-        self._unprepare = unprepare
+        self._claims = claims
         self._deadline = deadline
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -166,7 +159,7 @@ class DraPlugin:
     async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
         refs = _refs((await receive_request(stream)).claims)
         answers = {}
-        for ref, outcome in (await self._call(self._prepare, refs)).items():
+        for ref, outcome in (await self._within(refs, self._claims.prepare(refs))).items():
             if isinstance(outcome, str):
                 log.warning("claim not prepared", claim=_name(ref), reason=outcome)
                 # An empty text would be a success to the kubelet.
@@ -183,7 +176,7 @@ class DraPlugin:
     ) -> None:
         refs = _refs((await receive_request(stream)).claims)
         answers = {}
-        for ref, error in (await self._call(self._unprepare, refs)).items():
+        for ref, error in (await self._within(refs, self._claims.unprepare(refs))).items():
             if error is not None:
                 log.warning("claim not unprepared", claim=_name(ref), reason=error)
             else:
@@ -191,15 +184,13 @@ class DraPlugin:
             answers[ref.uid] = v1.NodeUnprepareResourceResponse(error=error or "")
         await stream.send_message(Encoded(bytes(v1.NodeUnprepareResourcesResponse(claims=answers))))
 
-    async def _call(
-        self,
-        function: Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, T]]],
-        refs: Sequence[ClaimRef],
+    async def _within(
+        self, refs: Sequence[ClaimRef], change: Awaitable[Mapping[str, T]]
     ) -> dict[ClaimRef, T | str]:
         with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline) as limit:
-                    found = await function(refs)
+                    found = await change
             except TimeoutError:
                 if not limit.expired():
                     raise  # of the operating system

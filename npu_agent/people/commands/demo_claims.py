@@ -22,7 +22,7 @@ from npu_agent.core.claim import ClaimRef
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import at
-from npu_agent.outputs import cdi
+from npu_agent.kubelet import cdi
 from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import Target, set_cordon

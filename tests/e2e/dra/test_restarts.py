@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from npu_agent.outputs.cdi import LOOK_EVERY
+from npu_agent.kubelet.cdi import RESYNC_INTERVAL
 from tests.cluster import settings
 from tests.e2e.dra.claims import (
     allocated,
@@ -100,7 +100,7 @@ def test_specs_are_removed_and_then_a_container_starts_again(node: Node) -> None
     assert there
     for name in there:
         (node.cluster.run_dir / "cdi" / name).unlink()
-    node.wait_equal("the specs", lambda: specs(node), there, LOOK_EVERY + SOON)
+    node.wait_equal("the specs", lambda: specs(node), there, RESYNC_INTERVAL + SOON)
     node.cluster.exec("restarts", "sh", "-c", "kill -TERM 1")
     node.wait_equal("a restart", node.restarts, {"restarts": 1})
     running(node, "restarts")

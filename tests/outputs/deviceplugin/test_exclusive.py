@@ -1,8 +1,8 @@
 """No core, and no device node, to two living holders: whatever happens, in whatever order.
 
 A state machine plays hardware, kubelet, config, claims and the agent's own restarts against the
-real ledger and the real publisher. It knows which physical cores each container was given, and by
-which nodes. Slices it plays as well, as `outputs/dra/driver.py` writes them.
+real Allocator. It knows which physical cores each container was given, and by which nodes. Slices
+it plays as well, as `outputs/dra/driver.py` writes them.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ from npu_agent.core.ledger import (
     footprint,
 )
 from npu_agent.core.offer import Device, cut
-from npu_agent.core.plan import PluginWishes
+from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
+from npu_agent.kubelet.allocator import Allocator, AllocatorTiming
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RECORD, read_record, recover
-from npu_agent.outputs.deviceplugin.publisher import Publisher
-from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources
-from tests.outputs.helpers import LivingPods
+from tests.outputs.helpers import LivingPods, allocator_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -140,10 +138,10 @@ class Node(LivingPods):
 
 @dataclass
 class Agent:
-    store: AllocationStore
-    publisher: Publisher
+    allocator: Allocator
+    snapshots: Feed[Snapshot]
     pod_resources: Kubelet
-    wanted: Feed[PluginWishes]
+    wishes: Feed[PluginWishes]
     name: str
     api: str
     known: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -166,6 +164,7 @@ class Machine(RuleBasedStateMachine):
         self.young_until = 0.0
         """Until then the kubelet may leave out as many as it likes: it was just restarted."""
         self.snapshots: Feed[Snapshot] = Feed(Snapshot())
+        self.agents: list[Agent] = []
         self.standby: Agent | None = None
         self.slices: set[str] = set()
         """The cards that the API server has in slices, by ID."""
@@ -203,7 +202,7 @@ class Machine(RuleBasedStateMachine):
         self.own(self.agent)
 
     def seen(self) -> None:
-        """The inventory has seen all that has changed."""
+        """The inventories have seen all that has changed."""
         states = sorted(
             (c.state() for c in self.cards if c.present), key=lambda s: s.card.key[::-1]
         )
@@ -213,6 +212,8 @@ class Machine(RuleBasedStateMachine):
                 tuple(replace(s, id=id_) for s, id_ in zip(states, ids, strict=True)), complete=True
             )
         )
+        for agent in self.agents:
+            agent.snapshots.publish(self.snapshots.value)
 
     def settles(self, data: st.DataObject) -> None:
         """Mostly the publisher comes to know of a change before anything else happens."""
@@ -258,44 +259,37 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), cores=st.sampled_from(WIDTHS), disabled=st.sampled_from(("", "npu0")))
     def configured(self, data: st.DataObject, cores: int | None, disabled: str) -> None:
-        self.agent.wanted.publish(wanted(self.agent.name, cores, self.agent.api, disabled))
+        wishes = plugin_wishes(self.agent.name, cores, self.agent.api, disabled)
+        self.agent.wishes.publish(wishes)
         self.settles(data)
 
     # The agent
 
     def start(self, name: str, cores: int | None, api: str) -> Agent:
         """Its config may say another API than that of the agent before it."""
-        feed = Feed(wanted(name, cores, api))
-        kubelet = Kubelet(self)
-        store = AllocationStore(
-            snapshots=self.snapshots,
-            pod_resources=kubelet,
-            served=Served(
-                resources=[resource.name for resource in feed.value.resources],
-                drivers=["npu.furiosa.ai"],
-            ),
-            directory=self.directory,
-            ledger=kubelet.ledger,
+        wishes = Feed(plugin_wishes(name, cores, api))
+        families = frozenset(FAMILIES) if api == DRA else frozenset[str]()
+        kubelet, snapshots = Kubelet(self), Feed(self.snapshots.value)
+        allocator = allocator_of(
+            kubelet,
+            snapshots,
+            self.directory,
+            wishes,
+            Feed(DraWishes(families=families, decided=api != UNDECIDED)),
             # They end when the machine has them end.
-            timing=Timing(holder_ends=0.0, clock=lambda: self.now),
+            timing=AllocatorTiming(holder_ends=0.0, clock=lambda: self.now),
         )
-        publisher = Publisher(
-            snapshots=self.snapshots,
-            wanted=feed,
-            store=store,
-            cordons=Feed({}),
-            specs=PluginSpecs(self.directory / "cdi"),
-        )
-        return Agent(store, publisher, kubelet, feed, name, api)
+        self.agents.append(Agent(allocator, snapshots, kubelet, wishes, name, api))
+        return self.agents[-1]
 
     def own(self, agent: Agent) -> None:
-        self.agent, self.standby = agent, None
+        self.agent, self.agents, self.standby = agent, [agent], None
         self.answer(agent.pod_resources)
-        self.runner.run(agent.publisher.renew())
+        self.runner.run(agent.allocator.renew())
 
     @rule()
     def publishes(self) -> None:
-        self.runner.run(self.agent.publisher.publish())
+        self.runner.run(self.agent.allocator.replan())
 
     @rule(name=st.sampled_from(NAMES), cores=st.sampled_from(WIDTHS), api=st.sampled_from(APIS))
     def killed_and_started(self, name: str, cores: int | None, api: str) -> None:
@@ -306,7 +300,7 @@ class Machine(RuleBasedStateMachine):
     def stands_by(self, name: str, cores: int | None, api: str) -> None:
         self.standby = self.start(name, cores, api)
         self.answer(self.standby.pod_resources)
-        self.runner.run(self.standby.publisher.publish())
+        self.runner.run(self.standby.allocator.replan())
 
     @precondition(lambda self: self.standby)
     @rule()
@@ -317,7 +311,7 @@ class Machine(RuleBasedStateMachine):
     @rule(api=st.sampled_from(APIS))
     def ends_and_starts(self, api: str) -> None:
         """A rollout with another config moves the node to the other API."""
-        self.runner.run(self.agent.publisher.end())
+        self.runner.run(self.agent.allocator.end())
         self.own(self.start(self.agent.name, None, api))
 
     def notes_tell_all(self) -> bool:
@@ -358,17 +352,15 @@ class Machine(RuleBasedStateMachine):
     @rule(lost=st.booleans(), killed=st.booleans())
     def slices_written(self, lost: bool, killed: bool) -> None:
         """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
-        store, api = self.agent.store, self.agent.api
-        if not store.asked.value or api == UNDECIDED:
+        allocator, api = self.agent.allocator, self.agent.api
+        offered = allocator.pools[DRIVER].offered.value
+        if offered is None or api == UNDECIDED:
             return
-        cards = self.snapshots.value.cards if api == DRA else ()
-        store.record_published(DRIVER, cards)
-        self.runner.run(store.saved())
-        self.slices = pool = {card.id for card in cards}
+        self.slices = {device.device.card_id for device in offered}
         if killed:
             self.own(self.start(self.agent.name, None, api))
         elif not lost:
-            store.forget_published(store.published.value.keys() - pool)
+            allocator.confirm(DRIVER, offered)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
@@ -403,14 +395,14 @@ class Machine(RuleBasedStateMachine):
             self.count += 1
             self.prepared(f"uid-{self.count}", f"{state.id}-{device.cores}", device)
 
-    @precondition(lambda self: self.agent.store.prepared.value)
+    @precondition(lambda self: self.agent.allocator.prepared.value)
     @rule(data=st.data(), lives=st.booleans())
     def prepare_again(self, data: st.DataObject, lives: bool) -> None:
         """The kubelet was restarted, and the claim's Pod is gone: it is allocated for another one.
 
         The Pod before may have been deleted by force, so that its containers run.
         """
-        uid = data.draw(st.sampled_from(sorted(self.agent.store.prepared.value)), "claim")
+        uid = data.draw(st.sampled_from(sorted(self.agent.allocator.prepared.value)), "claim")
         before = self.containers.pop((CLAIM, uid), None)
         if before and lives:
             self.forgotten[before.assignment.pod] = before
@@ -431,27 +423,28 @@ class Machine(RuleBasedStateMachine):
             pod_uids=(pod,),
             devices=(named,),
         )
-        store = self.agent.store
-        self.runner.run(store.before_preparing(claim))
+        allocator = self.agent.allocator
         try:
-            store.prepare(claim, [device])
+            self.runner.run(allocator.prepare(claim, [device]))
         except RefusalError:
             return
-        self.runner.run(store.saved())
+        self.runner.run(allocator.saved())
         self.given((CLAIM, uid), device, pod)
 
     @precondition(lambda self: self.unused())
     @rule(data=st.data())
     def unprepare(self, data: st.DataObject) -> None:
         """As a kubelet does it that has forgotten the claim's Pod, which may run."""
-        store, uid = self.agent.store, data.draw(st.sampled_from(self.unused()), "claim")
-        self.runner.run(store.mark_claim_orphans(uid))
-        store.unprepare(uid)
-        self.runner.run(store.saved())
+        uid = data.draw(st.sampled_from(self.unused()), "claim")
+        self.unprepared(uid)
+
+    def unprepared(self, uid: str) -> None:
+        self.runner.run(self.agent.allocator.unprepare(uid))
+        self.runner.run(self.agent.allocator.saved())
 
     def unused(self) -> list[str]:
         """The prepared claims, by UID, whose Pods are gone from all lists."""
-        prepared = sorted(self.agent.store.prepared.value)
+        prepared = sorted(self.agent.allocator.prepared.value)
         return [uid for uid in prepared if (CLAIM, uid) not in self.containers]
 
     # The kubelet
@@ -511,7 +504,7 @@ class Machine(RuleBasedStateMachine):
     def kubelet_restarts(self) -> None:
         self.up, self.wrong = True, False
         self.young_until = self.now + 25.0
-        self.agent.store.kubelet_lost()
+        self.agent.allocator.kubelet_lost()
 
     @rule()
     def kubelet_goes(self) -> None:
@@ -523,7 +516,7 @@ class Machine(RuleBasedStateMachine):
     def allocate(self, data: st.DataObject) -> None:
         """The kubelet knows devices by resource and ID, and gives none away twice."""
         resource = self.agent.name
-        devices = self.agent.publisher.devices[resource].value
+        devices = self.agent.allocator.devices[resource].value
         free = [
             device.id
             for device in devices
@@ -534,7 +527,7 @@ class Machine(RuleBasedStateMachine):
         id_ = data.draw(st.sampled_from(free), "device")
         try:
             ((device,),) = requested([[id_]], {one.id: one for one in devices}, resource)
-            self.runner.run(self.agent.store.grant_when_free(resource, [device]))
+            self.runner.run(self.agent.allocator.grant(resource, [device]))
         except RefusalError:
             return
         self.given((resource, id_), device)
@@ -570,8 +563,7 @@ class Machine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
         del self.containers[name]
         if name[0] == CLAIM:
-            self.agent.store.unprepare(name[1])
-            self.runner.run(self.agent.store.saved())
+            self.unprepared(name[1])
 
     @precondition(lambda self: self.containers)
     @rule(data=st.data())
@@ -591,10 +583,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_card_is_offered_by_both(self) -> None:
-        for each in self.agent.publisher.devices.values():
+        for each in self.agent.allocator.devices.values():
             for device in each.value:
                 assert not (device.healthy and device.card_id in self.slices), device
-        assert self.slices <= self.agent.store.published.value.keys()
+        assert self.slices <= self.agent.allocator.published.value.keys()
 
     @invariant()
     def no_core_and_no_node_twice(self) -> None:
@@ -611,7 +603,7 @@ class Machine(RuleBasedStateMachine):
                 )
 
 
-def wanted(name: str, cores: int | None, api: str, disabled: str = "") -> PluginWishes:
+def plugin_wishes(name: str, cores: int | None, api: str, disabled: str = "") -> PluginWishes:
     overrides: tuple[tuple[str, str, int | None], ...] = ()
     if cores and cores > 2:
         overrides = ((name, "warboy", 2),)

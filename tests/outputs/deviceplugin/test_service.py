@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -17,6 +16,7 @@ from npu_agent.kubelet.rpc import UnixServer, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
+from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.client import (
     DEADLINE,
     Client,
@@ -56,7 +56,7 @@ async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
         counts = Counts()
-        plugin = DevicePlugin(RESOURCE, feed, grant=AsyncMock(), counts=counts)
+        plugin = DevicePlugin(RESOURCE, feed, StandInAllocator(feed), counts=counts)
         server = UnixServer([plugin], directory / "npu.sock")
         await server.listen()
         client = Client(server.path)
@@ -219,14 +219,16 @@ async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
 async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
     noted: list[tuple[str, list[str]]] = []
 
-    async def note(resource: str, granted: Sequence[Device]) -> None:
-        noted.append((resource, [device.id for device in granted]))
-        if len(noted) > 1:
-            raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")
+    class Notes(StandInAllocator):
+        async def grant(self, resource: str, devices: Sequence[Device]) -> None:
+            noted.append((resource, [device.id for device in devices]))
+            if len(noted) > 1:
+                raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")
 
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
-        server = UnixServer([DevicePlugin(RESOURCE, feed, grant=note)], directory / "npu.sock")
+        plugin = DevicePlugin(RESOURCE, feed, Notes(feed))
+        server = UnixServer([plugin], directory / "npu.sock")
         await server.listen()
         client = Client(server.path)
         await asyncio.to_thread(client.allocate, "UUID-B", "UUID-A")

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -22,9 +21,10 @@ from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices
-from npu_agent.outputs.deviceplugin.session import Hooks, Plugin, Session, Timing
+from npu_agent.outputs.deviceplugin.session import Plugin, Session, SessionTiming
 from npu_agent.people.simulator.kubelet import ListedPlugin as KnownPlugin
 from npu_agent.people.simulator.kubelet import StandInKubelet
+from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 from tests.until import first, until
 
@@ -32,15 +32,15 @@ RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
 CARDS = devices(state(index=0, id_="UUID-A"), state(index=1, id_="UUID-B"))
-QUICK = Timing(
+QUICK = SessionTiming(
     register=DEADLINE,
     connect=DEADLINE,
-    look_every=0.01,
-    prove_every=0.02,
-    prove_again=0.01,
+    socket_check=0.01,
+    verify_interval=0.02,
+    verify_confirm=0.01,
     retry_first=0.005,
     retry_longest=0.02,
-    fickle_longest=0.1,
+    flap_backoff_max=0.1,
 )
 """Pauses are short, deadlines are not: a test that waits for one to pass makes it short itself."""
 
@@ -53,38 +53,23 @@ class Room:
     kubelet: StandInKubelet
     devices: Feed[Devices] = field(default_factory=lambda: Feed(CARDS))
     one: Session | None = None
-    offered: dict[str, frozenset[str]] | None = None
-    """What the kubelet says that it can hand out; None: it does not tell."""
-
-    timing: Timing = QUICK
+    timing: SessionTiming = QUICK
     settle: float = 0.02
-    losses: int = 0
 
-    asks: int = 0
-
-    async def ask(self) -> dict[str, frozenset[str]] | None:
-        self.asks += 1
-        return self.offered
+    def __post_init__(self) -> None:
+        self.allocator = StandInAllocator(self.devices)
+        self.asked = self.allocator.kubelet
 
     async def more_asks(self, count: int) -> None:
         """Waits until the kubelet was asked so many times more what it offers."""
-        wanted = self.asks + count
-        await until(lambda: self.asks >= wanted)
-
-    async def prepare(self) -> None:
-        pass
-
-    def lost(self) -> None:
-        self.losses += 1
+        wanted = self.asked.asks + count
+        await until(lambda: self.asked.asks >= wanted)
 
     def session(self) -> Session:
         return Session(
             Plugin(resource=RESOURCE, directory=self.directory, socket_name="npu"),
-            self.devices,
+            self.allocator,
             Ownership(self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)),
-            Hooks(
-                prepare=self.prepare, grant=AsyncMock(), kubelet_lost=self.lost, offered=self.ask
-            ),
             self.timing,
         )
 
@@ -131,7 +116,7 @@ def unhurried(room: Room) -> None:
 
     It lets go of whichever registration it has when a stream ends (`runClient`).
     """
-    room.timing = replace(QUICK, retry_first=0.3, fickle_longest=0.3)
+    room.timing = replace(QUICK, retry_first=0.3, flap_backoff_max=0.3)
     room.settle = 0.3
 
 
@@ -346,14 +331,17 @@ async def test_kubelet_offers_somebody_elses_devices(
     room: Room, said: Callable[[], list[str]]
 ) -> None:
     await room.kubelet.start()
-    room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
+    room.asked.allocatable = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
     async with room.running() as one:
         before = await room.registered()
         await room.more_asks(3)
         assert one.status.value.registrations == 1  # all that is healthy is offered
-        room.offered = {RESOURCE: frozenset(("vendor-0",)), "other/npu": frozenset(("UUID-A",))}
+        room.asked.allocatable = {
+            RESOURCE: frozenset(("vendor-0",)),
+            "other/npu": frozenset(("UUID-A",)),
+        }
         await room.registered(after=before.endpoint)
-        room.offered = None  # it does not tell: no reason to do anything
+        room.asked.allocatable = None  # it does not tell: no reason to do anything
         await room.more_asks(3)
         assert one.status.value.registrations == 2
     assert (
@@ -368,18 +356,18 @@ async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_l
     tries: list[int] = []
 
     def soon(pause: Backoff) -> float:
-        if pause.longest == QUICK.prove_seldom:
+        if pause.longest == QUICK.verify_backoff_max:
             tries.append(pause.tries)
         pause.tries += 1
         return 0.001
 
     monkeypatch.setattr(Backoff, "next", soon)
     await room.kubelet.start()
-    room.offered = {}
+    room.asked.allocatable = {}
     async with room.running() as one:
         await first(one.status, lambda s: s.registrations == 4)
         assert tries[:3] == [0, 1, 2]
-        room.offered = {RESOURCE: frozenset(("UUID-A", "UUID-B"))}
+        room.asked.allocatable = {RESOURCE: frozenset(("UUID-A", "UUID-B"))}
         await room.more_asks(3)
         assert tries[-1] == 0  # it was of use
 
@@ -393,7 +381,7 @@ async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) ->
         looks += 1
         return {RESOURCE: frozenset(("UUID-A",) if looks % 2 else ("UUID-B",))}
 
-    room.ask = ask  # type: ignore[method-assign]
+    room.asked.offered = ask  # type: ignore[method-assign]
     async with room.running() as one:
         await room.registered()
         async with asyncio.timeout(DEADLINE):
@@ -511,7 +499,7 @@ async def test_fickle_kubelet_is_asked_less_and_less(
 
     class Recorded(Backoff):
         def next(self, retry_after: float | None = None) -> float:
-            if self.longest == room.timing.fickle_longest:
+            if self.longest == room.timing.flap_backoff_max:
                 pauses.append(self.tries)
             return Backoff.next(self, retry_after)
 
@@ -534,11 +522,11 @@ async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) ->
     await room.kubelet.start()
     asked, ready = asyncio.Event(), asyncio.Event()
 
-    async def prepare() -> None:
+    async def renew() -> None:
         asked.set()
         await ready.wait()
 
-    room.prepare = prepare  # type: ignore[method-assign]
+    room.allocator.renew = renew  # type: ignore[method-assign]
     async with room.running():
         async with asyncio.timeout(DEADLINE):
             await asked.wait()
@@ -554,7 +542,7 @@ async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_agai
     await room.kubelet.start()
     good, bad = CARDS
     room.devices.publish((good, replace(bad, healthy=False)))
-    room.offered = {RESOURCE: frozenset((good.id,))}
+    room.asked.allocatable = {RESOURCE: frozenset((good.id,))}
     async with room.running() as one:
         await room.registered()
         await room.more_asks(4)
@@ -580,11 +568,11 @@ async def test_only_a_registration_after_a_loss_counts_as_a_return(room: Room) -
     async with room.running() as one:
         plugin = await room.registered()
         assert one.counts.returns == 0
-        assert room.losses == 0
+        assert room.allocator.losses == 0
         room.kubelet.hang_up(RESOURCE)
         await room.registered(after=plugin.endpoint)
         assert one.counts.returns == 1
-        assert room.losses == 1
+        assert room.allocator.losses == 1
 
 
 async def test_no_task_is_left_when_a_session_ends(room: Room) -> None:

@@ -12,11 +12,13 @@ from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import Description, PoolDevice
 from npu_agent.feed import Feed
+from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import REGISTRY, Endpoint
-from npu_agent.outputs.dra.service import DraPlugin, Health, Prepared
+from npu_agent.outputs.dra.service import DraPlugin, Health
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
 
 DRIVER = "npu.furiosa.ai"
+Prepared = tuple[PreparedResult, ...] | str
 POOL = "node-1"
 
 
@@ -48,6 +50,14 @@ def given(device: str, *requests: str) -> PreparedResult:
     )
 
 
+class StandInClaims(Claims):
+    """Answers calls by two functions."""
+
+    def __init__(self, prepare: Any, unprepare: Any) -> None:
+        self.prepare = prepare  # type: ignore[method-assign]
+        self.unprepare = unprepare  # type: ignore[method-assign]
+
+
 @dataclass
 class Driver:
     """A driver that answers what a test puts here."""
@@ -75,7 +85,7 @@ class Driver:
         given = {
             "driver": DRIVER,
             "kubelet_root": root,
-            "plugin": DraPlugin(self.prepare, self.unprepare),
+            "plugin": DraPlugin(StandInClaims(self.prepare, self.unprepare)),
             "health": Health(POOL, self.devices),
         }
         return Endpoint(**{**given, **options})

@@ -11,17 +11,20 @@ from typing import Any
 from npu_agent.core.claim import ClaimRef, ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.pool import Description, PoolDevice, pool
 from npu_agent.feed import Feed
+from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
-from npu_agent.kubelet import allocation_store
-from npu_agent.kubelet.allocation_store import AllocationStore, Served
+from npu_agent.kube.request import Request
+from npu_agent.kubelet import allocator
+from npu_agent.kubelet.allocator import DraSource
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
-from npu_agent.outputs.dra.claims import Claims, LocalPool, Timing
+from npu_agent.outputs.dra.claims import Claims, PrepareTiming
 from npu_agent.vendors.furiosa.attributes import NAMES
-from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.helpers import Kubelet
+from tests.outputs.deviceplugin.helpers import resources, state
+from tests.outputs.helpers import Kubelet, allocator_of
 
 DRIVER = "npu.furiosa.ai"
 NODE = "node-1"
@@ -48,6 +51,17 @@ async def _nothing(_: str) -> None:
     pass
 
 
+class _Api(Api):
+    """Asks the room for a claim."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._room = room
+
+    async def ask(self, request: Request[Any], **_: object) -> Any:
+        return await self._room.fetch(request.namespace, request.name)
+
+
 class Room:
     """Claims on two Warboy cards; `restarted` is the next agent on the same disk."""
 
@@ -57,8 +71,8 @@ class Room:
         self.api: dict[tuple[str, str], Mapping[str, Any] | ApiError] = {}
         self.cdi_root = directory / "cdi"
         self.now = 1000.0
-        self.timing = Timing(holder_ends=0.0, containers=0.01)
-        self.store_timing = allocation_store.Timing()
+        self.timing = PrepareTiming(holder_ends=0.0, containers=0.01)
+        self.allocator_timing = allocator.AllocatorTiming()
         self.fetched: Callable[[str], Awaitable[None]] = _nothing
         """What happens, before it is answered, when the API server was asked for a claim."""
         self.start()
@@ -67,21 +81,22 @@ class Room:
         self.snapshots: Feed[Snapshot] = Feed(Snapshot(self.cards, complete=True))
         self.kubelet = Kubelet(recover(Ledger(), read_record(self.directory), self.clock()))
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        self.store = AllocationStore(
-            snapshots=self.snapshots,
-            pod_resources=self.kubelet,
-            served=Served(resources=[NPU], drivers=["npu.furiosa.ai"]),
-            directory=self.directory,
-            ledger=self.kubelet.ledger,
-            timing=replace(self.store_timing, clock=self.clock),
+        families = frozenset(card.card.family for card in self.cards)
+        wishes = Feed(DraWishes(families=frozenset()))
+        self.allocator = allocator_of(
+            self.kubelet,
+            self.snapshots,
+            self.directory,
+            Feed(PluginWishes(resources(NPU, None), frozenset(), ())),
+            source=DraSource(names=DRA, families=families, wishes=wishes),
+            timing=replace(self.allocator_timing, clock=self.clock),
         )
+        pool = self.allocator.pools[DRIVER]
+        pool.known = self.devices
         self.claims = Claims(
-            fetch=self.fetch,
-            pool=LocalPool(dra=DRA, name=NODE, devices=self.devices),
-            store=self.store,
-            cdi_root=self.cdi_root,
-            timing=self.timing,
+            _Api(self), pool, self.allocator, NODE, self.cdi_root, timing=self.timing
         )
+        self.claims.ready.publish(True)
 
     def clock(self) -> float:
         self.now += 0.001
@@ -145,11 +160,11 @@ class Room:
         )
         living = self.kubelet.node.alive.intersection(self.kubelet.orphan_candidates(answer))
         self.kubelet.holdings.publish(replace(answer, running=frozenset(living)))
-        self.store.update()
+        self.allocator.reconcile()
 
     async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
         """The node is this agent's, and the kubelet has said who holds what."""
-        renewing = asyncio.create_task(self.store.renew())
+        renewing = asyncio.create_task(self.allocator.renew())
         while not renewing.done():
             self.says(*held, uses=uses)
             await asyncio.sleep(0.001)

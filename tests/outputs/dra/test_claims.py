@@ -21,9 +21,10 @@ from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, ErrorKind
+from npu_agent.kubelet import allocator
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, read_record, recover
-from npu_agent.outputs.dra.claims import Timing
+from npu_agent.outputs.dra.claims import PrepareTiming
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
 from tests.until import until
@@ -117,9 +118,9 @@ async def test_a_spec_that_somebody_removed_or_changed_is_written_again(
 
 async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room) -> None:
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
-    unsure = recover(replace(held.store.states.value, prepared={}), b"", held.clock())
-    held.store.states.publish(unsure)
-    held.store.recovery_done()
+    unsure = recover(replace(held.allocator.states.value, prepared={}), b"", held.clock())
+    held.allocator.states.publish(unsure)
+    held.allocator.recovery_done()
     await held.claims.sync_specs()
     assert held.specs() == [SPEC]
     for _ in range(2):
@@ -129,12 +130,12 @@ async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room
 
 
 async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(held: Room) -> None:
-    before = held.store.prepared.value
+    before = held.allocator.prepared.value
     (held.cdi_root / SPEC).unlink()
     held.have(state(index=5, id_=held.cards[0].id))
     await held.claims.sync_specs()
     assert held.specs() == []
-    assert held.store.prepared.value == before  # the old nodes are still held
+    assert held.allocator.prepared.value == before  # the old nodes are still held
 
 
 async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
@@ -145,7 +146,7 @@ async def test_what_was_unprepared_does_not_come_back_when_another_session_begin
         patched.setattr(files, "replace", full)
         await held.unprepared()  # the disk still has it
         await held.owned()
-    assert held.store.prepared.value == {}
+    assert held.allocator.prepared.value == {}
 
 
 async def test_a_write_that_was_given_up_may_come_late(
@@ -167,10 +168,10 @@ async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(
     before = (tmp_path / RECORD).read_bytes()
     (tmp_path / RECORD).unlink()
     for _ in range(2):  # by the session, and by the driver
-        held.store.disowned()  # as the lock has gone too
+        held.allocator.disowned()  # as the lock has gone too
         await held.owned()
-        assert held.store.prepared.value.keys() == {"uid-c"}
-    await held.store.saved()
+        assert held.allocator.prepared.value.keys() == {"uid-c"}
+    await held.allocator.saved()
     assert (tmp_path / RECORD).read_bytes() == before
 
 
@@ -182,7 +183,7 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     if record is not None:
         (tmp_path / RECORD).write_bytes(record)
     held.start()
-    renewing = asyncio.create_task(held.store.renew())
+    renewing = asyncio.create_task(held.allocator.renew())
     await until(lambda: held.kubelet.asked)
     held.says(error="its socket is missing")
     await renewing
@@ -190,14 +191,14 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     await held.claims.recover()
     for _ in range(3):
         held.says(uses=[("c", ZERO)])
-    assert held.store.drivers_in_recovery.value == {"npu.furiosa.ai"}
+    assert held.allocator.drivers_in_recovery.value == {"npu.furiosa.ai"}
     await held.claims.sync_specs()
     with pytest.raises(RefusalError, match="missing from the agent's record"):
-        held.store.grant(NPU, devices(held.cards[0]))
+        await held.allocator.grant(NPU, devices(held.cards[0]))
     assert held.specs() == [SPEC]
     await held.claims.recover()
-    assert held.store.prepared.value.keys() == {"uid-c"}
-    assert held.store.drivers_in_recovery.value == frozenset()
+    assert held.allocator.prepared.value.keys() == {"uid-c"}
+    assert held.allocator.drivers_in_recovery.value == frozenset()
 
 
 async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
@@ -206,15 +207,15 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
     """The record is lost, and the kubelet lists the claim for a moment yet."""
     (tmp_path / RECORD).unlink()
     held.start()
-    renewing = asyncio.create_task(held.store.renew())
+    renewing = asyncio.create_task(held.allocator.renew())
     await until(lambda: held.kubelet.asked)
     held.says(uses=[("c", ZERO)])
     await renewing
     held.known()
     await held.unprepared()
     await held.claims.recover()
-    assert held.store.prepared.value == {}
-    assert not held.store.needs_recovery
+    assert held.allocator.prepared.value == {}
+    assert not held.allocator.needs_recovery
 
 
 @pytest.mark.parametrize("record", ["lost", "older"])
@@ -236,11 +237,11 @@ async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in
     for name in ("d", "e"):
         assert "missing from the agent's record" in await held.prepared(name)
     with pytest.raises(RefusalError, match="missing from the agent's record"):
-        held.store.grant(NPU, [plain(held, 1)])
+        await held.allocator.grant(NPU, [plain(held, 1)])
     held.api["team", "c"] = claim
     assert await held.prepared("c") == first  # the kubelet asks again
     assert HELD in await held.prepared("d")
-    assert held.store.drivers_in_recovery.value == frozenset()
+    assert held.allocator.drivers_in_recovery.value == frozenset()
 
 
 async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(room: Room) -> None:
@@ -284,7 +285,7 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, containers: list[tuple[str, str]], joined: bool
 ) -> None:
     room = Room(tmp_path)
-    room.timing = Timing(containers=0.2)
+    room.timing = PrepareTiming(containers=0.2)
     room.start()
     await room.owned()
     room.claim("c", result(ZERO, "a"), result(ONE, "b"))
@@ -365,7 +366,7 @@ async def test_what_cannot_be_prepared_is_refused_at_once(
     both = await patient.claims.prepare([ref("c"), ref("d")])
     assert reason in str(both["uid-c"])
     assert both["uid-d"] == answer(("npu", ONE), uid="uid-d")
-    assert patient.store.prepared.value.keys() == {"uid-d"}
+    assert patient.allocator.prepared.value.keys() == {"uid-d"}
     assert patient.specs() == ["furiosa.ai-claim-uid-d.json"]
     assert patient.claims.counts.prepares == {"prepared": 1, "refused": 1, "failed": 0}
 
@@ -428,7 +429,7 @@ async def test_parameters_for_us_are_refused(
     begins = "ResourceClaim team/c has opaque parameters for the driver npu.furiosa.ai"
     assert reason.startswith(begins)
     assert where in reason
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
     allocation["devices"]["config"] = [parameters("gpu.example.com")]
     assert await room.prepared() == answer(("npu", ZERO))
     # What was prepared before is prepared again: its containers run.
@@ -440,7 +441,7 @@ async def test_parameters_for_us_are_refused(
 def patient(tmp_path: Path) -> Room:
     """Claims that wait for as long as it takes."""
     room = Room(tmp_path)
-    room.timing = Timing(holder_ends=600.0, containers=600.0)
+    room.timing = PrepareTiming(holder_ends=600.0, containers=600.0)
     room.start()
     return room
 
@@ -488,7 +489,7 @@ async def test_while_the_kubelet_lists_nothing_its_notes_say_who_runs_without_a_
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
     room.says(error="kubelet.sock is missing")
-    renewing = asyncio.create_task(room.store.renew())
+    renewing = asyncio.create_task(room.allocator.renew())
     await until(lambda: room.kubelet.asked)
     room.says(error="kubelet.sock is missing")
     await renewing
@@ -509,7 +510,7 @@ async def test_a_claim_that_ends_while_it_waits_is_not_prepared(patient: Room) -
     await patient.unprepared("c")
     assert "was unprepared meanwhile" in await preparing
     assert patient.specs() == []
-    assert patient.store.prepared.value == {}
+    assert patient.allocator.prepared.value == {}
 
 
 async def test_nor_is_one_that_the_kubelet_no_longer_waits_for(patient: Room) -> None:
@@ -523,14 +524,14 @@ async def test_nor_is_one_that_the_kubelet_no_longer_waits_for(patient: Room) ->
     await patient.unprepared("c")
     await asyncio.sleep(0)
     assert patient.specs() == []
-    assert patient.store.prepared.value == {}
+    assert patient.allocator.prepared.value == {}
 
 
 async def test_what_a_claim_holds_is_refused_to_the_device_plugin(held: Room) -> None:
-    held.store.update()
+    held.allocator.reconcile()
     with pytest.raises(RefusalError, match="ResourceClaim team/c"):
-        held.store.grant(NPU, [plain(held)])
-    held.store.grant(NPU, [plain(held, 1)])
+        await held.allocator.grant(NPU, [plain(held)])
+    await held.allocator.grant(NPU, [plain(held, 1)])
 
 
 async def test_an_administrator_is_let_in_and_holds_nothing(room: Room) -> None:
@@ -543,7 +544,7 @@ async def test_an_administrator_is_let_in_and_holds_nothing(room: Room) -> None:
     assert await room.prepared("d") == answer(("npu", ZERO), uid="uid-d")
     room.kubelet.node.alive = {"pod-admin"}
     await room.unprepared("admin")
-    assert room.store.states.value.orphans == {}
+    assert room.allocator.states.value.orphans == {}
 
 
 async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
@@ -636,21 +637,21 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     reason = await room.prepared()
     assert reason.startswith("ResourceClaim team/c cannot be prepared: /")
     assert f"{what}: No space left on device" in reason
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
     disk.clear()
     await room.restarted()  # nor on the disk
-    assert (room.store.prepared.value, room.specs()) == ({}, [])
+    assert (room.allocator.prepared.value, room.specs()) == ({}, [])
     assert await room.prepared() == answer(("npu", ZERO))  # the kubelet asks again
     disk.add(what)
     room.claim("c", result(ZERO), reservedFor=reserved("pod-c", "later"))
     assert "No space left on device" in await room.prepared()
-    assert room.store.prepared.value.keys() == {"uid-c"}  # its Pods run
+    assert room.allocator.prepared.value.keys() == {"uid-c"}  # its Pods run
 
 
 async def test_unprepare_on_a_disk_that_cannot_be_written(held: Room, disk: set[str]) -> None:
     disk.add("")
     await held.unprepared()
-    assert held.store.prepared.value == {}
+    assert held.allocator.prepared.value == {}
     assert held.specs() == [SPEC]
     disk.clear()
     await held.claims.sync_specs()
@@ -659,7 +660,7 @@ async def test_unprepare_on_a_disk_that_cannot_be_written(held: Room, disk: set[
 
 async def test_before_it_is_known_who_holds_what_nothing_is_prepared(tmp_path: Path) -> None:
     room = Room(tmp_path)
-    room.timing = Timing(ready=0.01)
+    room.timing = PrepareTiming(ready=0.01)
     room.start()
     room.claim("c", result(ZERO))
     assert "is still reading cards and who holds them" in await room.prepared()
@@ -680,9 +681,9 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) 
             held.claim("c", result(ZERO), uid="new")
             held.says(uses=[("c", "")], driver="")
     await held.claims.collect_garbage()
-    assert held.store.prepared.value  # a Pod that was deleted by force may still end
+    assert held.allocator.prepared.value  # a Pod that was deleted by force may still end
     await held.claims.collect_garbage()
-    assert (held.store.prepared.value, held.specs()) == ({}, [])
+    assert (held.allocator.prepared.value, held.specs()) == ({}, [])
     recorded = recover(Ledger(), read_record(held.directory), 0.0)
     assert not recorded.prepared  # the next agent does not know of it either
 
@@ -693,14 +694,14 @@ async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room
     await held.claims.collect_garbage()
     held.says()
     await held.claims.collect_garbage()
-    assert held.store.prepared.value.keys() == {"uid-c"}
+    assert held.allocator.prepared.value.keys() == {"uid-c"}
 
     async def meanwhile(_: str) -> None:
         held.says(uses=[("c", ZERO)])
 
     held.fetched = meanwhile
     await held.claims.collect_garbage()
-    assert held.store.prepared.value.keys() == {"uid-c"}
+    assert held.allocator.prepared.value.keys() == {"uid-c"}
 
 
 @pytest.mark.parametrize(
@@ -725,7 +726,7 @@ async def test_a_claim_that_may_be_used_is_kept(
     )
     for _ in range(3):
         await held.claims.collect_garbage()
-    assert held.store.prepared.value.keys() == {"uid-c"}
+    assert held.allocator.prepared.value.keys() == {"uid-c"}
     assert held.specs() == [SPEC]
 
 
@@ -734,18 +735,18 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
     room = Room(tmp_path)
     room.claim("c", result(ZERO))
     for _ in range(2):  # each part of the agent that serves the kubelet asks for it
-        renewing = asyncio.create_task(room.store.renew())
+        renewing = asyncio.create_task(room.allocator.renew())
         while not renewing.done():
             room.says(uses=[("c", ZERO)])
             await asyncio.sleep(0.001)
-        await room.store.saved()
+        await room.allocator.saved()
         assert (tmp_path / RECORD).exists()
     room.known()
     await room.claims.recover()
-    assert room.store.prepared.value.keys() == {"uid-c"}
+    assert room.allocator.prepared.value.keys() == {"uid-c"}
     await room.unprepared("c")
     await room.claims.recover()  # the kubelet may list it for a moment yet
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
 
 
 async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
@@ -768,19 +769,19 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     assert await room.prepared("c") == answer(("npu", ZERO))
     go_on.set()
     await rebuilding
-    assert room.store.prepared.value.keys() == {"uid-c"}
+    assert room.allocator.prepared.value.keys() == {"uid-c"}
 
 
 async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path, room: Room) -> None:
     (tmp_path / RECORD).unlink(missing_ok=True)
     room.start()
-    renewing = asyncio.create_task(room.store.renew())
+    renewing = asyncio.create_task(room.allocator.renew())
     while not renewing.done():
         room.says(uses=[("c", ZERO)], driver="gpu.example.com")
         await asyncio.sleep(0.001)
     room.known()
     await room.claims.recover()
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
 
 
 async def test_an_older_record_that_was_put_back_is_compared_with_what_is_in_use(
@@ -813,20 +814,20 @@ async def test_devices_of_an_earlier_allocation_are_no_reason_to_doubt_the_recor
     await held.prepared()
     held.claim("d", result(ZERO))
     await held.prepared("d")
-    before = held.store.prepared.value
+    before = held.allocator.prepared.value
     await held.restarted(uses=[("c", ZERO), ("c", ONE), ("d", ZERO)])
-    assert held.store.prepared.value == before
+    assert held.allocator.prepared.value == before
     assert "not recorded" not in caplog.text
-    assert not held.store.needs_recovery
+    assert not held.allocator.needs_recovery
 
 
 async def test_a_claim_that_the_kubelet_lists_until_it_unprepares_it(held: Room) -> None:
     """The agent ended before it had answered that it was unprepared."""
     await held.unprepared()
     await held.restarted(uses=[("c", ZERO)])
-    assert held.store.prepared.value.keys() == {"uid-c"}
+    assert held.allocator.prepared.value.keys() == {"uid-c"}
     await held.unprepared()  # it is asked again
-    assert held.store.prepared.value == {}
+    assert held.allocator.prepared.value == {}
 
 
 async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
@@ -845,7 +846,7 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     monkeypatch.setattr(files, "replace", slow)
     room.claim("c", result(ZERO))
     preparing = asyncio.create_task(room.prepared())
-    await until(lambda: room.store.prepared.value)
+    await until(lambda: room.allocator.prepared.value)
     preparing.cancel()
     await asyncio.wait([preparing])
     ending = asyncio.create_task(room.unprepared("c"))
@@ -854,19 +855,19 @@ async def test_a_call_that_the_kubelet_gives_up_is_made_to_its_end(
     await ending
     assert [len(json.loads(record or b"")["prepared"]) for record in records] == [1, 0]
     assert room.claims.counts.prepares == {"prepared": 0, "refused": 0, "failed": 1}
-    assert (room.store.prepared.value, room.specs()) == ({}, [])
+    assert (room.allocator.prepared.value, room.specs()) == ({}, [])
 
 
 async def test_an_agent_that_ends_leaves_claims_to_the_next_one(room: Room) -> None:
     room.claim("c", result(ZERO))
     room.claim("d", result(ONE))
     await room.prepared("c")
-    before = room.store, room.claims
-    assert not await room.store.end()
+    before = room.allocator, room.claims
+    await room.allocator.end()
     assert "shutting down" in await room.prepared("d")
     assert "shutting down" in str((await room.claims.unprepare([ref("c")]))["uid-c"])
     await room.restarted()
-    assert before != (room.store, room.claims)
+    assert before != (room.allocator, room.claims)
     await room.unprepared("c")
     assert await room.prepared("d") == answer(("npu", ONE), uid="uid-d")
 
@@ -880,7 +881,7 @@ async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(room: Roo
     room.start()
     await present.unprepare([ref("c")])
     await room.owned(uses=[("d", ONE)])
-    assert room.store.prepared.value.keys() == {"uid-d"}
+    assert room.allocator.prepared.value.keys() == {"uid-d"}
     room.claim("e", result(ZERO))
     assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
 
@@ -888,7 +889,7 @@ async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(room: Roo
 async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path) -> None:
     """An agent that has just started has not seen its cards yet; their cores are in use."""
     room = Room(tmp_path)
-    renewing = asyncio.create_task(room.store.renew())
+    renewing = asyncio.create_task(room.allocator.renew())
     while not renewing.done():
         room.says(uses=[("c", ZERO)])
         await asyncio.sleep(0.001)
@@ -896,7 +897,7 @@ async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path)
     rebuilding = asyncio.create_task(room.claims.recover())
     for _ in range(20):  # as far as it goes
         await asyncio.sleep(0)
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
     room.known()
     await rebuilding
     room.claim("d", result(ZERO))
@@ -907,9 +908,11 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     held: Room,
 ) -> None:
     """As a kubelet does with those of Pods that were deleted by force."""
+    held.allocator_timing = allocator.AllocatorTiming(holder_ends=0.0)
+    await held.restarted(uses=[("c", ZERO)])
     held.kubelet.node.alive = {"pod-c"}
     await held.unprepared()
-    assert (held.store.prepared.value, held.specs()) == ({}, [])
+    assert (held.allocator.prepared.value, held.specs()) == ({}, [])
     still = (
         "Pod team/pod-c (ResourceClaim team/c; not listed by the kubelet, but its containers "
         "still run)"
@@ -919,7 +922,7 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     held.says()
     assert f"{still} still holds its cores" in await held.prepared("d")
     with pytest.raises(RefusalError, match="but its containers still run"):
-        held.store.grant(NPU, [plain(held)])
+        await held.allocator.grant(NPU, [plain(held)])
     held.claim("e", result(ONE))
     assert await held.prepared("e") == answer(("npu", ONE), uid="uid-e")
     held.kubelet.node.alive = set()
@@ -934,7 +937,7 @@ async def test_the_pods_of_a_claim_that_was_found_again_are_known(
     await held.restarted(uses=[("c", ZERO)])
     held.kubelet.node.alive = {"pod-c"}
     await held.unprepared()
-    assert list(held.store.states.value.orphans) == ["pod-c"]
+    assert list(held.allocator.states.value.orphans) == ["pod-c"]
 
 
 async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: Room) -> None:
@@ -942,7 +945,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     both = [{"resource": "pods", "name": f"pod-{name}", "uid": name} for name in ("c", "later")]
     held.claim("c", result(ZERO), reservedFor=both)
     await held.claims.refresh_consumers()
-    (known,) = held.store.prepared.value.values()
+    (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
@@ -950,13 +953,13 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     await held.claims.refresh_consumers()
     held.claim("c", result(ZERO), reservedFor=both)
     await held.claims.refresh_consumers()
-    (known,) = held.store.prepared.value.values()
+    (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "pod-later"), ("c", "later"))
     (written,) = json.loads((tmp_path / RECORD).read_bytes())["prepared"].values()
     assert written["pod_uids"] == ["c", "later"]
     held.kubelet.node.alive = {"later"}
     await held.unprepared()
-    assert list(held.store.states.value.orphans) == ["later"]
+    assert list(held.allocator.states.value.orphans) == ["later"]
 
 
 async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_lives(
@@ -968,8 +971,8 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
     held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
     await held.claims.refresh_consumers()
-    assert held.store.prepared.value["uid-c"].pod_uids == ("later",)
-    assert list(held.store.states.value.orphans) == ["pod-c"]
+    assert held.allocator.prepared.value["uid-c"].pod_uids == ("later",)
+    assert list(held.allocator.states.value.orphans) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
     assert await held.prepared() == answer(("npu", ZERO))
     await held.unprepared()
@@ -988,7 +991,7 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(held: Room) -> 
     for _ in range(2):
         assert "its containers still run) still holds its cores" in await held.prepared()
     await held.unprepared()
-    assert list(held.store.states.value.orphans) == ["pod-c"]
+    assert list(held.allocator.states.value.orphans) == ["pod-c"]
     held.kubelet.node.alive.clear()
     held.says()
     assert await held.prepared() == answer(("npu", ZERO))
@@ -1003,7 +1006,7 @@ async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(room:
     for _ in range(2):
         assert await room.prepared() == first
     await room.unprepared()
-    assert set(room.store.states.value.orphans) == {"one", "other"}
+    assert set(room.allocator.states.value.orphans) == {"one", "other"}
 
 
 async def test_a_refusal_is_not_repeated_before_anything_changes(patient: Room) -> None:

@@ -16,28 +16,26 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
-from npu_agent.core.plan import DraWishes
+from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore, Served
-from npu_agent.kubelet.cordons import CordonStore
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
-from npu_agent.outputs.dra.driver import Driver, Host, Shared, Timing
+from npu_agent.outputs.dra.driver import Driver, DriverTiming, Host
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
-from npu_agent.vendors import SPECS
+from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
 from tests.outputs.dra.room import NPU
-from tests.outputs.helpers import Kubelet, claim
+from tests.outputs.helpers import DRIVER, Kubelet, allocator_of, claim
 from tests.until import first, until
 
 FAMILY = frozenset({"rngd"})
-(SPEC,) = SPECS
 
 
 @dataclass
@@ -45,10 +43,10 @@ class World:
     root: Path
     server: StandInApiServer
     driver: Driver
-    store: AllocationStore
+    allocator: Allocator
     kubelet: Kubelet
     snapshots: Feed[Snapshot]
-    wanted: Feed[DraWishes]
+    wishes: Feed[DraWishes]
     task: asyncio.Task[None]
 
     async def phase(self, phase: SessionPhase) -> str:
@@ -70,35 +68,29 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             kubelet.holdings.publish(Holdings(asked_at=asyncio.get_running_loop().time()))
 
         kubelet.ask = ask  # type: ignore[method-assign]
-        store = AllocationStore(
-            snapshots=snapshots,
-            pod_resources=kubelet,
-            served=Served(resources=[NPU], drivers=["npu.furiosa.ai"]),
-            directory=directory,
-            ledger=kubelet.ledger,
+        wishes = Feed(DraWishes(families=families))
+        allocator = allocator_of(
+            kubelet,
+            snapshots,
+            directory,
+            Feed(PluginWishes(resources(NPU, None), frozenset(), ())),
+            wishes,
         )
-        wanted = Feed(DraWishes(families=families))
-        annotation: Feed[str | None] = Feed("")
-        cordons = CordonStore(annotation, snapshots, Feed(frozenset()), directory, start=0.0)
         driver = Driver(
-            SPEC,
+            allocator.pools[DRIVER],
             Host(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
-            Shared(
-                snapshots=snapshots,
-                store=store,
-                ownership=Ownership(directory),
-                cordons=cordons,
-            ),
-            wanted,
+            allocator,
+            Ownership(directory),
             api,
-            Timing(linger=1.0),
+            DriverTiming(linger=1.0),
         )
-        task = asyncio.create_task(driver.run())
+        tasks = [asyncio.create_task(run()) for run in (driver.run, allocator.run)]
         try:
-            yield World(root, server, driver, store, kubelet, snapshots, wanted, task)
+            yield World(root, server, driver, allocator, kubelet, snapshots, wishes, tasks[0])
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -> None:
@@ -137,8 +129,8 @@ async def test_a_record_that_is_not_ours_yet_is_no_failure(tmp_path: Path) -> No
         async with other.held(lambda _: None):
             await here.phase(SessionPhase.STANDBY)
             here.kubelet.ask()
-            here.store.update()
-            await here.store.asked.until(bool)
+            here.allocator.reconcile()
+            await here.allocator.asked.until(bool)
             for _ in range(10):  # turns of the loop, for what would be a failure to be one
                 await asyncio.sleep(0)
         phases = []
@@ -187,12 +179,12 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Pa
         manager = StandInPluginManager(here.root)
         await manager.start()
         await until(here.server.devices)
-        here.store.prepare(claim("c", *here.snapshots.value.cards), ())
-        here.wanted.publish(DraWishes(families=frozenset()))
+        await here.allocator.prepare(claim("c", *here.snapshots.value.cards), ())
+        here.wishes.publish(DraWishes(families=frozenset()))
         here.snapshots.publish(Snapshot((), complete=True))
-        await until(lambda: not here.store.published.value)
+        await until(lambda: not here.allocator.published.value)
         assert here.driver.needed
-        here.store.unprepare("uid-c")
+        await here.allocator.unprepare("uid-c")
         await here.phase(SessionPhase.NO_CARDS)
         await manager.stop()
 
@@ -207,7 +199,7 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
         held = Assignment("team", "train", "main", NPU, state.id)
         now = asyncio.get_running_loop().time()
         here.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=now))
-        here.store.update()
+        here.allocator.reconcile()
         await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints()))
         await manager.stop()
 
@@ -215,9 +207,9 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
 async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None:
     async with world(tmp_path, frozenset()) as here:
         assert here.sockets() == 0
-        here.wanted.publish(DraWishes(families=FAMILY))
+        here.wishes.publish(DraWishes(families=FAMILY))
         await until(lambda: here.sockets() == 2)
-        here.wanted.publish(DraWishes(families=frozenset()))
+        here.wishes.publish(DraWishes(families=frozenset()))
         await here.phase(SessionPhase.NO_CARDS)
         assert here.sockets() == 0
 
@@ -240,7 +232,7 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
         await until(lambda: manager.instances.value)  # for claims that are to be unprepared
         assert os.strerror(errno.ENOSPC) in await here.phase(SessionPhase.BLOCKED)
         await until(lambda: tries > 3)
-        assert here.driver.offered.value is None
+        assert here.driver.pool.offered.value is None
         monkeypatch.setattr(files, "replace", replace)
         await until(here.server.devices)
         assert all(event["object"]["spec"]["devices"] for _, event in here.server.events[SLICES])

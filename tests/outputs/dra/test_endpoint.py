@@ -15,10 +15,10 @@ from npu_agent.core.claim import ClaimRef
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1alpha1
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, sweep_all
-from npu_agent.outputs.dra.service import DraPlugin, Prepared
+from npu_agent.outputs.dra.service import DraPlugin
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.outputs.deviceplugin.helpers import names
-from tests.outputs.dra.helpers import DRIVER, Driver, kubelet_root, ref
+from tests.outputs.dra.helpers import DRIVER, Driver, Prepared, StandInClaims, kubelet_root, ref
 from tests.until import first, until
 
 
@@ -154,7 +154,7 @@ async def test_a_call_under_way_does_not_delay_the_end(root: Path) -> None:
     driver = Driver()
     manager = StandInPluginManager(root)
     await manager.start()
-    async with driver.served(root, plugin=DraPlugin(hang, driver.unprepare)):
+    async with driver.served(root, plugin=DraPlugin(StandInClaims(hang, driver.unprepare))):
         await first(manager.instances, len)
         call = asyncio.create_task(manager.prepare(DRIVER, ref("u1")))
         await began.wait()

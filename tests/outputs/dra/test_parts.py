@@ -59,7 +59,7 @@ async def test_one_claim_may_not_have_a_core_twice(tmp_path: Path) -> None:
     room = await room_with_a_card(tmp_path)
     refused = await prepared(room, "a", "0-1", "1")
     assert "has the same cores twice" in refused
-    assert room.store.prepared.value == {}
+    assert room.allocator.prepared.value == {}
     (first, second) = await prepared(room, "a", "0-1", "2")
     assert (first.device, second.device) == (f"{CARD}-cores-0-1", f"{CARD}-cores-2")
 
@@ -80,7 +80,7 @@ async def test_a_core_without_a_node_is_refused_to_those_that_need_it(tmp_path: 
 
 def held(room: Room, listed: tuple[PoolDevice, ...]) -> set[str]:
     """Names of the devices that the scheduler must not allocate, of those in the pool."""
-    here, names = room.store.facts(), {one.name for one in listed}
+    here, names = room.allocator.facts(), {one.name for one in listed}
     conflicts = here.ledger.conflicts(here.cards, without=names)
     return {one.name for one in listed if conflicts.against(None, one.device)}
 

@@ -18,7 +18,7 @@ from npu_agent.core.state import SlicesState
 from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, follow
-from npu_agent.outputs.dra.publisher import SlicePublisher, Timing
+from npu_agent.outputs.dra.publisher import SlicePublisher, SliceTiming
 from npu_agent.people.simulator.apiserver import (
     COUNTERS,
     NODES,
@@ -31,6 +31,7 @@ from npu_agent.people.simulator.apiserver import (
 from tests.kube.helpers import authority
 from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
+from tests.outputs.helpers import bare_pool
 from tests.until import first, until
 
 NAME = f"00000-{DRIVER}-{NODE}"
@@ -99,13 +100,13 @@ async def running(
     **timing: float,
 ) -> AsyncIterator[World]:
     async with cluster(directory, server) as (fresh, api):
-        feed: Feed[tuple[PoolDevice, ...] | None] = Feed(devices)
+        pool = bare_pool(devices)
         longest = timing.get("retry_longest", 60.0)
-        times = Timing(retry_longest=longest, watch=follow.WatchTiming(**timing))
-        publisher = SlicePublisher(api, NODE, DRIVER, feed, times)
+        times = SliceTiming(retry_longest=longest, watch=follow.WatchTiming(**timing))
+        publisher = SlicePublisher(api, NODE, pool, times)
         task = asyncio.create_task(publisher.run())
         try:
-            yield World(fresh, api, feed, publisher)
+            yield World(fresh, api, pool.offered, publisher)
             assert not task.done(), task
         finally:
             task.cancel()

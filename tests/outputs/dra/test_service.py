@@ -23,10 +23,19 @@ from npu_agent.outputs.dra.service import (
     HEARTBEAT,
     DraPlugin,
     Health,
-    Prepared,
     RegistrationState,
 )
-from tests.outputs.dra.helpers import DRIVER, POOL, Driver, given, kubelet_root, listed, ref
+from tests.outputs.dra.helpers import (
+    DRIVER,
+    POOL,
+    Driver,
+    Prepared,
+    StandInClaims,
+    given,
+    kubelet_root,
+    listed,
+    ref,
+)
 from tests.until import first
 
 BOTH = pytest.mark.parametrize("wire", [v1, v1beta1], ids=["v1", "v1beta1"])
@@ -204,7 +213,7 @@ class TestPrepare:
                 ended.append(refs[0].uid)
 
         late = "npu-agent was not ready within 0.05 s; the kubelet tries again"
-        plugin = DraPlugin(hang, hang, deadline=0.05)
+        plugin = DraPlugin(StandInClaims(hang, hang), deadline=0.05)
         async with (
             driver.served(root, plugin=plugin) as endpoint,
             Channel(path=str(endpoint.path)) as channel,
@@ -227,7 +236,7 @@ class TestPrepare:
             await both.wait()
             return {one.uid: () for one in refs}
 
-        plugin = DraPlugin(meet, driver.unprepare)
+        plugin = DraPlugin(StandInClaims(meet, driver.unprepare))
         async with (
             driver.served(root, plugin=plugin) as endpoint,
             Channel(path=str(endpoint.path)) as channel,

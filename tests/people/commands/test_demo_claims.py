@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npu_agent import files
-from npu_agent.kubelet.allocation_store import AllocationStore
+from npu_agent.kubelet.allocator import Allocator
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.people import simulator
 from npu_agent.people.commands.demo_claims import ClaimsNode
@@ -70,6 +70,10 @@ async def keep_everything(path: Path, content: bytes | None, **_: Any) -> None:
         path.write_bytes(content)
 
 
+async def nothing(*_: object) -> None:
+    pass
+
+
 async def refused(_: Claims, refs: Any) -> dict[str, str]:
     return dict.fromkeys((ref.uid for ref in refs), "out of order")
 
@@ -78,7 +82,7 @@ async def refused(_: Claims, refs: Any) -> dict[str, str]:
     ("owner", "name", "broken", "steps", "error", "reason"),
     [
         (Claims, "prepare", refused, 1, PrepareError, "train-0: out of order"),
-        (AllocationStore, "prepare", lambda *_: None, 4, OSError, "two claims have the same card"),
+        (Allocator, "prepare", nothing, 4, OSError, "two claims have the same card"),
         (files, "replace", keep_everything, 5, OSError, "is still there"),
     ],
 )

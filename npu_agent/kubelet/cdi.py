@@ -23,7 +23,7 @@ log = logger(__name__)
 
 DIRECTORY = "var/run/cdi"
 """Below the host's root: for specs that change while runtimes run."""
-LOOK_EVERY = 30.0
+RESYNC_INTERVAL = 30.0
 """Seconds between checks that the specs are still there: other programs clean up, and a runtime
 reads them whenever it starts a container."""
 _VERSION = "0.5.0"

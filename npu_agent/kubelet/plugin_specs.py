@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from npu_agent.core.offer import Device
-from npu_agent.outputs import cdi
+from npu_agent.kubelet import cdi
 
 
 class PluginSpecs:
@@ -75,7 +75,7 @@ class PluginSpecs:
         )
         now, error = time.monotonic(), self._directory.error
         same = specs == self._directory.files
-        if same and now < self._checked_at + cdi.LOOK_EVERY and not error:
+        if same and now < self._checked_at + cdi.RESYNC_INTERVAL and not error:
             self.unwritten = frozenset()
             return
         self._checked_at = now

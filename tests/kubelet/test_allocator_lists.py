@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,21 @@ import aiofiles.os
 import pytest
 
 from npu_agent import files
+from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.offer import Device, advertise
-from npu_agent.core.plan import PluginWishes
+from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.feed import Feed
-from npu_agent.kubelet.allocation_store import AllocationStore, Served, Timing
+from npu_agent.kubelet.allocator import AllocatorTiming
+from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, encode, read_record, recover
-from npu_agent.outputs.deviceplugin.publisher import Publisher
-from npu_agent.outputs.deviceplugin.specs import PluginSpecs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, state
-from tests.outputs.helpers import Kubelet, claim
+from tests.outputs.helpers import DRIVER, Kubelet, allocator_of, claim
 from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
@@ -45,32 +45,23 @@ class Room:
     """A publisher on one Warboy card, and a kubelet that answers when it is told to."""
 
     def __init__(
-        self, directory: Path, wanted: PluginWishes = FUSION, *, by_cdi: bool = False
+        self, directory: Path, wishes: PluginWishes = FUSION, *, by_cdi: bool = False
     ) -> None:
         self.card = state()
         self.snapshots: Feed[Snapshot] = Feed(Snapshot((self.card,), complete=True))
-        self.wanted: Feed[PluginWishes] = Feed(wanted)
+        self.wishes: Feed[PluginWishes] = Feed(wishes)
         self.now = 1000.0
         self.kubelet = Kubelet(recover(Ledger(), read_record(directory), self.clock()))
         self.spec = directory / "cdi" / SPEC
-        self.store = AllocationStore(
-            snapshots=self.snapshots,
-            pod_resources=self.kubelet,
-            served=Served(
-                resources=[resource.name for resource in wanted.resources],
-                drivers=["npu.furiosa.ai"],
-            ),
-            directory=directory,
-            ledger=self.kubelet.ledger,
-            timing=Timing(clock=self.clock),
-        )
-        self.cordons: Feed[Mapping[str, str]] = Feed({})
-        self.publisher = Publisher(
-            cordons=self.cordons,
-            snapshots=self.snapshots,
-            wanted=self.wanted,
-            store=self.store,
+        self.claims = Feed(DraWishes(families=frozenset()))
+        self.allocator = allocator_of(
+            self.kubelet,
+            self.snapshots,
+            directory,
+            self.wishes,
+            self.claims,
             specs=PluginSpecs(directory / "cdi", ("furiosa.ai/npu",), by_cdi=by_cdi),
+            timing=AllocatorTiming(clock=self.clock),
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []
 
@@ -86,17 +77,17 @@ class Room:
             Holdings(assignments=assignments, asked_at=self.now, error=error)
         )
 
-    def granted(self) -> None:
+    async def granted(self) -> None:
         """The whole list is allocated."""
-        self.store.grant(NPU, self.publisher.devices[NPU].value)
+        await self.allocator.grant(NPU, self.allocator.devices[NPU].value)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async def note() -> None:
-            async for devices in self.publisher.devices[NPU].watch():
+            async for devices in self.allocator.devices[NPU].watch():
                 self.messages.append(tuple((d.id, d.healthy) for d in devices))
 
-        tasks = [asyncio.create_task(self.publisher.run()), asyncio.create_task(note())]
+        tasks = [asyncio.create_task(self.allocator.run()), asyncio.create_task(note())]
         try:
             yield
         finally:
@@ -108,11 +99,11 @@ class Room:
         def offered(devices: tuple[Device, ...]) -> dict[str, bool]:
             return {d.id: d.healthy for d in devices}
 
-        return offered(await first(self.publisher.devices[NPU], lambda d: met(offered(d))))
+        return offered(await first(self.allocator.devices[NPU], lambda d: met(offered(d))))
 
     async def owned(self, *held: str) -> None:
         """This agent gets the node: the kubelet is asked, and answers that these are held."""
-        renewing = asyncio.create_task(self.publisher.renew())
+        renewing = asyncio.create_task(self.allocator.renew())
         before = self.kubelet.asked
         await until(lambda: self.kubelet.asked > before)
         self.says(*held)
@@ -120,7 +111,7 @@ class Room:
 
     async def ended(self, *held: str, error: str | None = None) -> None:
         """The agent ends: the kubelet is asked once more, and answers so."""
-        ending = asyncio.create_task(self.publisher.end())
+        ending = asyncio.create_task(self.allocator.end())
         before = self.kubelet.asked
         await until(lambda: self.kubelet.asked > before)
         self.says(*held, error=error)
@@ -133,7 +124,7 @@ async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     async with room.running():
         room.says()
         await asyncio.sleep(0)
-        assert room.publisher.devices[NPU].value == ()
+        assert room.allocator.devices[NPU].value == ()
         room.snapshots.publish(Snapshot((room.card,), complete=True))
         await room.until(lambda d: d == {room.card.id: True})
     assert room.messages == [(), ((room.card.id, True),)]
@@ -143,11 +134,11 @@ async def test_nothing_is_offered_before_the_kubelet_has_said_who_holds_what(
     tmp_path: Path,
 ) -> None:
     room = Room(tmp_path)
-    await room.publisher.publish()
-    assert room.publisher.devices[NPU].value == ()
+    await room.allocator.replan()
+    assert room.allocator.devices[NPU].value == ()
     room.says(error="kubelet.sock is missing")  # it cannot say: then nobody is waited for
-    await room.publisher.publish()
-    assert len(room.publisher.devices[NPU].value) == 1
+    await room.allocator.replan()
+    assert len(room.allocator.devices[NPU].value) == 1
 
 
 async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
@@ -157,9 +148,9 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
-        room.store.prepare(claim("c", room.card), ())
+        await room.allocator.prepare(claim("c", room.card), ())
         await room.until(lambda d: d == {room.card.id: False})
-        room.store.unprepare("uid-c")
+        await room.allocator.unprepare("uid-c")
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -178,10 +169,10 @@ async def test_a_grant_while_a_file_is_written_counts(
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
         monkeypatch.setattr(files, "replace", slow)
-        room.wanted.publish(SINGLE)
+        room.wishes.publish(SINGLE)
         async with asyncio.timeout(10):
             await writing.wait()
-        room.granted()  # of the old list, which is still the one that is offered
+        await room.granted()  # of the old list, which is still the one that is offered
         go_on.set()
         assert not any((await room.until(lambda d: len(d) == 2)).values())
 
@@ -201,13 +192,13 @@ async def test_a_new_owner_asks_before_it_offers(tmp_path: Path) -> None:
     async with room.running():
         room.says()
         await room.until(lambda d: len(d) == 2)
-        renewing = asyncio.create_task(room.publisher.renew())
+        renewing = asyncio.create_task(room.allocator.renew())
         while not room.kubelet.asked:
             await asyncio.sleep(0)
         assert not renewing.done()
         room.says(card)
         await renewing
-        assert not any(d.healthy for d in room.publisher.devices[NPU].value)
+        assert not any(d.healthy for d in room.allocator.devices[NPU].value)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +220,7 @@ async def test_doubt_at_the_start(tmp_path: Path, left: bytes | None, offered: b
         room.says(error="kubelet.sock is missing")
         assert await room.until(len) == {room.card.id: offered}
         async with asyncio.timeout(10):
-            while not room.publisher.devices[NPU].value[0].healthy:
+            while not room.allocator.devices[NPU].value[0].healthy:
                 room.says()
                 await asyncio.sleep(0.001)
 
@@ -244,13 +235,13 @@ async def test_a_card_for_claims_stays_listed_while_a_pod_holds_it(tmp_path: Pat
     async with room.running():
         await room.owned(card)
         room.says(card)
-        devices = await first(room.publisher.devices[NPU], lambda d: d and "train" in d[0].reason)
+        devices = await first(room.allocator.devices[NPU], lambda d: d and "train" in d[0].reason)
         assert (devices[0].healthy, devices[0].reason) == (
             False,
             "the device plugin does not offer its card (allocation.api); Pod team/train keeps it",
         )
         async with asyncio.timeout(10):
-            while room.publisher.devices[NPU].value:
+            while room.allocator.devices[NPU].value:
                 room.says()
                 await asyncio.sleep(0.001)
 
@@ -260,9 +251,10 @@ async def test_a_card_that_a_slice_may_have_is_not_offered(tmp_path: Path) -> No
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
-        room.store.record_published("npu.furiosa.ai", [room.card])
+        ledger = room.kubelet.ledger
+        ledger.publish(ledger.value.with_published(DRIVER, [room.card]))
         await room.until(lambda d: d == {room.card.id: False})
-        room.store.forget_published([room.card.id])
+        room.allocator.confirm(DRIVER, ())
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -270,7 +262,7 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
     room = Room(tmp_path)
 
     async def watch() -> None:
-        async for devices in room.publisher.devices[NPU].watch():
+        async for devices in room.allocator.devices[NPU].watch():
             if len(devices) == 2:
                 found = json.loads((tmp_path / RECORD).read_bytes())
                 assert {d.id for d in devices} <= {
@@ -281,7 +273,7 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
     async with room.running():
         await room.owned()
         watching = asyncio.create_task(watch())
-        room.wanted.publish(SINGLE)
+        room.wishes.publish(SINGLE)
         async with asyncio.timeout(10):
             await watching
 
@@ -293,7 +285,7 @@ async def test_a_disk_that_cannot_be_written_is_logged_once_and_holds_up_nothing
     room = Room(tmp_path)
     async with room.running():
         await room.owned()
-        room.wanted.publish(SINGLE)
+        room.wishes.publish(SINGLE)
         await room.until(lambda d: len(d) == 2)
     messages = [record.message for record in caplog.records]
     assert messages == ["cannot write the record of allocations"]
@@ -302,7 +294,7 @@ async def test_a_disk_that_cannot_be_written_is_logged_once_and_holds_up_nothing
 async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "npu_agent.outputs.deviceplugin.publisher")
+    caplog.set_level("INFO", "npu_agent.kubelet.allocator")
     room = Room(tmp_path)
     card = room.card.id
     async with room.running():
@@ -326,12 +318,12 @@ async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
 async def test_a_pod_that_ends_after_its_card_was_cut_has_lost_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("WARNING", "npu_agent.outputs.deviceplugin.publisher")
+    caplog.set_level("WARNING", "npu_agent.kubelet.allocator")
     room = Room(tmp_path)
     async with room.running():
         room.says(room.card.id)
         await room.until(lambda d: d == {room.card.id: True})
-        room.wanted.publish(SINGLE)
+        room.wishes.publish(SINGLE)
         await room.until(lambda d: len(d) == 2)
         room.says()
         room.snapshots.publish(Snapshot((), complete=True))
@@ -370,11 +362,11 @@ async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_
         new = Snapshot((room.card, state(index=1, id_="new")), complete=True)
         room.snapshots.publish(new)
         await room.until(lambda d: d == {card: True, "new": False})
-        assert room.publisher.cdi_error == f"{room.spec}: {os.strerror(errno.EROFS)}"
+        assert room.allocator.specs.error == f"{room.spec}: {os.strerror(errno.EROFS)}"
         monkeypatch.undo()
         room.says()  # as it does every few seconds: it is tried again
         await room.until(lambda d: d == {card: True, "new": True})
-        assert not room.publisher.cdi_error
+        assert not room.allocator.specs.error
     assert all(dict(message)[card] for message in room.messages if message)
 
 
@@ -393,7 +385,7 @@ def named(room: Room) -> list[str]:
 
 
 def _reason(room: Room) -> str:
-    return room.publisher.devices[NPU].value[0].reason
+    return room.allocator.devices[NPU].value[0].reason
 
 
 async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_path: Path) -> None:
@@ -426,16 +418,16 @@ async def test_what_the_next_agent_needs_is_left(
             case "held":
                 await room.ended(card)
             case "just allocated":
-                room.granted()
+                await room.granted()
                 await room.ended()
             case "not said":
                 await room.ended(error="no answer")
             case "no answer":
-                await room.publisher.end()
+                await room.allocator.end()
             case "not ours":
                 other = Room(tmp_path, by_cdi=True)
                 monkeypatch.setattr(other.kubelet, "ask", other.says)
-                await other.publisher.end()
+                await other.allocator.end()
         assert record.exists()
         assert room.spec.exists()
 
@@ -451,12 +443,35 @@ async def test_a_record_that_could_not_be_written_is_tried_again(
             await room.owned()
             await room.until(lambda d: d == {room.card.id: True})
             tries = full.call_count
-            await room.publisher.publish()
+            await room.allocator.replan()
             assert full.call_count == tries  # not in each round of a kubelet that is busy
         assert not (tmp_path / RECORD).exists()
         for _ in range(3):
             room.says()
         await until((tmp_path / RECORD).exists)
+
+
+async def test_a_full_disk_is_tried_again_by_one_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is planned meanwhile: cards wait for the record to be in slices."""
+    pauses = 0
+
+    def long(_: Backoff) -> float:
+        nonlocal pauses
+        pauses += 1
+        return 3600.0
+
+    monkeypatch.setattr(Backoff, "next", long)
+    room = Room(tmp_path)
+    room.claims.publish(DraWishes(families=frozenset({"warboy"})))
+    full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
+    monkeypatch.setattr(files, "replace", full)
+    await room.owned()
+    for _ in range(3):
+        await room.allocator.replan()
+    assert room.allocator.pools[DRIVER].offered.value is None
+    assert pauses == 1
 
 
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
@@ -469,7 +484,7 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
         await room.until(lambda d: d == {room.card.id: False})
         assert "are missing from the agent's record" in _reason(room)
-        room.store.recovery_done()
+        room.allocator.recovery_done()
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -506,21 +521,21 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         else:
             room.snapshots.publish(Snapshot((room.card, state(index=1, id_="o")), complete=True))
             await until(hangs.is_set)
-            await room.publisher.end()
+            await room.allocator.end()
         assert hangs.is_set()
-        assert room.publisher.cdi_error is None  # no deadline has passed
-        assert not room.store.owned
+        assert room.allocator.specs.error is None  # no deadline has passed
+        assert not room.allocator.owned
         with pytest.raises(RefusalError, match="shutting down"):
-            room.granted()
+            await room.granted()
         with pytest.raises(RefusalError, match="shutting down"):
-            room.store.prepare(claim("c", room.card), room.publisher.devices[NPU].value)
+            await room.allocator.prepare(claim("c", room.card), room.allocator.devices[NPU].value)
         go_on.set()
         asked = room.kubelet.asked
-        renewing = asyncio.create_task(room.publisher.renew())  # of a session that just began
+        renewing = asyncio.create_task(room.allocator.renew())  # of a session that just began
         await until(lambda: room.kubelet.asked > asked)
         room.says()
         await renewing
-        assert not room.store.owned
+        assert not room.allocator.owned
 
 
 async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
@@ -543,9 +558,9 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
         (tmp_path / RECORD).write_bytes(record(SINGLE))
         monkeypatch.setattr(files, "read", slowly)
         monkeypatch.setattr("npu_agent.files.replace", replace_now)
-        renewing = asyncio.create_task(room.publisher.renew())
+        renewing = asyncio.create_task(room.allocator.renew())
         await until(reading.is_set)
-        saving = asyncio.create_task(room.store.saved())
+        saving = asyncio.create_task(room.allocator.saved())
         for _ in range(10):
             await asyncio.sleep(0)
         may_read.set()

@@ -17,8 +17,8 @@ import pytest
 from npu_agent import files
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.outputs import cdi
-from npu_agent.outputs.cdi import SpecDirectory, recovered, specs
+from npu_agent.kubelet import cdi
+from npu_agent.kubelet.cdi import SpecDirectory, recovered, specs
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from npu_agent import files
 from npu_agent.core.offer import Device
-from npu_agent.outputs.deviceplugin.specs import PluginSpecs
+from npu_agent.kubelet.plugin_specs import PluginSpecs
 from tests.outputs.deviceplugin.helpers import devices, state
 
 WHOLE = devices(state())

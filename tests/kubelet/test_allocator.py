@@ -12,7 +12,8 @@ import pytest
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState, Snapshot
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, Ledger, footprint
-from npu_agent.kubelet.allocation_store import Timing
+from npu_agent.core.plan import holders
+from npu_agent.kubelet.allocator import AllocatorTiming
 from npu_agent.kubelet.record import RECORD, read_record, recover
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
@@ -24,19 +25,19 @@ async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
     """A kubelet that does not answer says nothing of who holds what."""
     room = Room(tmp_path)
     await room.owned()
-    room.store.grant(NPU, [devices(*room.cards)[0]])
+    await room.allocator.grant(NPU, [devices(*room.cards)[0]])
     room.now += UNSEEN
     for _ in range(3):
         room.says(error="no answer within 5 s")
-    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
+    assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(3):
         room.says()  # it may have been restarted, and not know its Pods yet
-    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
+    assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     room.now += 30.0
     for _ in range(2):
         room.says()
-    assert room.store.states.value.allocations == {}
+    assert room.allocator.states.value.allocations == {}
 
 
 async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler(
@@ -47,21 +48,21 @@ async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler
     await room.owned("WARBOY-1")
     room.claim("c", result("npu-warboy-0"))
     await room.prepared()
-    here = room.store.facts()
+    here = room.allocator.facts()
     conflicts = here.ledger.conflicts(here.cards, without={"npu-warboy-0", "npu-warboy-1"})
     claimed, used = devices(*room.cards)
     assert conflicts.against(None, claimed) is None
     assert "Pod team/train still holds its cores" in str(conflicts.against(None, used))
 
 
-TIMING = Timing(last_answer=30.0)
+TIMING = AllocatorTiming(last_answer=30.0, end=30.0)
 STILL = "(not listed by the kubelet, but its containers still run)"
 
 
-async def outlived(directory: Path, timing: Timing = TIMING) -> Room:
+async def outlived(directory: Path, timing: AllocatorTiming = TIMING) -> Room:
     """A Pod has WARBOY-0, and the kubelet takes it for free while its containers run."""
     room = Room(directory)
-    room.store_timing = timing
+    room.allocator_timing = timing
     room.start()
     await room.owned()
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
@@ -70,13 +71,13 @@ async def outlived(directory: Path, timing: Timing = TIMING) -> Room:
     return room
 
 
-async def ends(room: Room) -> bool:
+async def ends(room: Room) -> None:
     """The agent ends, and the kubelet says once more that nobody holds anything."""
     asked = room.kubelet.asked
-    ending = asyncio.create_task(room.store.end())
+    ending = asyncio.create_task(room.allocator.end())
     await until(lambda: room.kubelet.asked > asked)
     room.says()
-    return await ending
+    await ending
 
 
 async def test_a_grant_waits_for_the_containers_of_the_pod_before(
@@ -85,16 +86,16 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     caplog.set_level("INFO")
     room = await outlived(tmp_path)
     whole, other = devices(*room.cards)
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
+    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.states.value.orphans["old"].by == f"Pod team/train {STILL}"
-    await room.store.grant_when_free(NPU, [other])
+    assert room.allocator.states.value.orphans["old"].by == f"Pod team/train {STILL}"
+    await room.allocator.grant(NPU, [other])
     room.says()
     assert not granting.done()
     room.kubelet.node.alive = set()
     room.says()
     await granting
-    assert room.store.states.value.orphans == {}
+    assert room.allocator.states.value.orphans == {}
     assert [record.message for record in caplog.records] == [
         "cores withheld: containers of a deleted Pod are still running on them",
         "cores released: these containers have ended, or are listed again",
@@ -104,8 +105,8 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
 async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     whole, _ = devices(*room.cards)
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.states.value.orphans)
+    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
+    await until(lambda: room.allocator.states.value.orphans)
     failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
     room.have(replace(room.cards[0], health=failed), room.cards[1])
     room.kubelet.node.alive = set()
@@ -119,18 +120,18 @@ async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
     room.kubelet.node.notes |= {DeviceName(NPU, "WARBOY-1"): frozenset({"gone"})}
     room.says("WARBOY-0", "WARBOY-1")
     whole, other = devices(*room.cards)
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole, other]))
-    await until(lambda: room.store.states.value.orphans)
-    assert room.store.states.value.orphans["old"].footprints == (footprint(whole),)
-    await room.store.grant_when_free(NPU, [other])
+    granting = asyncio.create_task(room.allocator.grant(NPU, [whole, other]))
+    await until(lambda: room.allocator.states.value.orphans)
+    assert room.allocator.states.value.orphans["old"].footprints == (footprint(whole),)
+    await room.allocator.grant(NPU, [other])
     granting.cancel()
 
 
 async def test_a_grant_does_not_wait_for_ever(tmp_path: Path) -> None:
-    room = await outlived(tmp_path, Timing(holder_ends=0.0))
+    room = await outlived(tmp_path, AllocatorTiming(holder_ends=0.0))
     whole = devices(*room.cards)[0]
     with pytest.raises(RefusalError, match=re.escape(STILL)) as refused:
-        await room.store.grant_when_free(NPU, [whole])
+        await room.allocator.grant(NPU, [whole])
     assert refused.value.kind is Refusal.HELD
 
 
@@ -139,12 +140,12 @@ async def test_a_pod_is_known_before_the_kubelet_lists_it(tmp_path: Path) -> Non
     room = Room(tmp_path)
     await room.owned()
     whole = devices(*room.cards)[0]
-    await room.store.grant_when_free(NPU, [whole])
+    await room.allocator.grant(NPU, [whole])
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
+    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
     await until(lambda: room.kubelet.asked > 1)
-    assert room.store.states.value.orphans["old"].by == f"the Pod with the UID old {STILL}"
+    assert room.allocator.states.value.orphans["old"].by == f"the Pod with the UID old {STILL}"
     granting.cancel()
 
 
@@ -155,7 +156,7 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
     whole = devices(*room.cards)[0]
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"new"})}
     for _ in range(2):
-        await room.store.grant_when_free(NPU, [whole])
+        await room.allocator.grant(NPU, [whole])
 
 
 async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
@@ -163,42 +164,48 @@ async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path
     for _ in range(3):
         room.now += HOLDER_ENDS
         room.says()
-    assert room.store.states.value.allocations == {}
-    assert list(room.store.states.value.orphans) == ["old"]
+    assert room.allocator.states.value.allocations == {}
+    assert list(room.allocator.states.value.orphans) == ["old"]
     assert room.kubelet.asked_soon
-    assert await ends(room) is False  # the record stays for the next agent
+    await ends(room)
+    assert (tmp_path / RECORD).exists()  # for the next agent
 
 
 async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path: Path) -> None:
     """The agent ends before a second answer that lacks it."""
     room = await outlived(tmp_path)
     room.says()
-    assert room.store.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
-    ending = asyncio.create_task(room.store.end())
+    assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
+    ending = asyncio.create_task(room.allocator.end())
     await until(lambda: room.kubelet.asked > 1)
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
-    assert await ending is False
+    await ending
+    assert (tmp_path / RECORD).exists()
 
 
 async def test_the_record_stays_while_a_claim_is_prepared(tmp_path: Path) -> None:
     """Its card may have left the node, and the slices with it."""
     room = Room(tmp_path)
     await room.owned()
-    room.store.prepare(claim("c"), ())
-    assert not room.store.states.value.published
-    assert await ends(room) is False
+    await room.allocator.prepare(claim("c"), ())
+    assert not room.allocator.states.value.published
+    await ends(room)
+    assert (tmp_path / RECORD).exists()
 
 
 async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_path: Path) -> None:
     """The record before it could not be read, and one answer that lists no Pod is not enough."""
     (tmp_path / RECORD).write_bytes(b"{")
     room = Room(tmp_path)
-    await room.owned()
+    renewing = asyncio.create_task(room.allocator.renew())
+    await until(lambda: room.kubelet.asked)
+    room.says()
+    await renewing
     asked = room.kubelet.asked
-    ending = asyncio.create_task(room.store.end())
+    ending = asyncio.create_task(room.allocator.end())
     await until(lambda: room.kubelet.asked > asked)
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
-    assert await ending is False
+    await ending
     assert (tmp_path / RECORD).exists()
 
 
@@ -207,9 +214,9 @@ async def granted_twice(directory: Path) -> Room:
     room = Room(directory)
     await room.owned()
     whole, other = devices(*room.cards)
-    await room.store.grant_when_free(NPU, [whole])
+    await room.allocator.grant(NPU, [whole])
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
-    await room.store.grant_when_free(NPU, [other])
+    await room.allocator.grant(NPU, [other])
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
     return room
 
@@ -217,8 +224,8 @@ async def granted_twice(directory: Path) -> Room:
 async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
     room = await granted_twice(tmp_path)
     whole, _ = devices(*room.cards)
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [whole]))
-    await until(lambda: room.store.states.value.orphans)
+    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
+    await until(lambda: room.allocator.states.value.orphans)
     granting.cancel()
 
 
@@ -234,8 +241,8 @@ async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) ->
     await room.owned()
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
-    granting = asyncio.create_task(room.store.grant_when_free(NPU, [devices(*room.cards)[0]]))
-    await until(lambda: room.store.states.value.orphans)
+    granting = asyncio.create_task(room.allocator.grant(NPU, [devices(*room.cards)[0]]))
+    await until(lambda: room.allocator.states.value.orphans)
     granting.cancel()
 
 
@@ -250,20 +257,20 @@ async def test_no_note_means_a_card_before_the_cards_are_known(tmp_path: Path) -
     for _ in range(2):
         room.says()
     room.have(*cards)
-    room.store.update()
-    assert room.store.held_by(cards).keys() == {"WARBOY-0", "WARBOY-1"}
+    room.allocator.reconcile()
+    assert holders(room.allocator.facts(), cards).keys() == {"WARBOY-0", "WARBOY-1"}
     room.says()
-    assert room.store.held_by(cards).keys() == {"WARBOY-0"}
+    assert holders(room.allocator.facts(), cards).keys() == {"WARBOY-0"}
 
 
 async def test_a_card_that_comes_is_compared_with_the_last_answer(tmp_path: Path) -> None:
     room = Room(tmp_path)
     cards = room.cards
     room.snapshots.publish(Snapshot(cards[:1], complete=True))
-    room.store.update()
+    room.allocator.reconcile()
     room.kubelet.node.notes = {DeviceName("old/name", "WARBOY-1"): frozenset({"old"})}
     room.kubelet.node.alive = {"old"}
     room.says()
     room.have(*cards)
-    room.store.update()
-    assert room.store.held_by(cards).keys() == {"WARBOY-1"}
+    room.allocator.reconcile()
+    assert holders(room.allocator.facts(), cards).keys() == {"WARBOY-1"}

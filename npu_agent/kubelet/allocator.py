@@ -1,0 +1,681 @@
+"""The Allocator: the only writer of the ledger, for both APIs that hand out cores.
+
+Start reading at `Allocator.replan`: after any change it plans what each API lists
+(`npu_agent.core.plan`), records that on disk, and publishes it. `grant`, `prepare` and `unprepare`
+are what the kubelet asks for. Between a decision and the ledger's change is no await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from npu_agent.backoff import Backoff
+from npu_agent.core import plan
+from npu_agent.core.claim import ClaimUse
+from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.hardware import Card, Snapshot
+from npu_agent.core.ledger import (
+    HOLDER_ENDS,
+    Allocation,
+    DeviceName,
+    Ledger,
+    OrphanedPod,
+    PreparedClaim,
+    PublishedCard,
+    Usage,
+)
+from npu_agent.core.offer import Device
+from npu_agent.core.plan import DraWishes, Facts, PluginWishes
+from npu_agent.core.pool import DraNames, PoolDevice, pool
+from npu_agent.core.state import SlicesState
+from npu_agent.core.trends import TrendKind
+from npu_agent.feed import Feed, changes_of
+from npu_agent.kubelet.cordons import CordonStore
+from npu_agent.kubelet.plugin_specs import PluginSpecs
+from npu_agent.kubelet.podresources import Holdings, PodResources
+from npu_agent.kubelet.record import RecordFile, encode, recover
+from npu_agent.logs import logger
+from npu_agent.supervise import background
+
+log = logger(__name__)
+
+_ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
+_NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorTiming:
+    """Seconds, and the clock. While an Allocate waits, no other Pod starts."""
+
+    owned: float = 20.0
+    """Longest wait of an Allocate for the node to be ours. The agent before us may take 16 to end
+    (`Ownership.hand_over`, then calls under way)."""
+    answer: float = 6.0
+    """Longest wait for pod-resources: more than `podresources.DEADLINE`."""
+    last_answer: float = 0.2
+    end: float = 0.3
+    """For the end, of which `last_answer` is a part."""
+    holder_ends: float = HOLDER_ENDS
+    """Longest wait of an Allocate for the previous Pod of a device."""
+    holder_ends_every: float = 0.1
+    restart: float = 30.0
+    """After a restart of the kubelet, which may list fewer Pods than run until it knows its own."""
+    retry_first: float = 0.1
+    """Between the first attempts to write the record while cards wait for it to be in slices."""
+    retry_longest: float = 2.0
+    clock: Callable[[], float] = time.monotonic
+    """The one of `Holdings.asked_at`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DraSource:
+    """What a DRA driver's pool is made from."""
+
+    names: DraNames
+    families: Collection[str]
+    """All of the vendor's: a claim can hold a card that is not offered."""
+    wishes: Feed[DraWishes]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanInputs:
+    """What the Allocator plans from, and follows."""
+
+    snapshots: Feed[Snapshot]
+    wishes: Feed[PluginWishes]
+    """Of the device plugin; the names of its resources do not change."""
+    drivers: Sequence[DraSource]
+    cordons: CordonStore
+    degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
+    """Remarks on working cards, by ID."""
+
+
+class ClaimPool:
+    """The devices of one DRA driver, as the Allocator publishes them."""
+
+    def __init__(self, source: DraSource, snapshots: Feed[Snapshot], asked: Feed[bool]) -> None:
+        def all_devices(snapshot: Snapshot, wishes: DraWishes) -> tuple[PoolDevice, ...] | None:
+            if not snapshot.complete:
+                return None
+            # A claim can hold a part of a card that is offered whole now.
+            return pool(
+                snapshot,
+                dra=source.names,
+                families=source.families,
+                by_index=wishes.by_index,
+                partitions=True,
+            )
+
+        self.names = source.names
+        self.families = source.families
+        self.wishes = source.wishes
+        self.known: Feed[tuple[PoolDevice, ...] | None] = snapshots.map_with(
+            source.wishes, all_devices
+        ).map_with(asked, lambda devices, asked: devices if asked else None)
+        """All devices, offered or not; None while these, or who holds them, are unknown."""
+        self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        """What is to be in the slices; None: not known yet."""
+        self.slices: Feed[SlicesState] = Feed(SlicesState())
+        """What the API server has, and can express."""
+        self.unwritten: Feed[str] = Feed("")
+        """Why the record could not be written with all cards; "": it was."""
+
+
+class Allocator:
+    """Plans, records and publishes what is handed out, and hands it out.
+
+    `states` has the ledger after each change, and `usages` who holds which cores, for people.
+    """
+
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        *,
+        pod_resources: PodResources,
+        specs: PluginSpecs,
+        directory: Path,
+        ledger: Feed[Ledger],
+        timing: AllocatorTiming | None = None,
+    ) -> None:
+        """Writes and publishes nothing before `run` or `renew`.
+
+        Args:
+            inputs: what is decided from, in addition to the ledger.
+            pod_resources: the kubelet's answers.
+            specs: CDI specs, written before the devices in them are offered.
+            directory: where the record is.
+            ledger: has the record of an agent before this one.
+            timing: all times.
+        """
+        self.devices: Mapping[str, Feed[tuple[Device, ...]]] = {
+            resource.name: Feed(()) for resource in inputs.wishes.value.resources
+        }
+        """What the device plugin lists, by resource."""
+        self.asked: Feed[bool] = Feed(False)
+        """Whether pod-resources was asked; it may not have answered."""
+        self.pools: Mapping[str, ClaimPool] = {
+            source.names.driver: ClaimPool(source, inputs.snapshots, self.asked)
+            for source in inputs.drivers
+        }
+        """By DRA driver."""
+        self.states = ledger
+        self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
+        self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)
+        self.usages: Feed[tuple[Usage, ...]] = Feed(())
+        self.drivers_in_recovery: Feed[frozenset[str]] = Feed(frozenset())
+        """Drivers of claims in use that no record has: until `recovery_done` their cores are
+        unknown."""
+        self.pod_resources = pod_resources
+        self._snapshots, self._wishes = inputs.snapshots, inputs.wishes
+        self.cordons, self._degraded = inputs.cordons, inputs.degraded
+        self.specs = specs
+        self._timing = timing or AllocatorTiming()
+        self._clock = self._timing.clock
+        self._record = RecordFile(directory, self._clock)
+        self._recorded = ledger.value
+        """As the disk has it."""
+        self._read = False
+        self._applied: tuple[float, list[Card]] = 0.0, []
+        """When the ledger's answer was requested, and the cards that it was compared with."""
+        self._away = False
+        self.owned = False
+        """Whether the node is this agent's; only then is its record the one on disk."""
+        self._closed = False
+        self._ready: Feed[bool] = Feed(False)
+        """Whether the node is this agent's and earlier grants are known."""
+        self._needs_recovery = False
+        """Whether the record that was found is still to be compared with what containers use: it
+        may be an older one that was put back."""
+        self._saving = asyncio.Lock()
+        self._replanning = asyncio.Lock()
+        self._retry = Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
+        self._retries: Feed[int] = Feed(0)
+        self._timer: asyncio.TimerHandle | None = None
+        self._missing: set[DeviceName] = set()
+        self._names: dict[str, str] = {}
+        """Name and ID of each listed device, by ID, for people."""
+        # A container's allocation matters to taints alone, and so where slices have cards.
+        self._tainting = ledger.map(lambda now: now if now.published else None)
+
+    # --- the node's owner -----------------------------------------------------------------------
+
+    @property
+    def why_not_owned(self) -> str:
+        return _ENDING if self._closed else _NOT_OURS
+
+    async def renew(self) -> None:
+        """Called by each session and driver when the node is this agent's, before it offers.
+
+        Another agent may have served it in between: its record is read, unless it is still our own,
+        and the kubelet is asked again.
+        """
+        async with self._saving:  # which would write over what is to be read
+            if not self.owned:
+                ours = self._record.on_disk
+                found = await self._record.read()
+                if not self._read or found not in (None, ours):
+                    # What was prepared when this agent started may have been unprepared by the
+                    # other one.
+                    ledger = replace(self._ledger, prepared={})
+                    self._recorded = recover(Ledger(), found, self._clock())
+                    self.states.publish(recover(ledger, found, self._clock()))
+                    self._needs_recovery = True
+                self._read = True
+                self.owned = not self._closed
+        await self._answer(self._timing.answer)
+        await self.replan()
+        self._ready.publish(self.owned)
+
+    def disowned(self) -> None:
+        """Called when the node may be another agent's, and the record too."""
+        self.owned = False
+        self._ready.publish(False)
+        self.pod_resources.ask()
+
+    def kubelet_lost(self) -> None:
+        """Called when the kubelet dropped our devices: it may have restarted."""
+        self.pod_resources.ask_soon()
+        self.states.publish(self._ledger.with_grace_period(self._clock() + self._timing.restart))
+
+    def close(self) -> None:
+        """Ends all grants and writes from now on; takes no lock, which may wait for a disk."""
+        self.owned, self._closed = False, True
+
+    async def end(self) -> None:
+        """Removes record and CDI specs if nothing is held; the next agent may.
+
+        A node whose agent was removed is as clean as before. Takes 0.3 s at most.
+        """
+        try:
+            async with asyncio.timeout(self._timing.end), self._replanning:
+                await self.specs.end(remove=await self._remove_record())
+        except TimeoutError:
+            log.warning("skipping cleanup: the file system did not respond in time")
+        finally:
+            self.close()
+
+    async def _remove_record(self) -> bool:
+        """Removes the record if nothing is held; returns whether it did."""
+        if not self.owned:
+            return False
+        now = self._clock()
+        answer = await self._answer(self._timing.last_answer)
+        async with self._saving:  # which would write it again
+            self.close()
+            ledger = self._ledger
+            # What is held may also have the name of a resource that is not served any more.
+            held = any(
+                one.name in ledger.allocations or one.resource in self.devices
+                for one in answer.assignments
+            )
+            starting = any(hold.kept_until > now for hold in ledger.allocations.values())
+            unsure = answer.error or answer.asked_at < now or ledger.unreadable
+            # The slices stay for the next agent, which has to know of them.
+            kept = ledger.prepared or ledger.published or answer.running
+            if held or starting or kept or unsure:
+                return False
+            await self._record.remove()
+            return True
+
+    # --- plan, record, publish ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        pools = self.pools.values()
+        async with background(self._follow_answers()):
+            async for _ in changes_of(
+                *(self._snapshots, self._wishes, self.cordons.cards, self._degraded),
+                *(self.pod_resources.holdings, self.prepared, self.drivers_in_recovery),
+                *(self.published, self._tainting, self._retries),
+                *(feed for each in pools for feed in (each.wishes, each.slices)),
+            ):
+                await self.replan()
+
+    async def _follow_answers(self) -> None:
+        """Keeps the ledger and `usages` up to date also while a disk is waited for."""
+        async for _ in changes_of(self._snapshots, self.pod_resources.holdings):
+            self.reconcile()
+
+    async def replan(self) -> None:
+        """Plans what each API lists, records it, and publishes it."""
+        async with self._replanning:
+            while (lists := self._plan()) is not None:
+                planned = self._ledger
+                await self._save()
+                await self.specs.write(
+                    [device for devices in lists.values() for device in devices],
+                    self._held(),
+                    owned=self.owned,
+                    cards=bool(self._snapshots.value.cards),
+                )
+                # A grant may come while a file is written: then all is planned again.
+                if self._ledger is planned:
+                    self._publish(lists)
+                    break
+
+    def _plan(self) -> dict[str, tuple[Device, ...]] | None:
+        """Returns the devices of each resource; None: nothing should be offered yet."""
+        self.reconcile()
+        snapshot = self._snapshots.value
+        if not snapshot.complete or not self.asked.value:
+            return None  # never an empty list, or a list of doubts, before the real one
+        for driver, claims in self.pools.items():
+            if self._is_planned(claims):
+                cards = plan.cards_for_claims(snapshot, claims.wishes.value)
+                self.states.publish(self._ledger.with_published(driver, cards))
+        lists = plan.device_lists(self.facts(), self._wishes.value)
+        if self.owned:
+            self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
+        return lists
+
+    def _publish(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
+        """Publishes, without an await since the last use of the ledger."""
+        self._report_missing(lists)
+        self.specs.published()
+        for name, devices in lists.items():
+            self.devices[name].publish(
+                plan.without_specs(devices, self.specs.unwritten, self.specs.error)
+            )
+        for claims in self.pools.values():
+            if self._is_planned(claims):
+                self._publish_pool(claims)
+
+    def _is_planned(self, claims: ClaimPool) -> bool:
+        wishes = claims.wishes.value
+        return wishes.decided and plan.is_needed(self.facts(), wishes, claims.names.driver)
+
+    def _publish_pool(self, claims: ClaimPool) -> None:
+        """Publishes a pool; cards that are not on disk yet stay out."""
+        published, recorded = self._ledger.published, self._recorded.published
+        unwritten = {
+            id_
+            for id_ in plan.published_by(self._ledger, claims.names.driver)
+            if recorded.get(id_) != published[id_]
+        }
+        reason = self._record.error or ""
+        if unwritten and not (self.owned and reason):
+            return  # the record is another agent's
+        if claims.unwritten.publish(reason if unwritten else "") and unwritten:
+            log.warning(
+                "cards stay out of the ResourceSlices until the record can be written",
+                driver=claims.names.driver,
+                cards=", ".join(sorted(unwritten)),
+                reason=reason,
+            )
+        if unwritten:
+            self._write_again_soon()
+        else:
+            self._retry.reset()
+        devices = plan.claim_pool(
+            self.facts(),
+            claims.wishes.value,
+            claims.names,
+            claims.families,
+            recorded=recorded,
+            slices=claims.slices.value,
+        )
+        if devices or not unwritten or claims.offered.value is not None:
+            claims.offered.publish(devices)
+
+    def _write_again_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() <= loop.time():
+            self._timer = loop.call_later(self._retry.next(), self._write_again)
+
+    def _write_again(self) -> None:
+        self._record.try_now()
+        self._retries.publish(self._retries.value + 1)
+
+    def confirm(self, driver: str, devices: tuple[PoolDevice, ...] | None) -> None:
+        """Called with what the slices have by the API server: some cards may have left them."""
+        claims = self.pools[driver]
+        if devices is not None and devices == claims.offered.value:
+            left = plan.withdrawn(self.facts(), claims.wishes.value, driver, devices)
+            self.states.publish(self._ledger.without_published(left))
+
+    def withdrawn(self, driver: str) -> None:
+        """Called when a driver's slices were deleted."""
+        left = plan.published_by(self._ledger, driver)
+        self.states.publish(self._ledger.without_published(left))
+
+    def _report_missing(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
+        """Logs devices that vanished while a Pod holds them, each once."""
+        here = {one.assignment.name for one in self.usages.value}
+        for resource, devices in lists.items():
+            here |= {DeviceName(resource, device.id) for device in devices}
+            self._names |= {device.id: f"{device.name} ({device.id})" for device in devices}
+        gone = {
+            name: held
+            for name, held in self._ledger.allocations.items()
+            if held.containers
+            and held.first_absent is None
+            and name.resource in lists
+            and name not in here
+        }
+        for name in sorted(gone.keys() - self._missing):
+            log.warning(
+                "a running Pod holds a device that is no longer listed",
+                pod=gone[name].holder.removeprefix("Pod "),
+                device=self._names.get(name.device, name.device),
+            )
+        self._missing = {*gone, *self._missing} & self._ledger.allocations.keys()
+
+    def _held(self) -> set[str] | None:
+        """Returns the IDs of devices that containers hold; None: unknown."""
+        if self.pod_resources.holdings.value.error is not None:
+            return None
+        return {name.device for name in self._ledger.allocations}
+
+    async def _save(self) -> None:
+        async with self._saving:
+            if self.owned:
+                ledger = self._ledger
+                await self._record.write(encode(ledger))
+                if not self._record.error:
+                    self._recorded = ledger
+
+    async def saved(self) -> None:
+        """Waits until the disk has the current state.
+
+        Raises:
+            OSError: it cannot be written, or the node is no longer this agent's.
+        """
+        self._record.try_now()
+        await self._save()
+        if not self.owned:
+            raise OSError(self.why_not_owned)
+        if self._record.error:
+            raise OSError(self._record.error)
+
+    # --- what the kubelet asks for --------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """What decisions are made from, true until the next await."""
+        return Facts(
+            snapshot=self._snapshots.value,
+            ledger=self._ledger,
+            cordons=self.cordons.cards.value,
+            recovering=self.drivers_in_recovery.value,
+            degraded=self._degraded.value,
+        )
+
+    async def grant(self, resource: str, devices: Sequence[Device]) -> None:
+        """Records that a container is about to get these devices, before its Allocate is answered.
+
+        Waits for the node to be ours, and 10 s at most for orphaned Pods that had the devices.
+
+        Raises:
+            RefusalError: a device is out of service, another holder has cores or nodes of one of
+                them, or the agent ends.
+        """
+        await self._until_ready()
+        await self.cordons.settled()
+        facts = self.facts()
+        for device in devices:
+            plan.check_cordon(facts, device)
+        await self._orphans_end(resource, devices)
+        if self._closed:
+            raise RefusalError(Refusal.UNFIT, self.why_not_owned)
+        plan.check_grant(self.facts(), resource, devices)
+        self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
+        self.pod_resources.ask_soon()
+
+    async def _until_ready(self) -> None:
+        if self._closed:
+            raise RefusalError(Refusal.UNFIT, self.why_not_owned)
+        try:
+            async with asyncio.timeout(self._timing.owned):
+                await self._ready.until(bool)
+        except TimeoutError:
+            raise RefusalError(
+                Refusal.UNFIT, "another agent serves this node and does not end"
+            ) from None
+
+    async def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
+        """Records that a claim is prepared; to be `saved` before its Pods get anything.
+
+        Of the Pods that had the claim before, those that run on keep what they had.
+
+        Args:
+            claim: as it is to be.
+            devices: those that are for the claim's Pods alone.
+
+        Raises:
+            RefusalError: another holder has cores or nodes of one of them.
+        """
+        await self._read_notes()
+        before = self._ledger.prepared.get(claim.uid)
+        if before and before != claim:
+            living = await self.pod_resources.pods.running(before.pod_uids)
+            ledger = self._ledger.before_replacing(claim, living, self._clock())
+            if ledger is not self._ledger:
+                self._publish_with_orphans(ledger)
+        if devices and not self.owned:
+            raise RefusalError(Refusal.UNFIT, self.why_not_owned)
+        plan.check_prepare(self.facts(), claim, devices)
+        self.states.publish(self._ledger.with_claim(claim))
+
+    def put_back(self, claim: PreparedClaim) -> None:
+        """Undoes a `prepare` that could not be saved: the claim is as it was."""
+        self.states.publish(self._ledger.with_claim(claim))
+
+    async def unprepare(self, uid: str) -> None:
+        """Forgets a claim; to be `saved`. Orphaned Pods keep its cores."""
+        claim = self._ledger.prepared.get(uid)
+        if claim and (hold := claim.allocation()):
+            living = await self.pod_resources.pods.running(hold.pod_uids)
+            self._mark_orphaned(living, [hold], by_claim=True)
+        self.states.publish(self._ledger.without_claim(uid))
+
+    # --- the kubelet's answers ------------------------------------------------------------------
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether claims may be in use that an earlier agent's record lacks."""
+        return self._needs_recovery or self._ledger.unreadable is not None
+
+    def recovery_done(self) -> None:
+        self._needs_recovery = False
+        self.reconcile()
+
+    def claim_uses(self) -> tuple[ClaimUse, ...] | None:
+        """Returns the containers that use claims; None if pod-resources does not answer."""
+        answer = self.pod_resources.holdings.value
+        return None if answer.error or not answer.asked_at else answer.claim_uses
+
+    async def containers_of(self, namespace: str, claim: str, deadline: float) -> list[set[str]]:
+        """Returns the containers that name a claim, by Pod; empty without an answer in time."""
+        pods: dict[str, set[str]] = {}
+        for use in (await self._answer(deadline)).claim_uses:
+            if (use.claim_namespace, use.claim_name) == (namespace, claim):
+                pods.setdefault(use.pod, set()).add(use.container)
+        return list(pods.values())
+
+    def reconcile(self) -> None:
+        """Reconciles the ledger with the latest answer of pod-resources."""
+        cards = self.facts().cards
+        answer = self.pod_resources.holdings.value
+        applicable = answer.asked_at, cards
+        self._away = self._away or answer.error is not None
+        # No device ID means anything before the cards are known.
+        ready = self._snapshots.value.complete and answer.asked_at and answer.error is None
+        if ready and applicable != self._applied:
+            self._applied = applicable
+            if self._away:  # it may have been restarted
+                self._away = False
+                self.states.publish(
+                    self._ledger.with_grace_period(self._clock() + self._timing.restart)
+                )
+            ending = self._ledger.orphans
+            self.states.publish(
+                self._ledger.with_answer(
+                    answer.assignments,
+                    answer.asked_at,
+                    cards=cards,
+                    resources=self.devices,
+                    pods=answer.pods,
+                    running=answer.running,
+                )
+            )
+            self._log_ending(ending)
+            if self._ledger.pending_release:
+                self.pod_resources.ask_soon()
+        self.drivers_in_recovery.publish(self._drivers_to_recover(answer.claim_uses))
+        self.asked.publish(bool(answer.asked_at))
+        self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
+
+    def _drivers_to_recover(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
+        if not self._needs_recovery:
+            return frozenset()
+        ours = [use for use in uses if use.driver in self.pools]
+        return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
+
+    async def _orphans_end(self, resource: str, devices: Sequence[Device]) -> None:
+        """Waits until the orphaned Pods that had the devices have ended: 10 s at most."""
+        names = [DeviceName(resource, device.id) for device in devices]
+        living = await self._read_notes(names)
+        if self._ledger.has_pods_beyond(self._recorded):
+            await (
+                self._save()
+            )  # the kubelet forgets now who has ended, and this agent may be killed
+        self._mark_orphaned(living, self._holds(names))
+        now = asyncio.get_running_loop().time
+        until = now() + self._timing.holder_ends
+        while self._orphans_have(devices) and now() < until:
+            self.pod_resources.ask()
+            await asyncio.sleep(self._timing.holder_ends_every)
+            self.reconcile()
+
+    async def _read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
+        """Records who runs by the kubelet's notes, which tell also while pod-resources fails.
+
+        Returns the UIDs of running Pods that no list has, and of those that had these devices.
+        """
+        pods = await self.pod_resources.pods.device_holders()
+        self.states.publish(self._ledger.with_pods(pods))
+        answer = replace(self.pod_resources.holdings.value, pods=pods)
+        candidates = self.pod_resources.orphan_candidates(answer)
+        had = (hold.pod_uids for hold in self._holds(names))
+        living = await self.pod_resources.pods.running(candidates.union(*had))
+        self.states.publish(
+            self._ledger.with_notes(
+                pods,
+                living,
+                self._clock(),
+                cards=self.facts().cards,
+                resources=self.devices,
+            )
+        )
+        return living
+
+    def _holds(self, names: Iterable[DeviceName]) -> list[Allocation]:
+        allocations = self._ledger.allocations
+        return [allocations[name] for name in names if name in allocations]
+
+    def _orphans_have(self, devices: Iterable[Device]) -> bool:
+        orphans = Ledger(orphans=self._ledger.orphans).conflicts(self.facts().cards)
+        return any(orphans.against(None, device) for device in devices)
+
+    def _mark_orphaned(
+        self, living: frozenset[str], holds: Iterable[Allocation], *, by_claim: bool = False
+    ) -> None:
+        """Records those of the living Pods whose devices the kubelet treats as free."""
+        now, ledger = self._clock(), self._ledger
+        for hold in holds:
+            ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
+        if ledger is not self._ledger:
+            self._publish_with_orphans(ledger)
+
+    def _publish_with_orphans(self, ledger: Ledger) -> None:
+        before = self._ledger.orphans
+        self.states.publish(ledger)
+        self._log_ending(before)
+        self.pod_resources.ask_soon()
+
+    def _log_ending(self, before: Mapping[str, OrphanedPod]) -> None:
+        now = self._ledger.orphans
+        for uid in now.keys() - before.keys():
+            log.warning(
+                "cores withheld: containers of a deleted Pod are still running on them",
+                holder=now[uid].by,
+                uid=uid,
+            )
+        for uid in before.keys() - now.keys():
+            log.info("cores released: these containers have ended, or are listed again", uid=uid)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self.states.value
+
+    async def _answer(self, deadline: float) -> Holdings:
+        now, holdings = self._clock(), self.pod_resources.holdings
+        self.pod_resources.ask()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                await holdings.until(lambda answer: answer.asked_at >= now)
+        return holdings.value
