@@ -16,7 +16,7 @@ from npu_agent.kube.request import Request
 from npu_agent.people.cluster.objects import Cluster
 
 KINDS: dict[str, type[Object]] = {
-    each.name: get_args(each.type)[0] for each in fields(Cluster) if each.name != "refused"
+    field.name: get_args(field.type)[0] for field in fields(Cluster) if field.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
 _EVERYWHERE = ("nodes", "pods")

@@ -62,8 +62,8 @@ def _add_values(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:  # noqa: SLF001 (as shtab itself does)
         metavar = action.metavar if isinstance(action.metavar, str) else ""
         if isinstance(action.choices, dict):
-            for each in action.choices.values():
-                _add_values(each)
+            for choice in action.choices.values():
+                _add_values(choice)
         elif action.type is Path:
             action.complete = shtab.FILE if metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
         elif metavar in ("CARD", "NPU", "DEVICE,..."):

@@ -130,8 +130,8 @@ def _command() -> str:
     called = Path(sys.argv[0])
     if called.name != "npu-agent":
         return f"{sys.executable} -m npu_agent"
-    found = shutil.which("npu-agent")
-    return "npu-agent" if found and called.exists() and called.samefile(found) else str(called)
+    path = shutil.which("npu-agent")
+    return "npu-agent" if path and called.exists() and called.samefile(path) else str(called)
 
 
 @contextlib.contextmanager
@@ -255,7 +255,7 @@ class Tour:
         await self._fault("gone")
         plugin = await self._plugin(lambda p: len(p.devices) == 1)
         yield f"the list is now: {self._listing(plugin)}"
-        after = await self._labels(lambda found: found != before)
+        after = await self._labels(lambda labels: labels != before)
         for key in sorted(before.keys() | after.keys()):
             if (old := before.get(key, "none")) != (new := after.get(key, "none")):
                 yield f"label {key}: {old} -> {new}"
@@ -263,12 +263,14 @@ class Tour:
     async def _returns(self) -> Lines:
         labels = REGISTRY.label_sets[REGISTRY.label_set]
         (count,) = (
-            labels.prefix + one.key for one in labels.labels if one.source is LabelSource.COUNT
+            labels.prefix + label.key
+            for label in labels.labels
+            if label.source is LabelSource.COUNT
         )
         await self._fault("back")
         plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
         yield f"the list is now: {self._listing(plugin)}"
-        await self._labels(lambda found: found.get(count) == "2")
+        await self._labels(lambda labels: labels.get(count) == "2")
         yield f"label {count}: 2 again"
         yield f"{plugin.messages} messages from the agent so far: it sends changes only"
 
@@ -333,8 +335,8 @@ class Tour:
                 async with session.get(url) as answer:
                     lines = (await answer.text()).splitlines()
                 mine = [line for line in lines if line.startswith(f"{name}{{")]
-                if found := [line for line in mine if all(text in line for text in texts)]:
-                    return [_brief(line) for line in found]
+                if wanted := [line for line in mine if all(text in line for text in texts)]:
+                    return [_brief(line) for line in wanted]
                 await asyncio.sleep(0.05)
 
     async def address(self) -> str:

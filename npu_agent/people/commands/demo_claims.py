@@ -99,7 +99,7 @@ class ClaimsNode:
 
     async def _publishes(self) -> Lines:
         await self._start()
-        await self._api_server.until(lambda found: len(found) == len(self._specs), DEADLINE)
+        await self._api_server.until(lambda devices: len(devices) == len(self._specs), DEADLINE)
         self._driver = (await self._manager.instances.until(bool))[-1].driver
         yield f"the driver {self._driver} is registered with the kubelet"
         yield f"the API server has the ResourceSlice {', '.join(self._api_server.slices)}:"
@@ -108,7 +108,7 @@ class ClaimsNode:
             uuid = device["attributes"]["uuid"]["string"]
             (self._names[device["name"]],) = (s.name for s in self._specs if s.uuid == uuid)
         self._device = min(self._names, key=self._names.__getitem__)
-        for device in sorted(devices, key=lambda one: self._names[one["name"]]):
+        for device in sorted(devices, key=lambda device: self._names[device["name"]]):
             yield _described(device)
 
     async def _prepares(self) -> Lines:
@@ -178,7 +178,7 @@ class ClaimsNode:
         await self._configure("true")
         self._agent.common.poller.read_now()
         every = len(self._specs)
-        devices = await self._api_server.until(lambda found: len(found) > every, DEADLINE)
+        devices = await self._api_server.until(lambda devices: len(devices) > every, DEADLINE)
         slices = len(self._api_server.slices)
         yield f"with dra.partitions there are {slices} ResourceSlices, {len(devices)} devices:"
         yield "each card in every width, with a counter for each core"
@@ -231,7 +231,10 @@ class ClaimsNode:
         (device,) = json.loads(await asyncio.to_thread(self._spec(claim).read_text))["devices"]
         edits = device["containerEdits"]
         nodes = " ".join(node["path"] for node in edits["deviceNodes"])
-        return [*(f"environment: {one}" for one in edits["env"]), f"device nodes: {nodes}"]
+        return [
+            *(f"environment: {variable}" for variable in edits["env"]),
+            f"device nodes: {nodes}",
+        ]
 
     @property
     def _named(self) -> str:
@@ -244,19 +247,19 @@ class ClaimsNode:
     async def _tainted(self, condition: Callable[[list[Any]], bool]) -> list[Any]:
         """The taints of the claimed device, once they are so."""
 
-        def taints(found: Mapping[str, Device]) -> list[Any]:
-            return list(found[self._device].get("taints", ()))
+        def taints(devices: Mapping[str, Device]) -> list[Any]:
+            return list(devices[self._device].get("taints", ()))
 
         return taints(
-            await self._api_server.until(lambda found: condition(taints(found)), DEADLINE)
+            await self._api_server.until(lambda devices: condition(taints(devices)), DEADLINE)
         )
 
     async def _condition(self, status: str) -> Mapping[str, str]:
         """The Node's condition, once it has this status."""
 
         def now() -> list[Mapping[str, str]]:
-            found = self._api_server.objects[NODES][_NODE]["status"].get("conditions", ())
-            return [one for one in found if one["status"] == status]
+            conditions = self._api_server.objects[NODES][_NODE]["status"].get("conditions", ())
+            return [condition for condition in conditions if condition["status"] == status]
 
         await self._api_server.version.until(lambda _: bool(now()))
         return now()[0]
@@ -272,7 +275,7 @@ def _described(device: Mapping[str, Any]) -> str:
     """A device of a ResourceSlice: some of its attributes, and what there is of it."""
     facts = {
         **{key: next(iter(value.values())) for key, value in device["attributes"].items()},
-        **{key: one["value"] for key, one in device["capacity"].items()},
+        **{key: capacity["value"] for key, capacity in device["capacity"].items()},
     }
     shown = " ".join(f"{key}={facts[key]}" for key in ("arch", "core", "memory") if key in facts)
     return f"{device['name']}: {shown}"

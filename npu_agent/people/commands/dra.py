@@ -33,10 +33,10 @@ def main(args: argparse.Namespace) -> int:
         raise CommandError(str(error), WRONG) from error
     for vendor in SPECS:
         if vendor.dra and (own := [card for card in cards if card.family in vendor.families]):
-            found = [*_template(vendor.dra, own, settings)]
+            manifests = [*_template(vendor.dra, own, settings)]
             print(f"# Left out, because only a host has them: {', '.join(vendor.dra.of_host)}.")
             print("# Node, pool and devices have other names there.")
-            print(yaml.safe_dump_all(found, sort_keys=False, width=1000), end="")
+            print(yaml.safe_dump_all(manifests, sort_keys=False, width=1000), end="")
     return 0
 
 
@@ -60,12 +60,12 @@ def _template(
         for card in cards
     )
     devices = pool(
-        Snapshot(tuple(one for one in states if names(one).isdisjoint(disabled)), complete=True),
+        Snapshot(tuple(card for card in states if names(card).isdisjoint(disabled)), complete=True),
         dra=dra,
         families=offered,
         by_index=True,
         partitions=settings.dra.partitions,
     )
-    for each in slices(devices, driver=dra.driver, node=_NODE, uid="", generation=1):
-        del each["metadata"]["ownerReferences"]
-        yield each
+    for manifest in slices(devices, driver=dra.driver, node=_NODE, uid="", generation=1):
+        del manifest["metadata"]["ownerReferences"]
+        yield manifest

@@ -98,7 +98,7 @@ async def watch(
     terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     full = terminal and not view.is_data(args)
     with Screen(f"{program()} {args.command}") if full else nullcontext() as screen:
-        before = None
+        printed = None
         try:
             while True:
                 event, began = changed(), time.monotonic()
@@ -106,9 +106,9 @@ async def watch(
                 pause = max(_REFRESH, _CALM * (time.monotonic() - began))
                 if screen:
                     screen.draw(shown)
-                elif shown != before:
+                elif shown != printed:
                     print(shown, flush=True)
-                before = shown
+                printed = shown
                 await set_within(event, pause)
         except asyncio.CancelledError:
             if not (screen and screen.quit):
@@ -127,7 +127,7 @@ async def watch_cards(
     async def of_the_cards() -> str:
         if running.done():
             running.result()  # raises what has ended it
-        snapshot = await snapshots.until(lambda found: found.complete)
+        snapshot = await snapshots.until(lambda snapshot: snapshot.complete)
         return await text(snapshot, inventory.trends.value)
 
     try:

@@ -78,16 +78,16 @@ async def verify(
     cards = [card for vendor in VENDORS for card in vendor(root).given()]
     most = 0
     for vendor in _named(environ) or VENDORS:
-        named, found = promised(vendor.profile.environment, environ)
-        checks += found
+        named, findings = promised(vendor.profile.environment, environ)
+        checks += findings
         most += len(named)
-        for index in sorted({one.index for one in named}):
+        for index in sorted({core.index for core in named}):
             families = vendor.spec.families
             mine = [card for card in cards if card.family in families and card.index == index]
             if not mine:
                 checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
             for card in mine:
-                cores = [one.cores for one in named if one.index == index]
+                cores = [core.cores for core in named if core.index == index]
                 granted[card], left = devices_of(card, cores)
                 detail = f"{card.title} has no such cores"
                 checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
@@ -95,7 +95,7 @@ async def verify(
         checks.append(_expected(expect, granted, most))
     # Several cards together, but the nodes of each one by one: an open PE node makes others busy.
     opened = await asyncio.gather(
-        *(_opened(root, *each, deadline) for each in granted.items() if each[1])
+        *(_opened(root, card, devices, deadline) for card, devices in granted.items() if devices)
     )
     for lines in opened:
         checks += lines
@@ -135,11 +135,11 @@ def promised(
         else:
             lists[variable] = tuple(
                 Named(
-                    int(found["n"]),
-                    CoreRange(int(found["first"]), int(found["last"] or found["first"])),
+                    int(match["n"]),
+                    CoreRange(int(match["first"]), int(match["last"] or match["first"])),
                 )
-                for _, found in items
-                if found
+                for _, match in items
+                if match
             )
     named = next(iter(lists.values()), ())
     if checks:
@@ -147,9 +147,9 @@ def promised(
     values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
     if any(other != named for other in lists.values()):
         return named, [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
-    for one, two in combinations(named, 2):
-        if one.index == two.index and one.cores.overlaps(two.cores):
-            return named, [_wrong("environment", f"{one} and {two} overlap", _OVERWRITTEN)]
+    for first, second in combinations(named, 2):
+        if first.index == second.index and first.cores.overlaps(second.cores):
+            return named, [_wrong("environment", f"{first} and {second} overlap", _OVERWRITTEN)]
     return named, [Check("environment", State.OK, values)]
 
 
@@ -166,13 +166,13 @@ def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], li
     same nodes: either will do.
     """
     left = list(cores)
-    found = []
+    devices = []
     for device in _possible(card):
         names, _ = cover(device.card, device.cores)
         if all(part in left for part in names):
-            found.append(device)
+            devices.append(device)
             left = [part for part in left if part not in names]
-    return found, left
+    return devices, left
 
 
 def _possible(card: Card) -> list[Device]:
@@ -190,7 +190,7 @@ def _possible(card: Card) -> list[Device]:
 def _expected(expect: int, granted: Mapping[Card, list[Device]], most: int) -> Check:
     # All cores of a card can be one device, however many nodes name them.
     fewest = sum(
-        1 if sum(len(one.cores) for one in devices) == card.core_count else len(devices)
+        1 if sum(len(device.cores) for device in devices) == card.core_count else len(devices)
         for card, devices in granted.items()
     )
     if fewest <= expect <= most:
@@ -267,10 +267,10 @@ def _explained(error: OSError) -> tuple[str, str]:
     )
 
 
-def _others(there: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Check:
+def _others(cards: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Check:
     """Whether there are nodes in /dev of cards, or of cores, that were not promised."""
     strange: list[str] = []
-    for card in there:
+    for card in cards:
         mine = {core for device in granted.get(card, ()) for core in device.cores}
         possible = (device for device in _possible(card) if mine.issuperset(device.cores))
         strange += sorted(card.nodes.difference(*(device.nodes for device in possible)))

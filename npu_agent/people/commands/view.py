@@ -81,8 +81,8 @@ def cards_as_json(
             "pods": None
             if assignments is None
             else [
-                {"namespace": one.namespace, "pod": one.pod, "cores": one.part or None}
-                for one in held[state.id]
+                {"namespace": holder.namespace, "pod": holder.pod, "cores": holder.part or None}
+                for holder in held[state.id]
             ],
         }
         for state in snapshot.cards
@@ -137,29 +137,33 @@ class Holder(NamedTuple):
 def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, list[Holder]]:
     """The Pods that hold each card, by the card's ID; in the order of the cores."""
     cards = {state.id: state.card for state in snapshot.cards}
-    found: dict[str, list[Holder]] = {id_: [] for id_ in cards}
-    for card_id, cores, one in sorted(_held(snapshot, assignments), key=lambda each: each[1:]):
+    by_card: dict[str, list[Holder]] = {id_: [] for id_ in cards}
+    usages = sorted(_held(snapshot, assignments), key=lambda usage: usage[1:])
+    for card_id, cores, assignment in usages:
         part = "" if cores == cards[card_id].all_cores else str(cores)
-        holder = Holder(part, one.namespace, one.pod)
-        if holder not in found[card_id]:
-            found[card_id].append(holder)
-    return found
+        holder = Holder(part, assignment.namespace, assignment.pod)
+        if holder not in by_card[card_id]:
+            by_card[card_id].append(holder)
+    return by_card
 
 
 def _held(
     snapshot: Snapshot, assignments: Sequence[Assignment]
 ) -> list[tuple[str, CoreRange, Assignment]]:
     """The card, by its ID, and the cores of each assignment that is of a present card."""
-    plain = [one for one in assignments if not one.claim]
+    plain = [assignment for assignment in assignments if not assignment.claim]
     cards = [state.card for state in snapshot.cards]
     ledger = Ledger().with_answer(plain, 0.0, cards=cards, resources=())
     by_name = devices_by_name(snapshot.cards)
     return [
-        *((one.card_id, one.cores, one.assignment) for one in ledger.usages(snapshot.cards)),
         *(
-            (*by_name[one.device], one)
-            for one in assignments
-            if one.claim and one.device in by_name
+            (usage.card_id, usage.cores, usage.assignment)
+            for usage in ledger.usages(snapshot.cards)
+        ),
+        *(
+            (*by_name[assignment.device], assignment)
+            for assignment in assignments
+            if assignment.claim and assignment.device in by_name
         ),
     ]
 
@@ -195,7 +199,7 @@ def cards_table(
     ]
     columns = ["NPU", "Name", "Temp.", "Power", "Load", "Memory"]
     columns += ["PCI-BDF", "PCI-DEV", "Cores", "Health"] if wide else ["Health"]
-    columns += ["Cut"] if any(one.part for each in held.values() for one in each) else []
+    columns += ["Cut"] if any(holder.part for card in held.values() for holder in card) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
         columns += ["Limit", "Throttled", "Errors"]
@@ -227,7 +231,7 @@ def fitting(
     for name in go_first:
         if sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
             break
-        left = [each for each in left if each != name]
+        left = [column for column in left if column != name]
     return left
 
 
@@ -256,8 +260,8 @@ def _cells(
         "PCI-DEV": card.dev or "-",
         "Cores": str(card.core_count),
         "Health": health,
-        "Cut": ", ".join(f"{one.part} {one.name}" for one in held if one.part) or "-",
-        "Pod": ", ".join(sorted({one.name for one in held})) or "-",
+        "Cut": ", ".join(f"{holder.part} {holder.name}" for holder in held if holder.part) or "-",
+        "Pod": ", ".join(sorted({holder.name for holder in held})) or "-",
         "Load": "-" if load is None else f"{load:.0f}%",
         "Memory": "-"
         if memory is None
@@ -291,14 +295,17 @@ def allocations_as_json(
 ) -> list[dict[str, str | None]]:
     """Returns the allocations for programs; None where no present card has the device."""
     names = {state.id: state.card.name for state in snapshot.cards}
-    held = {one: (names[id_], str(cores)) for id_, cores, one in _held(snapshot, assignments)}
+    held = {
+        assignment: (names[id_], str(cores))
+        for id_, cores, assignment in _held(snapshot, assignments)
+    }
     return [
         {
-            **asdict(one),
-            "claim": one.claim or None,
-            **dict(zip(("card", "cores"), held.get(one, (None, None)), strict=True)),
+            **asdict(assignment),
+            "claim": assignment.claim or None,
+            **dict(zip(("card", "cores"), held.get(assignment, (None, None)), strict=True)),
         }
-        for one in assignments
+        for assignment in assignments
     ]
 
 
@@ -307,10 +314,10 @@ def allocations_table(
 ) -> Table:
     """Returns the allocations for people; `width` in columns."""
     columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
-    columns += ["Claim"] if any(one.claim for one in assignments) else []
+    columns += ["Claim"] if any(assignment.claim for assignment in assignments) else []
     rows = [
-        {key.capitalize(): value or "-" for key, value in one.items()}
-        for one in allocations_as_json(snapshot, assignments)
+        {key.capitalize(): value or "-" for key, value in allocation.items()}
+        for allocation in allocations_as_json(snapshot, assignments)
     ]
     if width is not None:
         columns = fitting(columns, rows, width, _IDS_GO_FIRST)
@@ -335,8 +342,8 @@ def remarks(snapshot: Snapshot) -> list[str]:
 def labels_table(explained: Iterable[Explained]) -> Table:
     """Renders every label of the wanted sets, and why it has its value, or none."""
     table = _table(["Label", "Value", "Why"])
-    for one in explained:
-        table.add_row(one.key, one.value or "-", one.why)
+    for label in explained:
+        table.add_row(label.key, label.value or "-", label.why)
     return table
 
 

@@ -47,8 +47,8 @@ class Reported:
 async def reported(context: Context) -> Reported:
     both, deadline = page.addresses(context.config.metrics), context.timing.connection
     pages, probes = both
-    found = await asyncio.gather(*(page.who(at, deadline) for at in both))
-    answers = {at.key: answer for at, answer in zip(both, found, strict=True)}
+    results = await asyncio.gather(*(page.who(address, deadline) for address in both))
+    answers = {address.key: answer for address, answer in zip(both, results, strict=True)}
     if answers[pages.key].agent and (report := await page.status(pages, deadline)):
         return Reported(answers=answers, report=report)
     # It asks for a token, or is of another version.

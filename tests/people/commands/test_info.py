@@ -19,6 +19,7 @@ from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.people.doctor.helpers import Port
 from tests.processes import ran, started
 from tests.terminal import npu_agent
+from tests.until import wait_until
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -150,6 +151,18 @@ def test_watch_compares_readings(root: Path) -> None:
         process.until("healthy, but counts new errors:")
         process.type("\x03")
         assert process.ended() == 130
+
+
+def test_a_busy_card_has_a_load(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One reading has none: it is what cores have counted since the reading before."""
+    simulator.apply_fault(root, "npu0", "busy")
+    with started("simulate", root):
+        wait_until(lambda: simulator.cards(root)[0].telemetry.ticks > 0)
+        assert main(["info", "-o", "json", "--host-root", str(root)]) == 0
+        cards = json.loads(capsys.readouterr().out)
+        assert cards[0]["load"] > 50
+        assert main(["info", "--no-headers", "--host-root", str(root)]) == 0
+        assert re.search(r"npu0 .* W +[1-9][0-9]%", capsys.readouterr().out)
 
 
 def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
