@@ -452,6 +452,30 @@ def _dra_slices(parser: Parser) -> None:
 
 
 @_command(
+    "record",
+    """Write what this host's drivers say to a file that you can send.
+
+    For issues, and for cards that this project has not seen. Reads only, and opens
+    no device node. Replaces serial numbers, UUIDs and host names by made-up ones.
+    Look into the file before you send it: it is plain text in a tar.
+
+    Examples:
+      npu-agent record                    # npu-record.tar.gz; prints what is in it
+      npu-agent record - > record.tar.gz  # as in the agent's Pod, by kubectl exec
+    """,
+)
+def _record(parser: Parser) -> None:
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        type=Path,
+        default=Path("npu-record.tar.gz"),
+        help="a new file, or - for stdout (default: npu-record.tar.gz)",
+    )
+
+
+@_command(
     "simulate",
     """Make a simulated driver tree, or break a card in one.
 
@@ -463,6 +487,7 @@ def _dra_slices(parser: Parser) -> None:
       npu-agent simulate /tmp/host                  # until Ctrl-C
       npu-agent simulate /tmp/host fault npu0 dead  # break a card; ok repairs it
       npu-agent simulate /tmp/host status           # what is wrong with the cards
+      npu-agent simulate /tmp/new --from FILE       # a host that was recorded
     """,
 )
 def _simulate(parser: Parser) -> None:

@@ -87,6 +87,10 @@ class Profile:
     plugins: str
     """A part of the names of its own device plugins' sockets and DaemonSets."""
     drivers: tuple[KernelDriver, ...]
+    nodes: tuple[str, ...]
+    """Its device nodes, as globs below /dev."""
+    identities: tuple[str, ...]
+    """Names of the drivers' files that tell one card from all others in the world."""
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""

@@ -12,6 +12,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people import simulator
+from npu_agent.people.simulator.replay import load
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.until import first
@@ -24,6 +25,13 @@ READINGS = ProbeSettings(interval=0.02, health_interval=0.05, telemetry_interval
 def tree(root: Path, cards: str) -> Path:
     """A simulated driver tree such as ``warboy=2,rngd=1``."""
     simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+    return root
+
+
+def replayed(root: Path, record: Path) -> Path:
+    """A tree that shows what `npu-agent record` wrote on a host."""
+    found = load(record)
+    simulator.show(root, found.picture(), found.manifest.directories)
     return root
 
 

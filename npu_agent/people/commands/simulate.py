@@ -15,7 +15,16 @@ from npu_agent.people.simulator.cards import (
     with_driver,
 )
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
-from npu_agent.people.simulator.tree import Simulation, SimulatorError, apply_fault, cards, make
+from npu_agent.people.simulator.replay import load
+from npu_agent.people.simulator.tree import (
+    Simulation,
+    SimulatorError,
+    apply_fault,
+    cards,
+    make,
+    show,
+)
+from npu_agent.text import one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RELEASE",
         help="an older driver for the cards that have one, such as 2025.4 (default: the newest)",
     )
+    add(
+        "--from",
+        dest="record",
+        metavar="FILE",
+        type=Path,
+        help="show what `npu-agent record` wrote on a host, and exit; ROOT has to be new or empty",
+    )
     add("--once", action="store_true", help="make the tree and exit")
     add("--list", action="store_true", help="list the faults")
 
@@ -60,6 +76,10 @@ def main(args: argparse.Namespace) -> int:
 def _act(args: argparse.Namespace) -> None:
     if args.list:
         print(_faults_text())
+    elif args.record is not None:
+        if args.simulate_action or args.cards is not None or args.driver is not None:
+            raise ValueError("--from: the record says which cards there are; leave out the rest")
+        print(_replay(args.root, args.record))
     elif args.simulate_action is None:
         _make(args.root, args.cards, args.driver, once=args.once)
     elif args.simulate_action == "fault":
@@ -82,6 +102,20 @@ def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> 
     else:
         asyncio.run(_live(root, summary))
         print("stopped; the tree stays as it is")
+
+
+def _replay(root: Path, file: Path) -> str:
+    record = load(file)
+    show(root, record.picture(), record.manifest.directories)
+    incomplete, count = record.manifest.incomplete, len(record.contents)
+    return "\n".join(
+        (
+            f"The record {file} is in {root}: {count} files",
+            *([f"it is not complete: {one_line(incomplete)}"] if incomplete else []),
+            f"its cards:     npu-agent info --host-root {root}",
+            "its values do not change",
+        )
+    )
 
 
 def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:

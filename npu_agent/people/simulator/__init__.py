@@ -19,6 +19,7 @@ from npu_agent.people.simulator.tree import (
     apply_fault,
     cards,
     make,
+    show,
     tick,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "fresh",
     "make",
     "parse_cards",
+    "show",
     "tick",
     "with_driver",
 ]

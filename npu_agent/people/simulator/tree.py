@@ -79,6 +79,23 @@ def make(root: Path, specs: Sequence[CardSpec], *, plain_nodes: bool = False) ->
     _change(root, change, create=True, plain_nodes=plain_nodes)
 
 
+def show(root: Path, recorded: Picture, directories: Collection[str]) -> None:
+    """Makes a new tree that shows what was recorded of a host, with these directories.
+
+    It has no simulated cards: nothing in it changes.
+    """
+    with _errors_of(root):
+        if _state(root).exists():
+            raise SimulatorError(f"{root} has a simulated tree; give a new or empty directory")
+        _refuse_foreign(root)
+        _mkdir(root / STATE_DIR)
+    with _locked(root):
+        tree = _Tree(root, plain_nodes=False, made=frozenset())
+        tree.refuse_taken(recorded)
+        tree.save(())
+        tree.show(recorded, {}, directories)
+
+
 def apply_fault(root: Path, card: str, fault: str) -> None:
     """Does something to a card, by its name, UUID or PCI address; it is on disk when this returns.
 

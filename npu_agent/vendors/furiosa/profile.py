@@ -16,6 +16,8 @@ PROFILE = Profile(
         )
         for family in FAMILIES.values()
     ),
+    nodes=tuple(f"{one.dev_dir}npu*" for one in FAMILIES.values()),
+    identities=("device_sn", "device_uuid", "soc_id", "soc_uid"),
     environment=ENVIRONMENT,
     cdi_kinds=(CDI_KIND,),
 )

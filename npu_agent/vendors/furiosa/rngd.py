@@ -80,8 +80,8 @@ FAMILY = Family(
         Unproven(
             file="alloc_status",
             known="it is empty while the core is free, "
-            "and else has `dram_capacity` and `dram_usage`, in hex",
-            guessed="lines as in `perf_regs`: `dram_usage: 0x40000000`, in bytes",
+            "and else has lines `dram_capacity: 0x0` and `dram_usage: 0x0`",
+            guessed="`dram_usage: 0x40000000` of memory in use is in bytes",
             quantities=(MetricSource.DRAM_TOTAL, MetricSource.DRAM_USED),
         ),
     ),

@@ -1,0 +1,332 @@
+"""`npu-agent record`: what a host's drivers say, as a file that its owner can send.
+
+Reads only, and opens no device node: of those it has names, types and numbers. Each read has a
+deadline, and the whole has limits. What tells one card, Pod or host from all others is replaced.
+The form of the file, and how it is read again: `npu_agent.people.simulator.replay`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import fnmatch
+import gzip
+import io
+import os
+import re
+import stat
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from npu_agent import __version__
+from npu_agent.cli import CommandError
+from npu_agent.cli.common import host_root, quiet
+from npu_agent.people.simulator import replay
+from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, Manifest
+from npu_agent.text import reason
+from npu_agent.threads import DaemonThread
+from npu_agent.vendors import VENDORS
+
+T = TypeVar("T")
+
+_DEADLINE, _LONGEST = 1.0, 60.0
+"""Seconds for a read, and for all of them."""
+_ACTS = re.compile("reset|reboot$|remove|rescan|dump|trace|flash|erase|eeprom|power_sense")
+"""Names of files that may do something when they are read."""
+_OF_A_DEVICE = (
+    *("vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device", "numa_node"),
+    *("current_link_speed", "current_link_width", "max_link_speed", "max_link_width"),
+    *("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal", "local_cpulist"),
+)
+"""What is read of a device on the PCI bus. Others of its files act: rom, config, vpd, resource0."""
+_DMI, _NUMA, _CGROUPS = "sys/class/dmi/id", "sys/devices/system/node", "sys/fs/cgroup"
+_OF_PODS = re.compile("kubelet|kubepods|burstable|besteffort|pod")
+_IDENTITIES = {name for vendor in VENDORS for name in vendor.profile.identities}
+_UUID = rb"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
+_SHORTEST, _LONGEST_WORD = 4, 64
+"""Characters of an identity that is searched in other files: shorter ones are in any text."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Writes the record to a new file, or to stdout for ``-``, and prints what is in it."""
+    quiet(args)
+    host = _Host(host_root(args))
+    host.take()
+    names = Names(content for path, content in host.contents.items() if _is_identity(path))
+    record = _packed(host, names)
+    if str(args.file) == "-":
+        sys.stdout.buffer.write(record)
+    else:
+        try:
+            with args.file.open("xb") as file:
+                file.write(record)
+        except FileExistsError:
+            raise CommandError(f"{args.file} is there already: give another name") from None
+        except OSError as error:
+            raise CommandError(f"cannot write the record: {reason(error)}") from error
+    print("\n".join(_summary(host, args.file, len(record), names)), file=sys.stderr)
+    return 0
+
+
+class _FullError(Exception):
+    """A limit is reached; the message says which."""
+
+
+class _Host:
+    """What has been read of a host so far; paths are below its /. Fields: see `Manifest`."""
+
+    def __init__(self, root: Path) -> None:
+        self.contents: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
+        self.nodes: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
+        self.directories: set[str] = set()
+        self.incomplete: str | None = None
+        self._size = 0
+        self._root = root
+        self._until = time.monotonic() + _LONGEST
+        self._thread = DaemonThread("npu-record")
+
+    def take(self) -> None:
+        try:
+            for vendor in VENDORS:
+                for driver in vendor.profile.drivers:
+                    for name, _ in self._names(driver.directory):
+                        if real := self._follow(f"{driver.directory}/{name}"):
+                            self._whole(real)
+                for pattern in vendor.profile.nodes:
+                    self._nodes(*f"dev/{pattern}".rsplit("/", 1))
+                if vendor.profile.pci:
+                    self._pci(f"0x{vendor.profile.pci}".encode())
+            self._files(self._follow(_DMI) or _DMI, ("sys_vendor", "product_name"))
+            self._files(_NUMA, ("online", "possible"))
+            for name, _ in self._names(_NUMA):
+                if re.fullmatch("node[0-9]{1,4}", name):
+                    self._files(f"{_NUMA}/{name}", ("cpulist", "distance"))
+            self._files(_CGROUPS, ("cgroup.controllers",))
+            self._cgroups(_CGROUPS)
+        except _FullError as error:
+            self.incomplete = str(error)
+
+    def _pci(self, vendor: bytes) -> None:
+        """The vendor's devices, and the bridges above them."""
+        for name, _ in self._names("sys/bus/pci/devices"):
+            path = f"sys/bus/pci/devices/{name}"
+            said = self._asked(f"{path}/vendor", _content)
+            if said and said.strip() == vendor and (real := self._follow(path)):
+                self._whole(f"{real}/hwmon")
+                self._follow(f"{real}/driver")
+                while not (place := real.rpartition("/"))[2].startswith("pci") and place[0]:
+                    self._files(real, _OF_A_DEVICE)
+                    real = place[0]
+
+    def _whole(self, directory: str, depth: int = 3) -> None:
+        """Every file of a directory; links as they are."""
+        for name, mode in self._names(directory):
+            path = f"{directory}/{name}"
+            if stat.S_ISLNK(mode):
+                self._follow(path)
+            elif not stat.S_ISDIR(mode):
+                self._file(path)
+            elif depth and name != "power":  # the kernel's, of any device
+                self._whole(path, depth - 1)
+
+    def _files(self, directory: str, names: Iterable[str]) -> None:
+        for name in sorted({name for name, _ in self._names(directory)}.intersection(names)):
+            self._file(f"{directory}/{name}")
+
+    def _nodes(self, directory: str, pattern: str) -> None:
+        for name, mode in self._names(directory):
+            if fnmatch.fnmatchcase(name, pattern) and not stat.S_ISDIR(mode):
+                path = f"{directory}/{name}"
+                if found := self._asked(path, Path.lstat):
+                    number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+                    kind, rights = stat.filemode(mode)[0], stat.S_IMODE(mode)
+                    self.nodes[path] = f"{kind} {number} {rights:o}"
+
+    def _cgroups(self, directory: str, depth: int = 3) -> None:
+        """The directories of Pods and of those above them, without their files."""
+        for name, mode in self._names(directory):
+            if depth and stat.S_ISDIR(mode) and _OF_PODS.match(name):
+                self._cgroups(f"{directory}/{name}", depth - 1)
+
+    def _follow(self, path: str) -> str | None:
+        """Notes a link, and returns where it leads; the path itself if it is none."""
+        target = self._asked(path, lambda at: str(at.readlink()) if at.is_symlink() else ".")
+        if target is None or target == ".":
+            return target and path
+        real = os.path.normpath(f"{path.rpartition('/')[0]}/{target}")
+        if target.startswith("/") or not real.startswith("sys/"):
+            self.unread[path] = "a link that leads out of /sys"
+            return None
+        self.links[path] = target
+        return real
+
+    def _file(self, path: str) -> None:
+        if path in self.contents or path in self.unread:
+            return
+        if _ACTS.search(path.rpartition("/")[2]):
+            self.unread[path] = "it may act when it is read"
+        elif (content := self._asked(path, _content)) is not None:
+            self.contents[path] = content
+            self._size += len(content)
+
+    def _names(self, directory: str) -> list[tuple[str, int]]:
+        """The names in a directory, and what each is; none if it is not there."""
+        found = self._asked(directory, _scanned)
+        if found is not None:
+            self.directories.add(directory)
+        return found or []
+
+    def _asked(self, path: str, function: Callable[[Path], T]) -> T | None:
+        """What a call with this path returns; None where it fails, with the reason in the record.
+
+        Raises:
+            _FullError: a limit is reached.
+        """
+        if len(self.contents) + len(self.links) + len(self.nodes) >= replay.MOST_FILES:
+            raise _FullError(f"the host has more than {replay.MOST_FILES} files")
+        if self._size + LARGEST > replay.MOST_BYTES:
+            raise _FullError(f"its files have more than {replay.MOST_BYTES >> 20} MiB")
+        if time.monotonic() > self._until:
+            raise _FullError(f"its drivers take more than {_LONGEST:g} s to answer")
+        call = self._thread.submit(partial(function, self._root / path))
+        try:
+            return call.result(_DEADLINE)
+        except FileNotFoundError:
+            pass  # unbound meanwhile, or not of this host
+        except TimeoutError:
+            self.unread[path] = "ETIMEDOUT"
+            self._thread = DaemonThread("npu-record")  # the other one is left to what hangs
+        except OSError as error:
+            self.unread[path] = errno.errorcode.get(error.errno or 0) or reason(error)
+        return None
+
+
+def _is_identity(path: str) -> bool:
+    return path.rpartition("/")[2] in _IDENTITIES
+
+
+def _packed(host: _Host, names: Names) -> bytes:
+    """The record: a gzipped tar of plain files, `record.json` first."""
+    contents = {
+        path: names.whole(content) if _is_identity(path) else names.scrubbed(content)
+        for path, content in sorted(host.contents.items())
+    }
+    taken = (*host.contents, *host.links, *host.nodes, *host.directories)
+    empty = host.directories - {path.rpartition("/")[0] for path in taken} - {"dev"}
+    manifest = Manifest(
+        format=FORMAT,
+        agent=__version__,
+        kernel=f"{os.uname().release} {os.uname().machine}",
+        files=len(contents),
+        incomplete=host.incomplete,
+        directories=tuple(sorted(map(names.text, empty))),
+        links=host.links,
+        nodes=host.nodes,
+        unread={names.text(path): why for path, why in host.unread.items()},
+    )
+    text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as tar,
+    ):
+        for name, content in ((MANIFEST, text), *contents.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _summary(host: _Host, file: Path, size: int, names: Names) -> Iterator[str]:
+    """What is in the record, for people, a line each."""
+    yield f"{file}: {len(host.contents)} files of this host, {(size + 999) // 1000} kB"
+    places = Counter("/".join(path.split("/")[:3]) for path in host.contents)
+    places["dev: names, types and numbers"] = len(host.nodes)
+    yield from (f"  {count:6} {place}" for place, count in sorted(places.items()))
+    yield f"replaced by made-up ones: {names.count} serial numbers, UUIDs and host names"
+    if host.unread:
+        yield f"not read: {len(host.unread)}; {MANIFEST} says why"
+    if host.incomplete:
+        yield f"not complete: {host.incomplete}"
+    if str(file) != "-":
+        yield f"look into it before you send it: tar -xzOf {file} | less"
+        yield f"see what it shows: npu-agent simulate NEW-DIRECTORY --from {file}"
+
+
+class Names:
+    """Made-up names in place of identities: the same one for the same one, in any letters."""
+
+    def __init__(self, identities: Iterable[bytes]) -> None:
+        self._made: dict[bytes, bytes] = {}
+        node = os.uname().nodename
+        hosts = {node, node.partition(".")[0], os.environ.get("NODE_NAME", "")} - {"localhost"}
+        found = {identity.strip().lower() for identity in (*identities, *map(os.fsencode, hosts))}
+        words = sorted((word for word in found if len(word) >= _SHORTEST), key=len, reverse=True)
+        pattern = b"|".join(re.escape(word) for word in words if _is_word(word)) or rb"(?!)"
+        self._pattern = re.compile(
+            rb"(?<![0-9a-z])(?:%b)(?![0-9a-z])|%b" % (pattern, _UUID), re.IGNORECASE
+        )
+
+    @property
+    def count(self) -> int:
+        """How many are in the record."""
+        return len(self._made)
+
+    def whole(self, content: bytes) -> bytes:
+        """The content of a file that is an identity; what is not text stays so."""
+        identity = content.strip()
+        if not identity:
+            return content
+        made = self._name(identity) if _is_word(identity) else b"\xff" * len(identity)
+        return content.replace(identity, made)
+
+    def scrubbed(self, content: bytes) -> bytes:
+        return self._pattern.sub(lambda match: self._name(match[0]), content)
+
+    def text(self, path: str) -> str:
+        return os.fsdecode(self.scrubbed(os.fsencode(path)))
+
+    def _name(self, identity: bytes) -> bytes:
+        key = identity.lower()
+        number = len(self._made) + 1
+        if re.fullmatch(_UUID, key):
+            made = f"00000000-0000-4000-8000-{number:012}".replace("-", chr(key[8]))
+        else:
+            made = f"S{number:0{max(3, len(key) - 1)}}"
+        return self._made.setdefault(key, made.encode())
+
+
+def _is_word(identity: bytes) -> bool:
+    return (
+        len(identity) <= _LONGEST_WORD
+        and identity.isascii()
+        and identity.decode("ascii").isprintable()
+    )
+
+
+def _content(path: Path) -> bytes:
+    """The first bytes of a file, as many as the agent reads; raises OSError."""
+    mode = path.lstat().st_mode
+    if not stat.S_IMODE(mode) & 0o444:
+        raise OSError(0, "it is write-only")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        raise OSError(errno.EIO, "not a file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, LARGEST)
+    finally:
+        os.close(descriptor)
+
+
+def _scanned(directory: Path) -> list[tuple[str, int]]:
+    with os.scandir(directory) as entries:
+        return sorted((entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries)

@@ -1,0 +1,208 @@
+"""A host's record: what `npu-agent record` wrote, checked, as a picture of its driver tree.
+
+A gzipped tar of plain files: `record.json` first, then what each file of the host said, by its path
+below /. Links and device nodes are lines of `record.json` alone. Nothing in a record is believed:
+a user sent it. What is not of this form is refused as a whole, before a file is written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from npu_agent import files, typedjson
+from npu_agent.people.simulator.picture import Content, Link, Picture, Special
+from npu_agent.text import quoted
+
+FORMAT = 1
+MANIFEST = "record.json"
+LARGEST = 64 << 10
+"""Bytes of a file: drivers answer with a page at most."""
+MOST_FILES, MOST_BYTES = 20_000, 16 << 20
+"""In all. A host with eight cards has some 1,500 files, most of them of a line."""
+_LARGEST_MANIFEST = 4 << 20
+_MOST_PLAIN = MOST_BYTES + MOST_FILES * 1024 + _LARGEST_MANIFEST
+"""Bytes that may come out of the gzip: the files with their headers."""
+
+_PART = r"(?!\.{1,2}(?:/|$))[!-.0-~]{1,128}"
+_PATH = re.compile(rf"(?:sys|dev)(?:/{_PART}){{1,24}}")
+_TARGET = re.compile(rf"(?:\.\./)*{_PART}(?:/{_PART})*")
+_IN_PLACE_OF_UNREAD: Mapping[str, Content] = {
+    # Mode bits do not stop root: the simulator's files that refuse are empty.
+    "EACCES": b"",
+    "EPERM": b"",
+    "ETIMEDOUT": Special.FIFO,
+    "EIO": Special.DIRECTORY,
+    "EBUSY": Special.DIRECTORY,
+}
+
+
+class RecordError(ValueError):
+    """A file cannot be used as a record; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """`record.json`; paths are below the host's /."""
+
+    format: int
+    agent: str
+    """The version of npu-agent that wrote it."""
+    kernel: str
+    files: int
+    incomplete: str | None = None
+    """Why it has less than it should; None: it has all."""
+    directories: tuple[str, ...] = ()
+    links: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Type, number and mode of each device node: ``c 508:0 666``."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Why a file was not read: the name of an error, or words."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record that has been checked."""
+
+    manifest: Manifest
+    contents: Mapping[str, bytes]
+
+    def picture(self) -> Picture:
+        """The tree that shows the same, also where a file could not be read, or hung."""
+        manifest = self.manifest
+        unread = {
+            path: _IN_PLACE_OF_UNREAD[why]
+            for path, why in manifest.unread.items()
+            if why in _IN_PLACE_OF_UNREAD
+        }
+        links = {path: Link(target) for path, target in manifest.links.items()}
+        return {**self.contents, **unread, **links, **dict.fromkeys(manifest.nodes, Special.NODE)}
+
+
+def load(path: Path) -> Record:
+    """Reads a record and checks all of it.
+
+    Raises:
+        RecordError: it is damaged, hostile, or of another version.
+        OSError: it cannot be read.
+    """
+    try:
+        return _load(path)
+    except RecordError as error:
+        raise RecordError(
+            f"{path} cannot be used as a record: {error}; ask its sender for a new one by "
+            "`npu-agent record`"
+        ) from None
+
+
+def _load(path: Path) -> Record:
+    contents: dict[str, bytes] = {}
+    with os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
+        members = _members(file)
+        manifest = _manifest(*next(members, ("", b"")))
+        for name, content in members:
+            if name in contents:
+                raise RecordError(f"{quoted(name)} is in it twice")
+            contents[name] = content
+    if len(contents) != manifest.files:
+        raise RecordError(f"it has {len(contents)} files in place of {manifest.files}")
+    record = Record(manifest, contents)
+    _check(record)
+    return record
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """The files of the tar, one after the other: each is judged before it is read."""
+    try:
+        plain = _Bounded(gzip.GzipFile(fileobj=file))
+        with tarfile.open(fileobj=plain, mode="r|") as tar:
+            for count, member in enumerate(tar):
+                _judge(member, count)
+                content = tar.extractfile(member)
+                yield member.name, content.read() if content else b""
+        while plain.read(LARGEST):
+            pass  # to the checksum at its end
+    except RecordError:
+        raise
+    except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+        raise RecordError("it is damaged or cut off, or no gzipped tar") from error
+
+
+def _judge(member: tarfile.TarInfo, count: int) -> None:
+    name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
+    if count > MOST_FILES:
+        raise RecordError(f"it has more than {MOST_FILES} files")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+        raise RecordError(f"{name} is not a plain file")
+    if not 0 <= member.size <= most:
+        raise RecordError(f"{name} has more than {most} bytes")
+
+
+class _Bounded(io.RawIOBase):
+    """What comes out of a gzip, up to a limit: some kB of it can become many GB."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+        self._left = _MOST_PLAIN
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(min(size, LARGEST) if size >= 0 else LARGEST)
+        self._left -= len(content)
+        if self._left < 0:
+            raise RecordError(f"it unpacks to more than {_MOST_PLAIN >> 20} MiB")
+        return content
+
+
+def _manifest(name: str, content: bytes) -> Manifest:
+    if name != MANIFEST:
+        raise RecordError(f"its first file is not {MANIFEST}")
+    try:
+        version = typedjson.decode(content, _Version)
+        if version.format != FORMAT:
+            raise RecordError(
+                f"npu-agent {quoted(version.agent, 20)} wrote it in format {version.format}, and "
+                f"this one reads {FORMAT}"
+            )
+        return typedjson.decode(content, Manifest)
+    except typedjson.InvalidJsonError as error:
+        raise RecordError(f"{MANIFEST}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Version:
+    format: int
+    agent: str
+
+
+def _check(record: Record) -> None:
+    """Refuses every path that is not plainly below /sys, or for a node below /dev."""
+    manifest = record.manifest
+    below_both = (*manifest.directories, *manifest.unread)
+    for top, paths in (
+        ("sys/", (*record.contents, *manifest.links)),
+        ("dev/", manifest.nodes),
+        ("", below_both),
+    ):
+        for path in paths:
+            if not _PATH.fullmatch(path) or not path.startswith(top):
+                raise RecordError(f"{quoted(path)} is not a path below /{top or 'sys/'}")
+    for path, target in manifest.links.items():
+        above = len(PurePosixPath(path).parent.parts) - 1
+        if not _TARGET.fullmatch(target) or target.count("../") > above:
+            raise RecordError(f"the link {quoted(path)} leads to {quoted(target)}")
+    leaves = record.picture()
+    if len(leaves) > 2 * MOST_FILES:
+        raise RecordError(f"it has more than {2 * MOST_FILES} links and nodes")
+    directories = {*manifest.directories}
+    for path in (*leaves, *manifest.directories):
+        directories.update(map(str, PurePosixPath(path).parents))
+    if both := directories & leaves.keys():
+        raise RecordError(f"{quoted(min(both))} is a file and a directory")

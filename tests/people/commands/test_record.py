@@ -1,0 +1,201 @@
+"""`npu-agent record`: what it takes and replaces, and that the host is shown the same again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npu_agent.cli.main import main
+from npu_agent.core.hardware import Snapshot
+from npu_agent.inventory.inventory import read_once
+from npu_agent.people import simulator
+from npu_agent.people.commands import record
+from npu_agent.people.commands.record import Names
+from npu_agent.people.simulator import replay
+from npu_agent.people.simulator.replay import LARGEST, MANIFEST, Record, load
+from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.hosts.records import HOSTS
+from tests.inventory.helpers import management, replayed, tree, write
+
+UID = "3f2b8c1d-0a4e-4c55-9d7e-8f1a2b3c4d5e"
+
+
+def recorded(root: Path, file: Path) -> Record:
+    assert main(["record", str(file), "--host-root", str(root)]) == 0
+    return load(file)
+
+
+def shown(root: Path) -> Snapshot:
+    """The cards of a tree, without what tells them from all others in the world."""
+    found = asyncio.run(read_once([Furiosa(root)]))
+    cards = []
+    for number, state in enumerate(found.cards):
+        card = replace(state.card, uuid=f"{number}", serial=None)
+        reading = state.reading and replace(state.reading, at=0.0)
+        reason = state.health.reason.replace(str(root), "")
+        health = replace(state.health, since=0.0, reason=reason)
+        cards.append(replace(state, id="", card=card, reading=reading, health=health))
+    return replace(found, cards=tuple(cards))
+
+
+def plain(file: Path) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(file) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            yield member.name, content.read()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_shows_the_same_after_it_was_sent(name: str, tmp_path: Path) -> None:
+    host = HOSTS[name].make(tmp_path / "host")
+    recorded(host, tmp_path / "record.tar.gz")
+    again = replayed(tmp_path / "again", tmp_path / "record.tar.gz")
+    assert shown(again) == shown(host)
+
+
+FAULTS = ("hang", "unreadable", "garbage", "dead", "no-node", "slow", "busy")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_card_is_as_faulty_after_it_was_sent(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "_DEADLINE", 0.2)
+    host = tree(tmp_path / "host", "warboy=1,rngd=1")
+    for card in ("npu0", "npu1"):
+        simulator.apply_fault(host, card, fault)
+    recorded(host, tmp_path / "record.tar.gz")
+    again = replayed(tmp_path / "again", tmp_path / "record.tar.gz")
+    assert shown(again) == shown(host)
+
+
+def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "rack-7-secret")
+    uname = os.uname_result(("Linux", "host-9.example.com", "6.8.0", "#1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    host = tree(tmp_path / "host", "rngd=2")
+    first, second = (card.spec for card in simulator.cards(host))
+    entry = management(host, 0, "rngd")
+    write(entry / "chip_info", f"{first.serial} {first.uuid.lower()} on rack-7-secret\n")
+    write(entry / "lot", f"{second.serial}x, host-9 is HOST-9.example.com, {UID}\n")
+    pods = host / f"sys/fs/cgroup/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
+    (pods / "cri-containerd-0123.scope").mkdir(parents=True)
+    (host / f"sys/fs/cgroup/kubepods/pod{UID}").mkdir(parents=True)
+    found = recorded(host, tmp_path / "record.tar.gz")
+    everything = b"".join(
+        name.encode() + content for name, content in plain(tmp_path / "record.tar.gz")
+    ).lower()
+    chips = [management(host, index, "rngd") / "soc_id" for index in range(2)]
+    secrets = [first.serial, first.uuid, second.uuid, UID, UID.replace("-", "_"), "rack-7-secret"]
+    for secret in (*secrets, "host-9", *(path.read_text().strip() for path in chips)):
+        assert secret.lower().encode() not in everything, secret
+    at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
+    serial, uuid = (found.contents[f"{at}/{name}"].strip() for name in ("device_sn", "device_uuid"))
+    assert found.contents[f"{at}/chip_info"].split()[:2] == [serial, uuid]
+    assert len(serial) == len(first.serial)
+    assert second.serial.encode() + b"x" in found.contents[f"{at}/lot"]  # another word
+    assert any(
+        re.fullmatch("sys/fs/cgroup/kubepods/pod0{8}-.*", path)
+        for path in found.manifest.directories
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"x", b"\xff\x00" * 9, b"7" * 100, b" a b \n"])
+def test_an_identity_of_any_form_is_replaced_where_it_stands(content: bytes) -> None:
+    names = Names([content])
+    made = names.whole(content)
+    assert (made == content) is (not content.strip())
+    assert content.strip() not in made or len(content.strip()) < 2
+    assert names.scrubbed(b"device x of a b") == b"device x of a b"  # too short to look for
+
+
+def test_nothing_is_opened_in_dev_and_nothing_is_read_that_may_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = tree(tmp_path / "host", "rngd=1")
+    entry = management(host, 0, "rngd")
+    write(entry / "device_reset", "1\n")
+    write(entry / "secret_order", "1\n")
+    (entry / "secret_order").chmod(0o200)
+    pci = (host / "sys/bus/pci/devices/0000:01:00.0").resolve()
+    for name in ("rom", "config", "vpd", "resource0", "remove"):
+        write(pci / name, "acts\n")
+    write(host / "dev/rngd/npu0p2pmem", "")
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: os.PathLike[str] | str, *args: Any, **more: Any) -> int:
+        opened.append(str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", noted)
+    found = recorded(host, tmp_path / "record.tar.gz")
+    below = {path.removeprefix(str(host)) for path in opened if path.startswith(str(host))}
+    assert any(path.endswith("/device_type") for path in below)
+    assert not [path for path in below if path.startswith("/dev")]
+    acting = ("device_reset", "secret_order", "rom", "config", "vpd", "resource0", "remove")
+    assert not [path for path in below if path.endswith(acting)]
+    assert not [path for path in found.contents if path.endswith(acting)]
+    at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
+    assert found.manifest.unread == {
+        f"{at}/device_reset": "it may act when it is read",
+        f"{at}/secret_order": "it is write-only",
+    }
+    assert found.manifest.nodes["dev/rngd/npu0p2pmem"].startswith("- 0:0 ")
+
+
+def test_files_and_time_are_bounded_and_the_record_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = tree(tmp_path / "host", "rngd=1")
+    write(management(host, 0, "rngd") / "huge", b"\x00" * (1 << 20))
+    found = recorded(host, tmp_path / "whole.tar.gz")
+    huge = found.contents["sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt/huge"]
+    assert (len(huge), found.manifest.incomplete) == (LARGEST, None)
+    for name, value, said in (
+        ("MOST_FILES", 30, "the host has more than 30 files"),
+        ("MOST_BYTES", LARGEST, "its files have more than 0 MiB"),
+        ("_LONGEST", 0.0, "its drivers take more than 0 s to answer"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(record if name == "_LONGEST" else replay, name, value)
+            assert main(["record", str(tmp_path / name), "--host-root", str(host)]) == 0
+        found = load(tmp_path / name)
+        assert found.manifest.incomplete == said
+        assert f"not complete: {said}" in capsys.readouterr().err
+        assert len(found.contents) <= 30
+
+
+def test_a_host_without_drivers_gives_a_record_of_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    found = recorded(tmp_path / "host", tmp_path / "record.tar.gz")
+    assert (found.contents, found.manifest.nodes, found.manifest.unread) == ({}, {}, {})
+
+
+def test_it_goes_to_a_new_file_or_to_stdout(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    host, file = tree(tmp_path / "host", "warboy=1"), tmp_path / "record.tar.gz"
+    words = ["record", str(file), "--host-root", str(host)]
+    assert main(words) == 0
+    first = file.read_bytes()
+    assert b"look into it before you send it" in capfdbinary.readouterr().err
+    assert main(words) == 1
+    assert b"is there already: give another name" in capfdbinary.readouterr().err
+    assert main(["record", "-", "--host-root", str(host)]) == 0
+    assert capfdbinary.readouterr().out == first == file.read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(first)) as tar:
+        assert tar.getnames()[0] == MANIFEST
+        assert all(member.isreg() and not member.uid for member in tar)
