@@ -87,10 +87,11 @@ class Poller:
                 stamp = await files.stamp(path, deadline=self._timing.deadline)
                 if stamp != judged or time.monotonic() - self._read_at >= self._timing.read:
                     data = await self._read(path)
+                    # Also so long that a later edit has another stamp: file systems count in ticks.
+                    await asyncio.sleep(self._timing.settle)
+                    if data != await self._read(path):
+                        return  # still being written: the next poll finds it complete
                     if data != self._judged:
-                        await asyncio.sleep(self._timing.settle)
-                        if data != await self._read(path):
-                            return  # still being written: the next poll finds it complete
                         await self._judge(data, path)
                     self._read_at = time.monotonic()
         except ConfigError as error:

@@ -243,3 +243,23 @@ async def test_an_edit_that_the_file_system_does_not_show_is_read_later(
     async with following(file, read=0.05) as followed:
         replace(file, "interval: 7\n")
         await first(followed.configs, lambda config: config.interval == 7)
+
+
+async def test_two_edits_in_one_tick_of_the_file_system_are_both_seen(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one leaves the content as it is, and the stamp is the same after the second."""
+    read = files.read
+
+    async def edited_meanwhile(path: Path, most: int, *, deadline: float) -> bytes:
+        content = await read(path, most, deadline=deadline)
+        path.write_text("interval: 7\n")
+        return content
+
+    async def same(*_: object, **__: object) -> tuple[int, ...]:
+        return (1,)
+
+    async with following(file) as followed:
+        monkeypatch.setattr(files, "stamp", same)
+        monkeypatch.setattr(files, "read", edited_meanwhile)
+        await first(followed.configs, lambda config: config.interval == 7)
