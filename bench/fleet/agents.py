@@ -31,7 +31,7 @@ from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.credentials import at as credentials_at
 from npu_agent.kube.own_node import NodeWatch, OwnNode
-from npu_agent.kubelet.allocator import ClaimPool, DraSource
+from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra import support
@@ -148,7 +148,7 @@ class Parts:
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
         wishes = Feed(DraWishes(families=frozenset()))
-        pool = ClaimPool(DraSource(names=NAMES, families=(), wishes=wishes), snapshots, Feed(False))
+        pool = ClaimPool(NAMES, (), wishes, snapshots)
         pool.offered = devices
         self.slices = SlicePublisher(api, name, pool)
         wanted = agent.condition_type.map(lambda type_: condition.ConditionSettings(type_, None))
@@ -183,7 +183,7 @@ class Parts:
             and labels.in_place
             and slices.published
             and slices.trouble is None
-            and self.slices.in_place.value == self.devices.value
+            and self.slices.confirmed.value == self.devices.value
         )
 
     def _state(self) -> AgentState:

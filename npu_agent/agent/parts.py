@@ -29,7 +29,7 @@ from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet import cdi
-from npu_agent.kubelet.allocator import Allocator, DraSource, PlanInputs
+from npu_agent.kubelet.allocator import Allocator, ClaimPool, PlanInputs
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.plugin_specs import PluginSpecs
@@ -202,11 +202,12 @@ def allocation(
         wishes.map(lambda wishes: wishes.disabled),
         directory,
     )
-    drivers = [
-        DraSource(
-            names=vendor.dra,
-            families=frozenset(vendor.families),
-            wishes=configs.map_with(support, partial(_dra_wishes, name, vendor)),
+    pools = [
+        ClaimPool(
+            vendor.dra,
+            frozenset(vendor.families),
+            configs.map_with(support, partial(_dra_wishes, name, vendor)),
+            inventory.hardware,
         )
         for vendor in SPECS
         if vendor.dra
@@ -215,7 +216,7 @@ def allocation(
         PlanInputs(
             snapshots=inventory.hardware,
             wishes=wishes,
-            drivers=drivers,
+            pools=pools,
             cordons=cordons,
             degraded=inventory.degraded,
         ),

@@ -28,7 +28,7 @@ from npu_agent.core.ledger import (
 )
 from npu_agent.core.offer import Device, Resource, advertise, cut, names
 from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
-from npu_agent.core.state import SlicesState
+from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trends import TrendKind
 
 RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
@@ -204,6 +204,22 @@ def claim_pool(
         )
         for device in devices
     )
+
+
+def expressible(devices: Iterable[PoolDevice], dropped: Collection[str]) -> tuple[PoolDevice, ...]:
+    """Returns the devices that can be in slices of an API server that drops these fields."""
+    if not COUNTERS.isdisjoint(dropped):
+        # Without counters the scheduler would allocate each core several times.
+        devices = [replace(device, counters=None) for device in devices if not device.is_part]
+    if TAINTS in dropped:
+        # Without its taint a device would be allocated. Who holds it keeps it.
+        devices = [device for device in devices if not device.barred]
+    if NOTES in dropped or TAINTS in dropped:
+        devices = [
+            replace(device, taints=tuple(t for t in device.taints if t.effect is not Effect.NONE))
+            for device in devices
+        ]
+    return tuple(devices)
 
 
 def taints(

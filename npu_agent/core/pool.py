@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
@@ -157,10 +157,6 @@ def pool(
     )
 
 
-def whole_cards(devices: Collection[PoolDevice]) -> tuple[PoolDevice, ...]:
-    return tuple(replace(one, counters=None) for one in devices if not one.is_part)
-
-
 def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
     """The card, by its ID, and the cores of all names that these cards' devices can have."""
     called = (*_by_identity(cards), *_by_index(cards))
@@ -226,9 +222,3 @@ def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
     """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
     return f"{name[: longest - 9].rstrip('-')}-{digest}"
-
-
-def without_notes(device: PoolDevice) -> PoolDevice:
-    """Returns the device without taints that have no effect."""
-    taints = tuple(taint for taint in device.taints if taint.effect is not Effect.NONE)
-    return device if taints == device.taints else replace(device, taints=taints)

@@ -73,14 +73,36 @@ class AllocatorTiming:
     """The one of `Holdings.asked_at`."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DraSource:
-    """What a DRA driver's pool is made from."""
+class ClaimPool:
+    """The devices of one DRA driver, as the Allocator publishes them."""
 
-    names: DraNames
-    families: Collection[str]
-    """All of the vendor's: a claim can hold a card that is not offered."""
-    wishes: Feed[DraWishes]
+    def __init__(
+        self,
+        names: DraNames,
+        families: Collection[str],
+        wishes: Feed[DraWishes],
+        snapshots: Feed[Snapshot],
+    ) -> None:
+        """`families` are all of the vendor's: a claim can hold a card that is not offered."""
+
+        def all_devices(snapshot: Snapshot, wishes: DraWishes) -> tuple[PoolDevice, ...] | None:
+            if not snapshot.complete:
+                return None
+            # A claim can hold a part of a card that is offered whole now.
+            by_index = wishes.by_index
+            return pool(snapshot, dra=names, families=families, by_index=by_index, partitions=True)
+
+        self.names = names
+        self.families = families
+        self.wishes = wishes
+        self.known = snapshots.map_with(wishes, all_devices)
+        """All devices, offered or not; None while the cards are unknown."""
+        self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        """What is to be in the slices; None: not known yet."""
+        self.slices: Feed[SlicesState] = Feed(SlicesState())
+        """What the API server has, and can express."""
+        self.unwritten: Feed[str] = Feed("")
+        """Why the record could not be written with all cards; "": it was."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,41 +112,11 @@ class PlanInputs:
     snapshots: Feed[Snapshot]
     wishes: Feed[PluginWishes]
     """Of the device plugin; the names of its resources do not change."""
-    drivers: Sequence[DraSource]
+    pools: Sequence[ClaimPool]
+    """Of all DRA drivers."""
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
     """Remarks on working cards, by ID."""
-
-
-class ClaimPool:
-    """The devices of one DRA driver, as the Allocator publishes them."""
-
-    def __init__(self, source: DraSource, snapshots: Feed[Snapshot], asked: Feed[bool]) -> None:
-        def all_devices(snapshot: Snapshot, wishes: DraWishes) -> tuple[PoolDevice, ...] | None:
-            if not snapshot.complete:
-                return None
-            # A claim can hold a part of a card that is offered whole now.
-            return pool(
-                snapshot,
-                dra=source.names,
-                families=source.families,
-                by_index=wishes.by_index,
-                partitions=True,
-            )
-
-        self.names = source.names
-        self.families = source.families
-        self.wishes = source.wishes
-        self.known: Feed[tuple[PoolDevice, ...] | None] = snapshots.map_with(
-            source.wishes, all_devices
-        ).map_with(asked, lambda devices, asked: devices if asked else None)
-        """All devices, offered or not; None while these, or who holds them, are unknown."""
-        self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        """What is to be in the slices; None: not known yet."""
-        self.slices: Feed[SlicesState] = Feed(SlicesState())
-        """What the API server has, and can express."""
-        self.unwritten: Feed[str] = Feed("")
-        """Why the record could not be written with all cards; "": it was."""
 
 
 class Allocator:
@@ -159,10 +151,7 @@ class Allocator:
         """What the device plugin lists, by resource."""
         self.asked: Feed[bool] = Feed(False)
         """Whether pod-resources was asked; it may not have answered."""
-        self.pools: Mapping[str, ClaimPool] = {
-            source.names.driver: ClaimPool(source, inputs.snapshots, self.asked)
-            for source in inputs.drivers
-        }
+        self.pools: Mapping[str, ClaimPool] = {each.names.driver: each for each in inputs.pools}
         """By DRA driver."""
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)

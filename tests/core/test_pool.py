@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, CoreRange, HealthState
 from npu_agent.core.offer import Device
+from npu_agent.core.plan import expressible
 from npu_agent.core.pool import (
     Effect,
     PoolDevice,
     Taint,
     devices_by_name,
-    whole_cards,
-    without_notes,
 )
+from npu_agent.core.state import COUNTERS, NOTES
 from npu_agent.core.trends import TrendKind
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
@@ -94,7 +94,8 @@ def test_what_one_should_know_of_a_card_has_no_effect() -> None:
         replace(known, health=state(health=HealthState.UNHEALTHY).health), degraded=degraded
     )
     assert sick.barred
-    assert without_notes(sick).taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
+    (device,) = expressible([sick], {NOTES})
+    assert device.taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
 
 
 def test_what_somebody_holds_is_tainted_but_evicts_nobody() -> None:
@@ -137,7 +138,7 @@ def test_a_card_is_offered_in_every_width_that_it_has_nodes_for() -> None:
 
 def test_whole_cards_are_as_if_nothing_were_cut() -> None:
     cards = [state("rngd", 0), state("warboy", 1, health=HealthState.UNHEALTHY)]
-    assert whole_cards(tuple(parts(*cards).values())) == pool_of(*cards)
+    assert expressible(parts(*cards).values(), COUNTERS) == pool_of(*cards)
 
 
 def test_parts_by_index() -> None:

@@ -25,7 +25,7 @@ from npu_agent.feed import Feed
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.errors import answered
 from npu_agent.kube.request import Request
-from npu_agent.kubelet.allocator import Allocator, ClaimPool, DraSource, PlanInputs
+from npu_agent.kubelet.allocator import Allocator, ClaimPool, PlanInputs
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources
@@ -116,19 +116,17 @@ def allocator_of(
 ) -> Allocator:
     """An Allocator without cordons, with the vendor's DRA driver; by default it offers nothing.
 
-    `options` are `source`, `cordons`, and those of the Allocator.
+    `options` are `pool`, `cordons`, and those of the Allocator.
     """
     nothing = DraWishes(families=frozenset())
-    assert NAMES.driver == DRIVER
-    source = options.pop(
-        "source",
-        DraSource(names=NAMES, families=frozenset(FAMILIES), wishes=claims or Feed(nothing)),
+    pool = options.pop("pool", None) or ClaimPool(
+        NAMES, frozenset(FAMILIES), claims or Feed(nothing), snapshots
     )
     cordons = options.pop("cordons", None) or CordonStore(
         Feed(""), snapshots, Feed(frozenset()), directory, start=0.0
     )
     return Allocator(
-        PlanInputs(snapshots=snapshots, wishes=wishes, drivers=[source], cordons=cordons),
+        PlanInputs(snapshots=snapshots, wishes=wishes, pools=[pool], cordons=cordons),
         pod_resources=kubelet,
         directory=directory,
         **{"specs": PluginSpecs(directory / "cdi"), "ledger": kubelet._ledger, **options},
@@ -138,8 +136,7 @@ def allocator_of(
 def bare_pool(devices: tuple[PoolDevice, ...] | None = None) -> ClaimPool:
     """A pool that offers what a test publishes in `offered`."""
     wishes = Feed(DraWishes(families=frozenset(FAMILIES)))
-    source = DraSource(names=NAMES, families=frozenset(FAMILIES), wishes=wishes)
-    pool = ClaimPool(source, Feed(Snapshot()), Feed(False))
+    pool = ClaimPool(NAMES, frozenset(FAMILIES), wishes, Feed(Snapshot()))
     pool.offered.publish(devices)
     return pool
 

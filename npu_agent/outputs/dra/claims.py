@@ -238,7 +238,8 @@ class Claims:
         A container that is started again needs its claim's spec, without another prepare. So
         nothing is removed while it is not sure which claims are prepared.
         """
-        if self._allocator.needs_recovery or self._pool.known.value is None:
+        allocator = self._allocator
+        if allocator.needs_recovery or not allocator.asked.value or self._pool.known.value is None:
             return
         troubles = []
         try:
@@ -328,6 +329,7 @@ class Claims:
         """Waits for the cards and their holders to be known; raises RefusalError."""
         try:
             async with asyncio.timeout(self._timing.ready):
+                await self._allocator.asked.until(bool)
                 await self._pool.known.until(lambda devices: devices is not None)
         except TimeoutError:
             raise RefusalError(

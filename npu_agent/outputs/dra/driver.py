@@ -201,9 +201,9 @@ class Driver:
 
     async def _confirm(self) -> None:
         """Has it recorded which cards have left the slices, once the API server has said so."""
-        in_place = self.slices.in_place
-        async for _ in changes_of(in_place, self.pool.offered, self._allocator.published):
-            self._allocator.confirm(self._driver, in_place.value)
+        confirmed = self.slices.confirmed
+        async for _ in changes_of(confirmed, self.pool.offered, self._allocator.published):
+            self._allocator.confirm(self._driver, confirmed.value)
 
     async def _wait_for_slice_deletion(self, still_ours: Callable[[], bool]) -> None:
         """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.pool import PoolDevice, whole_cards, without_notes
-from npu_agent.core.state import COUNTERS, NOTES, TAINTS
+from npu_agent.core.plan import expressible
+from npu_agent.core.pool import PoolDevice
+from npu_agent.core.state import COUNTERS
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
@@ -61,7 +62,7 @@ class SlicePublisher:
         timing: SliceTiming = SliceTiming(),
     ) -> None:
         self.state = pool.slices
-        self.in_place: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        self.confirmed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         """The devices that the API server has confirmed, and no others; None: not known."""
         self.live: Feed[Mapping[str, Slice] | None] = Feed(None)
         """The slices of the last listing, by name; None before the first."""
@@ -70,7 +71,7 @@ class SlicePublisher:
         self._driver = pool.names.driver
         self._devices = pool.offered
         self._timing = timing
-        self._doubts = self._settled = 0
+        self._dirty = self._clean = 0
         """Reasons so far to list the slices, and how many of them the last list has settled."""
         self._checks: Feed[int] = Feed(0)
         """The number of requested comparisons."""
@@ -101,7 +102,7 @@ class SlicePublisher:
         return error is not None and error.kind in (ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND)
 
     async def run(self) -> None:
-        self.in_place.publish(None)
+        self.confirmed.publish(None)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
             parts.create_task(self._write())
@@ -150,13 +151,13 @@ class SlicePublisher:
 
     async def _read(self) -> str:
         """Lists the slices, one list at a time, so that the last one is the newest."""
-        doubts = self._doubts
+        dirty = self._dirty
         try:
             listing = await resourceslices.read(self._api, self._node_name, self._driver)
         except ApiError:
-            self._doubts += 1
+            self._dirty += 1
             raise
-        self._settled = doubts
+        self._clean = dirty
         self.live.publish(listing.slices)
         self._note("list", None)
         self._change(incomplete=slices.is_incomplete(listing.slices))
@@ -171,10 +172,10 @@ class SlicePublisher:
     @property
     def _stale(self) -> bool:
         """Whether the slices may differ from those that were listed last."""
-        return self._doubts != self._settled
+        return self._dirty != self._clean
 
     def _check(self) -> None:
-        self._doubts += 1
+        self._dirty += 1
         self._checks.publish(self._checks.value + 1)
 
     # --- what there should be -------------------------------------------------------------------
@@ -198,9 +199,9 @@ class SlicePublisher:
         while True:
             restarted = self._kubelets.changed
             try:
-                await self._bring_about()
+                await self._reconcile()
             except ApiError as error:
-                self._doubts += 1  # it may still have taken effect
+                self._dirty += 1  # it may still have taken effect
                 self._change(published=False)
                 self._note("write", error)
                 if await set_within(restarted, retry.next(error.retry_after)):
@@ -210,7 +211,7 @@ class SlicePublisher:
                 self._note("write", None)
                 return
 
-    async def _bring_about(self) -> None:
+    async def _reconcile(self) -> None:
         """Writes what differs; if nothing does, all is in place. Raises ApiError."""
         if self.live.value is None or self._devices.value is None:
             return
@@ -222,11 +223,11 @@ class SlicePublisher:
             self._uid = (await node.read(self._api, self._node_name)).uid
         plan = self._plan()
         if plan.delete or plan.apply:
-            self.in_place.publish(None)
+            self.confirmed.publish(None)
             await self._execute(plan)
             self._check()
         elif not self._stale:
-            self.in_place.publish(self._devices.value)
+            self.confirmed.publish(self._devices.value)
             self._change(
                 published=True,
                 generation=self._generation,
@@ -235,24 +236,11 @@ class SlicePublisher:
                 dropped=tuple(sorted(self._dropped)),
             )
 
-    def _publishable(self) -> tuple[PoolDevice, ...]:
-        """Returns the devices that the API server's features allow to offer."""
-        devices = self._devices.value or ()
-        if not COUNTERS.isdisjoint(self._dropped):
-            # Without counters the scheduler would allocate each core several times.
-            devices = whole_cards(devices)
-        if TAINTS in self._dropped:
-            # Without its taint a device would be allocated. Who holds it keeps it.
-            devices = tuple(device for device in devices if not device.barred)
-        if not self._dropped.isdisjoint((NOTES, TAINTS)):
-            devices = tuple(map(without_notes, devices))
-        return devices
-
     def _plan(self) -> Plan:
         live = self.live.value or {}
         self._generation = slices.newest(live, self._generation)
         wanted = slices.slices(
-            self._publishable(),
+            expressible(self._devices.value or (), self._dropped),
             driver=self._driver,
             node=self._node_name,
             uid=self._uid or "",

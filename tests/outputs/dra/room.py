@@ -18,7 +18,7 @@ from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.kubelet import allocator
-from npu_agent.kubelet.allocator import DraSource
+from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.claims import Claims, PrepareTiming
@@ -83,16 +83,16 @@ class Room:
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         families = frozenset(card.card.family for card in self.cards)
         wishes = Feed(DraWishes(families=frozenset()))
+        pool = ClaimPool(DRA, families, wishes, self.snapshots)
+        pool.known = self.devices
         self.allocator = allocator_of(
             self.kubelet,
             self.snapshots,
             self.directory,
             Feed(PluginWishes(resources(NPU, None), frozenset(), ())),
-            source=DraSource(names=DRA, families=families, wishes=wishes),
+            pool=pool,
             timing=replace(self.allocator_timing, clock=self.clock),
         )
-        pool = self.allocator.pools[DRIVER]
-        pool.known = self.devices
         self.claims = Claims(
             _Api(self), pool, self.allocator, NODE, self.cdi_root, timing=self.timing
         )

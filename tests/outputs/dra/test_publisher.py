@@ -488,11 +488,11 @@ async def test_a_write_whose_answer_is_lost_may_have_taken_effect(
         world.devices.publish(())
         tries = len(server.calls)
         await until(lambda: len(server.calls) >= tries + 5)
-        assert world.publisher.in_place.value is None
+        assert world.publisher.confirmed.value is None
         server.instead.clear()
         server.trouble = None
         await world.in_place()
-        await until(lambda: world.publisher.in_place.value == ())
+        await until(lambda: world.publisher.confirmed.value == ())
 
 
 async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> None:
