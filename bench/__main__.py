@@ -12,7 +12,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, packing, pages, plugin, report, soak, view
+from bench import claims, hour, idle, limits, packing, pages, plugin, report, soak, view
 from bench.figure import HEADER, Figure
 from bench.fleet import run
 
@@ -73,6 +73,7 @@ async def everything(seconds: float) -> AsyncIterator[Figure]:
     ):
         async for one in part:
             yield one
+    yield limits.limits()
     for figure in packing.packing():
         yield figure
 

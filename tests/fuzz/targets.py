@@ -12,10 +12,12 @@ import atexit
 import contextlib
 import functools
 import gzip
+import io
 import json
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -49,6 +51,8 @@ from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages, text_answer
 from npu_agent.people import simulator
 from npu_agent.people.doctor import host
+from npu_agent.people.simulator import replay
+from npu_agent.people.simulator.picture import Link
 from npu_agent.typedjson import InvalidJsonError
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
@@ -454,6 +458,26 @@ def _file(data: bytes) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def _record(data: bytes) -> None:
+    """A record's manifest, or a whole tar; a gzip on its own would refuse nearly all of them."""
+    if data.startswith(b"{"):
+        plain = io.BytesIO()
+        with tarfile.open(fileobj=plain, mode="w") as tar:
+            for name, content in ((replay.MANIFEST, data), ("sys/class/npu_mgmt/a", b"1\n")):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        data = plain.getvalue()
+    with _file(gzip.compress(data, 1)) as path:
+        found = replay.load(path)
+    for name, shown in found.picture().items():
+        assert ".." not in Path(name).parts
+        assert name.startswith(("sys/", "dev/"))
+        if isinstance(shown, Link):
+            end = os.path.normpath(Path(name).parent / shown.target)
+            assert end.startswith("sys/")
+
+
 TARGETS = (
     Target(name="sysfs-text", parse=_sysfs_text),
     Target(name="sysfs-numbers", parse=_sysfs_numbers),
@@ -477,5 +501,6 @@ TARGETS = (
     Target(name="node", parse=_node, allowed=(ApiError, ValueError)),
     Target(name="claim", parse=_claim, allowed=(ApiError, ValueError)),
     Target(name="review", parse=_review, allowed=(ApiError,)),
+    Target(name="record", parse=_record, allowed=(replay.RecordError,)),
     Target(name="slices", parse=_slices, allowed=(ApiError,)),
 )
