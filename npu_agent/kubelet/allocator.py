@@ -212,9 +212,9 @@ class Allocator:
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
                     ledger = replace(self._ledger, prepared={})
-                    self._recorded = recover(Ledger(), found, self._clock())
                     self.states.publish(recover(ledger, found, self._clock()))
                     self._needs_recovery = True
+                self._recorded = recover(Ledger(), found, self._clock())
                 self._read = True
                 self.owned = not self._closed
         await self._answer(self._timing.answer)

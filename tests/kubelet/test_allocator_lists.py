@@ -451,6 +451,22 @@ async def test_a_record_that_could_not_be_written_is_tried_again(
         await until((tmp_path / RECORD).exists)
 
 
+async def test_a_record_that_is_gone_vouches_for_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent had the node meanwhile, and removed it at its end; now the disk is full."""
+    room = Room(tmp_path)
+    room.claims.publish(DraWishes(families=frozenset({"warboy"})))
+    await room.owned()
+    pool = room.allocator.pools[DRIVER]
+    assert pool.offered.value
+    room.allocator.disowned()
+    (tmp_path / RECORD).unlink()
+    monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
+    await room.owned()
+    assert pool.offered.value == ()
+
+
 async def test_a_full_disk_is_tried_again_by_one_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
