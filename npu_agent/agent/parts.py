@@ -287,7 +287,7 @@ def kubelet(common: Common, allocation: AllocationParts) -> KubeletParts:
         )
         for resource in allocator.devices
     )
-    host = driver.Host(
+    host = driver.DriverHost(
         node_name=common.host.node_name,
         kubelet_root=common.directory.parent,
         cdi_root=common.host.root / cdi.DIRECTORY,

@@ -55,7 +55,7 @@ def grant(devices: Iterable[Device]) -> Grant:
     return Grant(
         environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),
         nodes=tuple(dict.fromkeys(pair for device in ordered for pair in _paths(device))),
-        cdi_names=tuple(f"{one.card.access.cdi_kind}={one.id}" for one in ordered),
+        cdi_names=tuple(f"{device.card.access.cdi_kind}={device.id}" for device in ordered),
     )
 
 
@@ -88,7 +88,7 @@ def _requested(
 ) -> list[Device]:
     if not ids:
         raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no device")
-    found = []
+    chosen = []
     for id_ in ids:
         if id_ in taken:
             raise RefusalError(Refusal.INVALID, f"device {quoted(id_)} is asked for twice")
@@ -105,5 +105,5 @@ def _requested(
             raise RefusalError(
                 Refusal.UNFIT, f"device {quoted(id_)} ({device.name}) is unhealthy: {device.reason}"
             )
-        found.append(device)
-    return found
+        chosen.append(device)
+    return chosen

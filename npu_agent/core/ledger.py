@@ -139,7 +139,7 @@ class PreparedClaim:
     @property
     def footprints(self) -> tuple[Footprint, ...]:
         """Footprints of its devices, without those with admin access."""
-        return tuple(one.footprint for one in self.devices if not one.admin)
+        return tuple(device.footprint for device in self.devices if not device.admin)
 
     def allocation(
         self, without: Collection[str] = (), except_for: Collection[Footprint] = ()
@@ -149,9 +149,9 @@ class PreparedClaim:
         `without` are names of devices, and `except_for` footprints, that do not count.
         """
         footprints = tuple(
-            one.footprint
-            for one in self.devices
-            if not (one.admin or one.device in without or one.footprint in except_for)
+            device.footprint
+            for device in self.devices
+            if not (device.admin or device.device in without or device.footprint in except_for)
         )
         if not footprints:
             return None
@@ -282,8 +282,8 @@ class Ledger:
             running: those of the `orphan_candidates` of this answer whose containers run.
         """
         listed: dict[DeviceName, list[Assignment]] = {}
-        for one in assignments:
-            listed.setdefault(one.name, []).append(one)
+        for assignment in assignments:
+            listed.setdefault(assignment.name, []).append(assignment)
         present = tuple(cards)
         back = {uid for name in listed for uid in pods.get(name, ())}
         noted = self.with_notes(
@@ -311,9 +311,9 @@ class Ledger:
                     pod_uids=(before.pod_uids if before else _NONE) | pods.get(name, _NONE),
                 )
         orphans = {
-            uid: one
-            for uid, one in self.orphans.items()
-            if asked_at <= one.since or (uid in running and (one.by_claim or uid not in back))
+            uid: orphan
+            for uid, orphan in self.orphans.items()
+            if asked_at <= orphan.since or (uid in running and (orphan.by_claim or uid not in back))
         }
         ledger = replace(self, orphans=orphans)
         for name, before in noted.with_pods(pods).allocations.items():
@@ -368,7 +368,7 @@ class Ledger:
             meant = footprints_of(name.device, cards)
             orphans = [self.orphans[uid] for uid in living if uid in self.orphans]
             explained = len(orphans) == len(living) and all(
-                meant.issubset(one.footprints) for one in orphans
+                meant.issubset(orphan.footprints) for orphan in orphans
             )
             if (meant or name.resource in resources) and not explained:
                 allocations[name] = Allocation(
@@ -382,9 +382,9 @@ class Ledger:
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
         """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
         changed = {
-            name: replace(one, pod_uids=one.pod_uids | pods[name])
-            for name, one in self.allocations.items()
-            if not pods.get(name, _NONE) <= one.pod_uids
+            name: replace(hold, pod_uids=hold.pod_uids | pods[name])
+            for name, hold in self.allocations.items()
+            if not pods.get(name, _NONE) <= hold.pod_uids
         }
         if not changed:
             return self
@@ -394,15 +394,15 @@ class Ledger:
         """Whether it knows of a Pod of an allocation that `before` does not know of."""
         known = before.allocations
         return any(
-            not one.pod_uids <= (known[name].pod_uids if name in known else _NONE)
-            for name, one in self.allocations.items()
+            not hold.pod_uids <= (known[name].pod_uids if name in known else _NONE)
+            for name, hold in self.allocations.items()
         )
 
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
         """Returns UIDs of possibly orphaned Pods, after an answer with `listed`."""
-        absent = (one.pod_uids for name, one in self.allocations.items() if name not in listed)
+        absent = (hold.pod_uids for name, hold in self.allocations.items() if name not in listed)
         noted = _NONE.union(*(uids for name, uids in pods.items() if name not in listed))
         back = (pods.get(name, _NONE) for name in listed)
         return frozenset(self.orphans).union(*absent, noted.difference(*back))
@@ -451,9 +451,9 @@ class Ledger:
         """Whether a claim is prepared for the device of this use."""
         claim = (use.claim_namespace, use.claim_name)
         return any(
-            (one.namespace, one.name) == claim
-            and use.device in {each.device for each in one.devices}
-            for one in self.prepared.values()
+            (claimed.namespace, claimed.name) == claim
+            and use.device in {each.device for each in claimed.devices}
+            for claimed in self.prepared.values()
         )
 
     def without_claim(self, uid: str) -> Ledger:
@@ -471,7 +471,7 @@ class Ledger:
     def without_published(self, ids: Collection[str]) -> Ledger:
         if self.published.keys().isdisjoint(ids):
             return self
-        left = {id_: one for id_, one in self.published.items() if id_ not in ids}
+        left = {id_: card for id_, card in self.published.items() if id_ not in ids}
         return replace(self, published=left)
 
     def is_published(self, id_: str, card: Card) -> bool:
@@ -479,13 +479,13 @@ class Ledger:
         if not self.published:
             return False
         keys = keys_of(card)
-        return id_ in self.published or any(keys & one.keys for one in self.published.values())
+        return id_ in self.published or any(keys & card.keys for card in self.published.values())
 
     def with_grace_period(self, until: float) -> Ledger:
         """Starts a grace period: no answer asked for before `until` ends an allocation."""
         return replace(
             self,
-            allocations={k: one.with_grace_period(until) for k, one in self.allocations.items()},
+            allocations={k: hold.with_grace_period(until) for k, hold in self.allocations.items()},
             unreadable=self.unreadable and self.unreadable.with_grace_period(until),
         )
 
@@ -519,7 +519,7 @@ class Ledger:
                 kept_until=ours.kept_until if ours else 0.0,
                 pod_uids=held.pod_uids | (ours.pod_uids if ours else _NONE),
             )
-        orphans = {uid: replace(one, since=now) for uid, one in before.orphans.items()}
+        orphans = {uid: replace(orphan, since=now) for uid, orphan in before.orphans.items()}
         ledger = replace(
             self,
             allocations=allocations,
@@ -532,7 +532,7 @@ class Ledger:
 
     def for_successor(self) -> Ledger:
         """Returns the state for the next agent: everything offered may be held by then."""
-        footprints = {name: {one} for name, one in self.offered.items()}
+        footprints = {name: {mark} for name, mark in self.offered.items()}
         for name, held in self.allocations.items():
             footprints.setdefault(name, set()).update(held.footprints)
         allocations = {
@@ -543,7 +543,7 @@ class Ledger:
             )
             for name, known in footprints.items()
         }
-        orphans = {uid: replace(one, since=0.0) for uid, one in self.orphans.items()}
+        orphans = {uid: replace(orphan, since=0.0) for uid, orphan in self.orphans.items()}
         return replace(self, offered={}, allocations=allocations, orphans=orphans)
 
     def with_unreadable_record(self, now: float) -> Ledger:
@@ -564,7 +564,7 @@ class Ledger:
         """
         held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
         return bool(self.orphans) or any(
-            one.first_absent is not None or not one.containers for one in held
+            hold.first_absent is not None or not hold.containers for hold in held
         )
 
     def conflicts(
@@ -579,28 +579,28 @@ class Ledger:
             cards: all of them.
             without: names of devices for which claims do not count.
         """
-        found = Conflicts(cards)
-        found.unreadable = self.unreadable
+        conflicts = Conflicts(cards)
+        conflicts.unreadable = self.unreadable
         for name, held in self.allocations.items():
-            found.add(name, held)
-        for uid, one in self.orphans.items():
-            held = Allocation(footprints=one.footprints, by=one.by, since=one.since)
-            found.add(PodHolder(uid), held)
+            conflicts.add(name, held)
+        for uid, orphan in self.orphans.items():
+            held = Allocation(footprints=orphan.footprints, by=orphan.by, since=orphan.since)
+            conflicts.add(PodHolder(uid), held)
         for claim in self.prepared.values():
             if kept := claim.allocation(without):
-                found.add(ClaimHolder(claim.uid), kept)
-        return found
+                conflicts.add(ClaimHolder(claim.uid), kept)
+        return conflicts
 
     def usages(
         self, cards: Iterable[CardState], uses: Iterable[ClaimUse] = ()
     ) -> tuple[Usage, ...]:
         """The cores of present cards that containers hold, as pod-resources said last."""
         present = [(keys_of(state.card), state) for state in cards]
-        found = []
+        usages = []
         for held in self.allocations.values():
             if held.first_absent is None and held.containers:
                 best = _best(held.footprints, present)
-                found += [Usage(*best, one) for one in held.containers] if best else []
+                usages += [Usage(*best, container) for container in held.containers] if best else []
         users: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in uses:
             users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
@@ -609,8 +609,10 @@ class Ledger:
             for device in claim.devices:
                 best = None if device.admin else _best([device.footprint], present)
                 if best:
-                    found += [Usage(*best, one) for one in _assigned(claim, device, named)]
-        return tuple(sorted(found, key=lambda one: one.assignment))
+                    usages += [
+                        Usage(*best, assignment) for assignment in _assigned(claim, device, named)
+                    ]
+        return tuple(sorted(usages, key=lambda usage: usage.assignment))
 
 
 def _best(
@@ -623,7 +625,7 @@ def _best(
         for keys, state in present
         if held.keys & keys and state.card.all_cores.includes(held.cores)
     )
-    best = max(alike, key=lambda one: one[0], default=None)
+    best = max(alike, key=lambda pair: pair[0], default=None)
     return best and (best[2].id, best[1])
 
 
@@ -639,7 +641,7 @@ def _assigned(
     for use in uses:
         if use.device == device.device:
             containers.setdefault(use.pod, set()).add(use.container)
-    several = len({one.request for one in claim.devices}) > 1
+    several = len({device.request for device in claim.devices}) > 1
     return [
         Assignment(claim.namespace, pod, name, claim.driver, device.device, claim.name)
         for pod, names in sorted(containers.items())
@@ -739,7 +741,7 @@ def footprint(device: Device) -> Footprint:
 
 def footprints_of(id_: str, cards: Iterable[Card]) -> set[Footprint]:
     """Returns the footprints by every device ID that these cards can have."""
-    return {found for card in cards if (found := _meant(id_, card))}
+    return {footprint for card in cards if (footprint := _meant(id_, card))}
 
 
 def _meant(id_: str, card: Card) -> Footprint | None:
@@ -767,5 +769,5 @@ def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
 
 def _sorted(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:
     return tuple(
-        sorted(footprints, key=lambda one: (sorted(one.keys), one.cores, sorted(one.nodes)))
+        sorted(footprints, key=lambda mark: (sorted(mark.keys), mark.cores, sorted(mark.nodes)))
     )

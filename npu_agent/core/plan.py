@@ -232,15 +232,15 @@ def taints(
     trends: Collection[TrendKind] = (),
 ) -> tuple[Taint, ...]:
     """The taints of a device; `held` is for holders of which the scheduler does not know."""
-    found: list[tuple[str, Effect]] = []
+    kinds: list[tuple[str, Effect]] = []
     if not device.healthy:
-        found.append(("unhealthy", Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE))
+        kinds.append(("unhealthy", Effect.NO_EXECUTE if evict else Effect.NO_SCHEDULE))
     if held:
-        found.append(("held", Effect.NO_SCHEDULE))
+        kinds.append(("held", Effect.NO_SCHEDULE))
     if cordoned:
-        found.append(("cordoned", Effect.NO_SCHEDULE))
-    found += ((kind, Effect.NONE) for kind in sorted(trend.value for trend in trends))
-    return tuple(Taint(key=f"{driver}/{key}", effect=effect) for key, effect in found)
+        kinds.append(("cordoned", Effect.NO_SCHEDULE))
+    kinds += ((kind, Effect.NONE) for kind in sorted(trend.value for trend in trends))
+    return tuple(Taint(key=f"{driver}/{key}", effect=effect) for key, effect in kinds)
 
 
 def is_needed(facts: Facts, wishes: DraWishes, driver: str) -> bool:
@@ -313,9 +313,9 @@ def _check_free(facts: Facts, holder: Holder, device: Device, pods: Collection[s
 
 def holders(facts: Facts, cards: Iterable[CardState]) -> dict[str, str]:
     """The possible holders of these cards, by ID; free cards are left out."""
-    found = {}
+    by_id = {}
     for state in cards:
         (whole,) = cut(state, state.card.core_count)
         if holder := facts.conflicts.against(None, whole):
-            found[state.id] = holder
-    return found
+            by_id[state.id] = holder
+    return by_id

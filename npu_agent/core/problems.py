@@ -93,8 +93,8 @@ class Note:
 
 def problems(state: AgentState) -> tuple[Note, ...]:
     """Returns the problems that need a person, the most harmful first."""
-    found = (_typed(note, state) for note in (*_of_the_agent(state), *_of_cards(state)))
-    return tuple(sorted(found, key=lambda note: (_SEVERITIES.index(note.severity), _late(note))))
+    notes = (_typed(note, state) for note in (*_of_the_agent(state), *_of_cards(state)))
+    return tuple(sorted(notes, key=lambda note: (_SEVERITIES.index(note.severity), _late(note))))
 
 
 def _typed(note: Note, state: AgentState) -> Note:
@@ -127,18 +127,18 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
     fenced = (card for card in cards if is_fenced(card) and card.id not in flapping)
     causes = by_cause(card for card in fenced if not _rests(card, state))
-    unhealthy = (_unhealthy(found, state) for found in causes)
+    unhealthy = (_unhealthy(alike, state) for alike in causes)
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
     yield from _replaced(state)
     yield from _fewer(state)
     # One that flaps may be gone at this very moment.
-    flaps = [one.card for one in flapping.values() if not _rests(one.card, state)]
+    flaps = [card.card for card in flapping.values() if not _rests(card.card, state)]
     yield from _lasting(TrendKind.FLAPPING, flaps, state)
     hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
     very_hot = [card for card in hot if is_above(card, VERY_HOT)]
-    for found in (very_hot, [card for card in hot if card not in very_hot]):
-        yield from _lasting(TrendKind.HOT, found, state, very=found is very_hot)
+    for several in (very_hot, [card for card in hot if card not in very_hot]):
+        yield from _lasting(TrendKind.HOT, several, state, very=several is very_hot)
     if stale := [card for card in cards if state.is_stale(card) and not is_fenced(card)]:
         yield Note(
             "card",
@@ -152,12 +152,12 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             command=advice(Cause.HANGS).command,
         )
     counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
-    found = [card for card in cards if card.id in counting and not is_fenced(card)]
-    yield from _lasting(TrendKind.ERRORS, found, state)
+    several = [card for card in cards if card.id in counting and not is_fenced(card)]
+    yield from _lasting(TrendKind.ERRORS, several, state)
     for kind in (TrendKind.LINK, TrendKind.SLOW):
-        found = [card for card in cards if card.id in state.trends.of(kind)]
-        yield from _lasting(kind, found, state)
-    for uuid in sorted({one.detail for one in twins.values()}):
+        several = [card for card in cards if card.id in state.trends.of(kind)]
+        yield from _lasting(kind, several, state)
+    for uuid in sorted({twin.detail for twin in twins.values()}):
         same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)
 
@@ -173,8 +173,8 @@ def _lasting(
     """Yields one entry for a trend of these cards, if any; `very`: they are very hot."""
     if not cards:
         return
-    found, pods, several = TRENDS[kind], state.pods_of(cards), len(cards) > 1
-    trends, words = state.trends.of(kind), found.many if several else found.begins
+    about, pods, several = TRENDS[kind], state.pods_of(cards), len(cards) > 1
+    trends, words = state.trends.of(kind), about.many if several else about.begins
     detail = trends[cards[0].id].detail
     if kind is TrendKind.HOT:
         words = words.replace("hot", "very hot") if very else words
@@ -193,8 +193,8 @@ def _lasting(
         detail += ", repeatedly"
         away = (pod for card in cards for pod in state.pods_of_gone.get(_key(card), ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
-    command = found.command.format(card=cards[0].card.name)
-    remedy, here = found.remedy, set(_ids(state.snapshot.cards))
+    command = about.command.format(card=cards[0].card.name)
+    remedy, here = about.remedy, set(_ids(state.snapshot.cards))
     if very and pods:
         load = f"stop the load now: delete the Pods that hold it ({_LOST})"
         remedy, command = f"{load}; {remedy}", _delete(pods)
@@ -207,7 +207,7 @@ def _lasting(
         f"{_names(cards)} {words}: {detail}{'' if by_card else _used(pods)}",
         _ids(card for card in cards if card.id in here),
         remedy=remedy,
-        runbook="nputemperaturecritical" if very else found.runbook,
+        runbook="nputemperaturecritical" if very else about.runbook,
         severity="critical" if very else "warning",
         since=min(trends[card.id].since for card in cards),
         pods=pods,
@@ -248,13 +248,13 @@ def _delete(pods: Sequence[str]) -> str:
 
 def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     """Cards of one cause."""
-    pods, found = state.pods_of(cards), advice(cards[0].health.cause)
+    pods, cause = state.pods_of(cards), advice(cards[0].health.cause)
     several, every = len(cards) > 1, len(cards) == len(state.snapshot.cards)
     are, why = "are" if several else "is", plain_reason(cards[0].health)
     text = f"{_names(cards, every)} {are} unhealthy: {why}"
     if several and every:
-        text += f": {found.shared}"
-    remedy, command, last = found.remedy, found.command, ""
+        text += f": {cause.shared}"
+    remedy, command, last = cause.remedy, cause.command, ""
     if cards[0].health.cause is Cause.NODES:
         command = f"ls -l {device_paths(card.card for card in cards[:_NAMED])}"
     if several and every and state.node:
@@ -268,7 +268,7 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
         f"{text}{_used(pods)}",
         _ids(cards),
         remedy=remedy,
-        runbook=found.runbook,
+        runbook=cause.runbook,
         severity="critical",
         since=min(card.health.since for card in cards),
         pods=pods,
@@ -298,11 +298,11 @@ def _gone(state: AgentState) -> Iterator[Note]:
     held = dict(state.pods_of_gone)
     left: dict[bool, list[GoneCard]] = {True: [], False: []}
     pods: list[str] = []
-    for one in _missed(state):
-        holders = held.pop(_key(one.state), ())
-        if (TrendKind.FLAPPING, one.state.id) not in state.trends.found:
+    for lost in _missed(state):
+        holders = held.pop(_key(lost.state), ())
+        if (TrendKind.FLAPPING, lost.state.id) not in state.trends.found:
             pods += holders
-            left[bool(holders)].append(one)
+            left[bool(holders)].append(lost)
     for cards in filter(None, left.values()):
         yield _left(cards, tuple(dict.fromkeys(pods)) if cards is left[True] else ())
     if held:
@@ -323,7 +323,7 @@ def _gone(state: AgentState) -> Iterator[Note]:
 
 def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Note:
     """Cards that left; Pods hold each of them, or none."""
-    states, pci = [one.state for one in cards], cards[0].state.card.pci_bus_id
+    states, pci = [gone.state for gone in cards], cards[0].state.card.pci_bus_id
     are, were = ("are", "they were") if len(cards) > 1 else ("is", "it was")
     then = f"; then delete the Pods that hold it: {_LOST}" if pods else ""
     return Note(
@@ -332,7 +332,7 @@ def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Note:
         remedy=f"{GONE}{then}",
         runbook="npucardmissing",
         severity="critical" if pods else "warning",
-        since=min(one.since for one in cards),
+        since=min(gone.since for gone in cards),
         pods=pods,
         command=f"lspci -s {pci}" if pci and len(cards) == 1 else "lspci",
         last_command=_delete(pods),
@@ -343,7 +343,7 @@ def _replaced(state: AgentState) -> Iterator[Note]:
     """Yields Pods that were given a card in whose place there is another one now."""
     for card in state.snapshot.cards:
         usages = state.usages_of(card)
-        pods = [one.assignment.pod_name for one in usages if _is_of_another(one.assignment, card)]
+        pods = [use.assignment.pod_name for use in usages if _is_of_another(use.assignment, card)]
         for claim in (claim for driver in state.dra for claim in driver.claims):
             if any(_contradicts(device.footprint, card) for device in claim.devices):
                 pods += [f"{claim.namespace}/{pod}" for pod in claim.pods]
@@ -432,20 +432,20 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     """Yields problems of the agent; one entry for all that wait for the API server."""
     served = [*_served(state)]
     away = any(note.remedy is _KUBELET for note in served)
-    found = [*served, *_of_the_rest(state, away)]
-    waiting = [note for note in found if note.waits] if state.api_error else []
+    notes = [*served, *_of_the_rest(state, away)]
+    waiting = [note for note in notes if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
     text = f"the API server does not answer: {state.api_error}; until it does, {what}"
     unready = text if any(note.unready for note in waiting) else ""
     remedy = "check the API server; the agent asks again by itself"
     if not state.unsettled:
         remedy += ", and cards are still served"
-    return _as_one(found, waiting, text=text, unready=unready, remedy=remedy, since=None)
+    return _as_one(notes, waiting, text=text, unready=unready, remedy=remedy, since=None)
 
 
-def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
+def _as_one(notes: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
     """Replaces similar entries by one: the first, changed."""
-    for note in found:
+    for note in notes:
         if note in alike[:1]:
             yield replace(note, **changes)
         elif note not in alike:
@@ -454,7 +454,7 @@ def _as_one(found: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Ite
 
 def _served(state: AgentState) -> Iterator[Note]:
     """Yields resources that new Pods do not get; one entry if the kubelet is away."""
-    found = []
+    notes = []
     for resource in state.resources:
         session = resource.session
         if why := _unserved(session, state):
@@ -471,11 +471,11 @@ def _served(state: AgentState) -> Iterator[Note]:
                 since=session.since,
                 command=_COMMANDS.get(remedy, ""),
             )
-            found.append(note)
-    found += (note for driver in state.dra for note in _of_driver(driver))
-    away = [note for note in found if note.remedy is _KUBELET]
+            notes.append(note)
+    notes += (note for driver in state.dra for note in _of_driver(driver))
+    away = [note for note in notes if note.remedy is _KUBELET]
     text = "; ".join(note.unready if at else note.text for at, note in enumerate(away))
-    return _as_one(found, away, text=text, unready="; ".join(note.unready for note in away))
+    return _as_one(notes, away, text=text, unready="; ".join(note.unready for note in away))
 
 
 def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
@@ -573,7 +573,9 @@ _UNSEEN = "new cordons are not seen"
 def _noted(state: AgentState, subject: Subject) -> float | None:
     """Returns the time of the last bad news of a subject; None: it began before the agent."""
     entries = state.timeline.entries(state.monotonic)
-    bad = (one.at for one in entries if one.subject == subject and one.tone in ("bad", "warn"))
+    bad = (
+        entry.at for entry in entries if entry.subject == subject and entry.tone in ("bad", "warn")
+    )
     return next(bad, None)
 
 
@@ -761,10 +763,10 @@ def _notes(state: AgentState) -> Iterator[Note]:
     labels = state.labels
     if labels is not None and not labels.in_place and labels.error is None and labels.labels:
         yield Note("labels", "the Node's labels are not applied yet")
-    for one in state.resources:
-        if one.session.phase is SessionPhase.STANDBY:
-            text = f"{one.session.resource} is on standby"
-            yield Note("resource", _reasoned(text, one.session))
+    for served in state.resources:
+        if served.session.phase is SessionPhase.STANDBY:
+            text = f"{served.session.resource} is on standby"
+            yield Note("resource", _reasoned(text, served.session))
 
 
 _LOADED = 20.0

@@ -207,14 +207,14 @@ class Allocator:
         async with self._saving:  # which would write over what is to be read
             if not self.owned:
                 ours = self._record.on_disk
-                found = await self._record.read()
-                if not self._read or found not in (None, ours):
+                record = await self._record.read()
+                if not self._read or record not in (None, ours):
                     # What was prepared when this agent started may have been unprepared by the
                     # other one.
                     ledger = replace(self._ledger, prepared={})
-                    self.states.publish(recover(ledger, found, self._clock()))
+                    self.states.publish(recover(ledger, record, self._clock()))
                     self._needs_recovery = True
-                self._recorded = recover(Ledger(), found, self._clock())
+                self._recorded = recover(Ledger(), record, self._clock())
                 self._read = True
                 self.owned = not self._closed
         await self._answer(self._timing.answer)
@@ -260,8 +260,8 @@ class Allocator:
             ledger = self._ledger
             # What is held may also have the name of a resource that is not served any more.
             held = any(
-                one.name in ledger.allocations or one.resource in self.devices
-                for one in answer.assignments
+                assignment.name in ledger.allocations or assignment.resource in self.devices
+                for assignment in answer.assignments
             )
             starting = any(hold.kept_until > now for hold in ledger.allocations.values())
             unsure = answer.error or answer.asked_at < now or ledger.unreadable
@@ -394,7 +394,7 @@ class Allocator:
 
     def _report_missing(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
         """Logs devices that vanished while a Pod holds them, each once."""
-        here = {one.assignment.name for one in self.usages.value}
+        here = {usage.assignment.name for usage in self.usages.value}
         for resource, devices in lists.items():
             here |= {DeviceName(resource, device.id) for device in devices}
             self._names |= {device.id: f"{device.name} ({device.id})" for device in devices}

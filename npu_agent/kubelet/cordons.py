@@ -68,10 +68,10 @@ class _Known:
 def _last(directory: Path) -> _Known | None:
     """The cordons that an agent saved in the plugin directory; None: unreadable. May block."""
     try:
-        found = files.content(directory / FILE, _LARGEST, follow=False)
-        if found is None:
+        content = files.content(directory / FILE, _LARGEST, follow=False)
+        if content is None:
             return _Known()
-        saved = typedjson.decode(found, _Saved)
+        saved = typedjson.decode(content, _Saved)
     except (OSError, ValueError):
         return None
     return _Known(first_ids=saved.first_ids).after(saved.annotation)

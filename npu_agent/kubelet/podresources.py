@@ -79,9 +79,9 @@ async def fetch(
     answer = await _answer(socket, _LIST, deadline)
     assignments, uses = await _read(socket, decode.read_list, answer, deadline)
     claimed = (
-        Assignment(one.namespace, one.pod, one.container, one.driver, one.device, one.claim_name)
-        for one in uses
-        if one.driver in drivers
+        Assignment(use.namespace, use.pod, use.container, use.driver, use.device, use.claim_name)
+        for use in uses
+        if use.driver in drivers
     )
     return tuple(sorted({*assignments, *claimed}))
 
@@ -169,7 +169,7 @@ class PodResources:
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
         """Returns UIDs of possibly orphaned Pods."""
-        listed = {one.name for one in answer.assignments}
+        listed = {assignment.name for assignment in answer.assignments}
         return self._ledger.value.orphan_candidates(listed, answer.pods)
 
 

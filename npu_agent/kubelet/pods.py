@@ -105,7 +105,7 @@ class Pods:
             return frozenset()
         wanted = frozenset(uids)
         try:
-            found = await self._thread.call(lambda: self._running(wanted), deadline=self._deadline)
+            living = await self._thread.call(lambda: self._running(wanted), deadline=self._deadline)
         except FileNotFoundError as error:
             self._no_cgroups.failed(_at(self._cgroups, error))
             return frozenset()
@@ -113,7 +113,7 @@ class Pods:
             self._cgroup_reporter.failed(_at(self._cgroups, error))
             return wanted
         self._cgroup_reporter.works()
-        return found
+        return living
 
     def _device_holders(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)

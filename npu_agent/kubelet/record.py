@@ -86,21 +86,21 @@ def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
 
 
 def _decoded(record: bytes) -> Ledger:
-    found = typedjson.decode(record, _Record)
-    for uid in found.prepared:
+    decoded = typedjson.decode(record, _Record)
+    for uid in decoded.prepared:
         if not is_uid(uid):  # it becomes part of a path
             raise ValueError(f"a claim with the UID {uid!r}")
     ledger = Ledger(
         allocations={
             name: Allocation(footprints=footprints, pod_uids=uids, since=0.0)
-            for name, footprints, uids in found.allocations
+            for name, footprints, uids in decoded.allocations
         },
-        prepared=found.prepared,
-        orphans=found.orphans,
-        cards=found.cards,
-        published=found.published,
+        prepared=decoded.prepared,
+        orphans=decoded.orphans,
+        cards=decoded.cards,
+        published=decoded.published,
     )
-    return ledger.with_unreadable_record(0.0) if found.unreadable else ledger
+    return ledger.with_unreadable_record(0.0) if decoded.unreadable else ledger
 
 
 def read_record(directory: Path) -> bytes | None:

@@ -148,18 +148,18 @@ class Claims:
                 return  # it is tried again
             async with self._changing:
                 known = self._allocator.prepared.value.get(claim.uid)
-                devices = {one.device for one in known.devices} if known else set()
+                devices = {device.device for device in known.devices} if known else set()
                 # A kubelet lists the devices of a claim's earlier allocations too.
-                is_known = known and devices.issuperset(one.device for one in claim.results)
+                is_known = known and devices.issuperset(result.device for result in claim.results)
                 if is_known or claim.uid in self._unprepared or not self._lacks(of_claim):
                     continue
-                found = self._recovered(claim, of_claim)
+                prepared = self._recovered(claim, of_claim)
                 log.warning(
                     "found a claim that is in use and not recorded",
                     claim=f"{namespace}/{name}",
-                    devices=",".join(one.device for one in found.devices),
+                    devices=",".join(device.device for device in prepared.devices),
                 )
-                await self._record(found)
+                await self._record(prepared)
         self._recovering.works()
         self._unprepared.clear()
         self._allocator.recovery_done()
@@ -224,12 +224,12 @@ class Claims:
             if using.issubset(claim.pods):
                 continue
             try:
-                found = await self._read(claim.namespace, claim.name)
+                current = await self._read(claim.namespace, claim.name)
             except (ApiError, ValueError):
                 continue  # it is tried again
             async with self._changing:
-                if now := self._allocator.prepared.value.get(found.uid):
-                    pods, uids = found.users or now.pods, found.pod_uids or now.pod_uids
+                if now := self._allocator.prepared.value.get(current.uid):
+                    pods, uids = current.users or now.pods, current.pod_uids or now.pod_uids
                     await self._record(replace(now, pods=pods, pod_uids=uids))
 
     async def sync_specs(self) -> None:
@@ -249,7 +249,7 @@ class Claims:
                 for name in await self._specs.list(self._spec_name("*")) - kept:
                     await self._specs.write(name, None)
                 for uid, known in prepared.items():
-                    if not all(one.request for one in known.devices):
+                    if not all(device.request for device in known.devices):
                         continue  # recovered, and it is not known what is whose
                     try:
                         await self._specs.write(self._spec_name(uid), self._spec_from_record(known))
@@ -269,14 +269,14 @@ class Claims:
             RefusalError: its cards are gone, or have other nodes now.
         """
         claim = _claim_from_record(known)
-        found = [(one, self._device(claim, one)) for one in claim.results]
-        given = [one.footprint for one in known.devices]
-        if given != [footprint(device) for _, device in found]:
+        pairs = [(result, self._device(claim, result)) for result in claim.results]
+        given = [device.footprint for device in known.devices]
+        if given != [footprint(device) for _, device in pairs]:
             raise RefusalError(
                 Refusal.UNFIT, f"{claim} has other device nodes than its cards have now"
             )
         return cdi.claim_spec(
-            self._names.claim_kind, known.uid, _grants(found, joined=known.joined)
+            self._names.claim_kind, known.uid, _grants(pairs, joined=known.joined)
         )
 
     async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
@@ -412,13 +412,13 @@ class Claims:
                     Refusal.UNFIT, f"{claim} was unprepared meanwhile: its Pod has ended"
                 )
             before = self._allocator.prepared.value.get(claim.uid)
-            found = self._usable(claim)
-            prepared = _prepared(claim, found, self._names.driver, joined=joined)
-            own = [device for result, device in found if not result.admin]
+            pairs = self._usable(claim)
+            prepared = _prepared(claim, pairs, self._names.driver, joined=joined)
+            own = [device for result, device in pairs if not result.admin]
             await self._allocator.prepare(prepared, own)
             try:
                 spec = cdi.claim_spec(
-                    self._names.claim_kind, claim.uid, _grants(found, joined=joined)
+                    self._names.claim_kind, claim.uid, _grants(pairs, joined=joined)
                 )
                 await self._specs.write(self._spec_name(claim.uid), spec)
                 await self._allocator.saved()
@@ -430,27 +430,27 @@ class Claims:
                 raise
             return tuple(
                 PreparedResult(
-                    requests=(one.request,),
-                    pool=one.pool,
-                    device=one.device,
-                    cdi_ids=(cdi.claim_name(self._names.claim_kind, claim.uid, one.request),),
+                    requests=(result.request,),
+                    pool=result.pool,
+                    device=result.device,
+                    cdi_ids=(cdi.claim_name(self._names.claim_kind, claim.uid, result.request),),
                 )
-                for one in claim.results
+                for result in claim.results
             )
 
     def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
         """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
-        found = [(result, self._device(claim, result)) for result in claim.results]
+        pairs = [(result, self._device(claim, result)) for result in claim.results]
         if claim.uid not in self._allocator.prepared.value:  # else its Pods may have that already
             if self._allocator.drivers_in_recovery.value:
                 raise RefusalError(Refusal.UNFIT, plan.RECOVERING)
-            for result, device in found:
+            for result, device in pairs:
                 self._check_use(result, device)
-        _check_overlap(claim, found)
-        return found
+        _check_overlap(claim, pairs)
+        return pairs
 
     def _devices(self) -> dict[str, Device]:
-        return {one.name: one.device for one in self._pool.known.value or ()}
+        return {listed.name: listed.device for listed in self._pool.known.value or ()}
 
     def _device(self, claim: ResourceClaim, result: Result) -> Device:
         """Returns the device of a result; raises RefusalError if it is not of this node."""
@@ -460,8 +460,8 @@ class Claims:
                 f"{claim} has the device {result.device} of the pool {result.pool}, and this "
                 f"node's pool is {self._node_name}",
             )
-        if found := self._devices().get(result.device):
-            return found
+        if device := self._devices().get(result.device):
+            return device
         raise RefusalError(
             Refusal.UNKNOWN,
             f"{claim} has the device {result.device}, which this node does not have (any more): "
@@ -523,14 +523,14 @@ class Claims:
         refusal says nothing of the claim.
         """
         try:
-            found = await self._read(claim.namespace, claim.name)
+            current = await self._read(claim.namespace, claim.name)
         except ApiError as error:
             return error.kind in (ErrorKind.NOT_FOUND, ErrorKind.UNRELATED)
         except ValueError:
             return False
-        allocated = {one.device for one in found.results}
-        return found.uid != claim.uid or not allocated.issuperset(
-            one.device for one in claim.devices
+        allocated = {result.device for result in current.results}
+        return current.uid != claim.uid or not allocated.issuperset(
+            device.device for device in claim.devices
         )
 
     def _used(self, claim: PreparedClaim) -> bool:
@@ -538,7 +538,7 @@ class Claims:
 
         Another claim of the same name has other devices, or none yet.
         """
-        uses, devices = self._allocator.claim_uses(), {one.device for one in claim.devices}
+        uses, devices = self._allocator.claim_uses(), {device.device for device in claim.devices}
         return uses is None or any(
             _is_of(use, claim) and (not devices or use.device in devices) for use in uses
         )
@@ -552,7 +552,7 @@ def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
 
 
 def _prepared(
-    claim: ResourceClaim, found: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
+    claim: ResourceClaim, pairs: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
 ) -> PreparedClaim:
     return PreparedClaim(
         driver=driver,
@@ -570,7 +570,7 @@ def _prepared(
                 admin=result.admin,
                 footprint=footprint(device),
             )
-            for result, device in found
+            for result, device in pairs
         ),
     )
 
@@ -578,13 +578,13 @@ def _prepared(
 def _claim_from_record(known: PreparedClaim) -> ResourceClaim:
     results = tuple(
         Result(
-            request=one.request,
+            request=device.request,
             driver=known.driver,
-            pool=one.pool,
-            device=one.device,
-            admin_access=one.admin,
+            pool=device.pool,
+            device=device.device,
+            admin_access=device.admin,
         )
-        for one in known.devices
+        for device in known.devices
     )
     users = tuple(
         objects.Consumer(name=pod, uid=uid, resource="pods" if uid else "")
@@ -596,9 +596,9 @@ def _claim_from_record(known: PreparedClaim) -> ResourceClaim:
     )
 
 
-def _check_overlap(claim: ResourceClaim, found: Sequence[tuple[Result, Device]]) -> None:
+def _check_overlap(claim: ResourceClaim, pairs: Sequence[tuple[Result, Device]]) -> None:
     """Raises RefusalError if the claim has the same cores twice, which no scheduler does."""
-    own = [(result, device) for result, device in found if not result.admin]
+    own = [(result, device) for result, device in pairs if not result.admin]
     for number, (result, device) in enumerate(own):
         for other, its in own[:number]:
             if device.card_id == its.card_id and device.cores.overlaps(its.cores):
@@ -609,11 +609,11 @@ def _check_overlap(claim: ResourceClaim, found: Sequence[tuple[Result, Device]])
                 )
 
 
-def _grants(found: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
+def _grants(pairs: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
     """Returns the grants of a container by request of a claim."""
     by_request: dict[str, list[Device]] = {}
     by_container: dict[str, list[Device]] = {}
-    for result, device in found:
+    for result, device in pairs:
         by_request.setdefault(result.request, []).append(device)
         by_container.setdefault(_container(result.request, joined=joined), []).append(device)
     return {

@@ -32,7 +32,7 @@ from npu_agent.outputs.dra import claims, publisher
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from npu_agent.outputs.dra.service import DraPlugin, Health
+from npu_agent.outputs.dra.service import DraPlugin, HealthStream
 from npu_agent.supervise import background
 from npu_agent.ticks import until_tick
 
@@ -64,7 +64,7 @@ class DriverTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class DriverHost:
     """The node and its paths."""
 
     node_name: str | None
@@ -91,7 +91,7 @@ class Driver:
     def __init__(
         self,
         pool: ClaimPool,
-        host: Host,
+        host: DriverHost,
         allocator: Allocator,
         ownership: Ownership,
         api: Api,
@@ -264,7 +264,7 @@ class Driver:
             driver=self._driver,
             kubelet_root=self._host.kubelet_root,
             plugin=DraPlugin(self.claims),
-            health=Health(self._host.node_name or "", Feed(None)),
+            health=HealthStream(self._host.node_name or "", Feed(None)),
         )
         await endpoint.start()
         self._endpoint = endpoint
@@ -292,15 +292,17 @@ class Driver:
         finally:
             await self._close()
 
-    async def _report(self, health: Health) -> None:
+    async def _report(self, health: HealthStream) -> None:
         """Publishes the pool, and claimed devices outside it, to the kubelet's health stream."""
         async for _ in changes_of(self.pool.offered, self.pool.known, self._allocator.prepared):
             offered = self.pool.offered.value
             if offered is not None:
                 held = {device.device for claim in self.prepared() for device in claim.devices}
-                held -= {one.name for one in offered}
+                held -= {device.name for device in offered}
                 known = self.pool.known.value or ()
-                health.devices.publish((*offered, *(one for one in known if one.name in held)))
+                health.devices.publish(
+                    (*offered, *(device for device in known if device.name in held))
+                )
 
     async def _registration(self, endpoint: Endpoint) -> None:
         """Follows the state of the registration, and notices restarts of the kubelet.

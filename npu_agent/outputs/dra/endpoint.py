@@ -14,7 +14,7 @@ from pathlib import Path
 from npu_agent.feed import Feed
 from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import UnixServer, sweep, wait_drained
-from npu_agent.outputs.dra.service import DraPlugin, Health, Registration, RegistrationState
+from npu_agent.outputs.dra.service import DraPlugin, HealthStream, Registration, RegistrationState
 
 REGISTRY, PLUGINS = "plugins_registry", "plugins"
 """In the kubelet's root: its directory of registrations, and that with a directory for each
@@ -49,7 +49,7 @@ class Endpoint:
     """A driver on two sockets that are this process's alone."""
 
     def __init__(
-        self, *, driver: str, kubelet_root: Path, plugin: DraPlugin, health: Health
+        self, *, driver: str, kubelet_root: Path, plugin: DraPlugin, health: HealthStream
     ) -> None:
         """`kubelet_root` is ``/var/lib/kubelet``, by the kubelet's own path for it."""
         self.path, self.registration_path = socket_paths(driver, kubelet_root, secrets.token_hex(6))

@@ -166,7 +166,7 @@ class DraPlugin:
                 error = _cut(outcome or "no reason given")
                 answers[ref.uid] = v1.NodePrepareResourceResponse(error=error)
             else:
-                devices = ",".join(one.device for one in outcome)
+                devices = ",".join(device.device for device in outcome)
                 log.info("claim prepared", claim=_name(ref), devices=devices)
                 answers[ref.uid] = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
         await stream.send_message(Encoded(bytes(v1.NodePrepareResourcesResponse(claims=answers))))
@@ -190,16 +190,16 @@ class DraPlugin:
         with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline) as limit:
-                    found = await change
+                    answers = await change
             except TimeoutError:
                 if not limit.expired():
                     raise  # of the operating system
                 late = f"not ready within {self._deadline:g} s; the kubelet tries again"
                 return dict.fromkeys(refs, f"npu-agent was {late}")
-            return {ref: found[ref.uid] for ref in refs}
+            return {ref: answers[ref.uid] for ref in refs}
 
 
-class Health:
+class HealthStream:
     """Streams the health of all devices: on change, and as a heartbeat.
 
     The `streams` end when the feed of devices is closed: then every device's health is unknown.
@@ -255,24 +255,24 @@ class Health:
     def _list(self, devices: Sequence[PoolDevice]) -> bytes:
         now = int(self._clock())
         before, self._since = self._since, {}
-        for one in devices:
-            healthy, since = before.get(one.name, (None, now))
-            changed = healthy is not one.device.healthy
-            self._since[one.name] = (one.device.healthy, now if changed else since)
+        for device in devices:
+            healthy, since = before.get(device.name, (None, now))
+            changed = healthy is not device.device.healthy
+            self._since[device.name] = (device.device.healthy, now if changed else since)
         return bytes(
             v1alpha1.NodeWatchResourcesResponse(
                 devices=[
                     v1alpha1.DeviceHealth(
                         device=v1alpha1.DeviceIdentifier(
-                            pool_name=self._pool, device_name=one.name
+                            pool_name=self._pool, device_name=device.name
                         ),
                         # A device whose health the driver does not tell can be allocated: it is
                         # reported as healthy, and the message says more.
-                        health=_HEALTHY if one.device.healthy else _UNHEALTHY,
-                        last_updated_time=self._since[one.name][1],
-                        message=_cut(one.device.reason),
+                        health=_HEALTHY if device.device.healthy else _UNHEALTHY,
+                        last_updated_time=self._since[device.name][1],
+                        message=_cut(device.device.reason),
                     )
-                    for one in devices
+                    for device in devices
                 ]
             )
         )
@@ -280,7 +280,9 @@ class Health:
 
 def _refs(claims: Sequence[v1.Claim]) -> tuple[ClaimRef, ...]:
     """The claims of a request; INVALID_ARGUMENT if a UID cannot be part of a file's name."""
-    refs = tuple(ClaimRef(namespace=one.namespace, name=one.name, uid=one.uid) for one in claims)
+    refs = tuple(
+        ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims
+    )
     for ref in refs:
         if not is_uid(ref.uid):
             what = f"claim {_name(ref)!r} has the UID {quoted(ref.uid)}, which is none"

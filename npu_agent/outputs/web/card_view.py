@@ -28,7 +28,7 @@ Tracks = Callable[[str], Track]
 def cards(state: AgentState, tracks: Tracks) -> str:
     """Renders all cards, including missing ones; empty where there are none."""
     present = {card.id for card in state.snapshot.cards}
-    gone = [_gone(one, state) for one in state.missing if one.state.id not in present]
+    gone = [_gone(lost, state) for lost in state.missing if lost.state.id not in present]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
     if len(cards) + len(gone) <= MANY:
         fenced = sum(is_fenced(card) for card in cards)
@@ -144,27 +144,31 @@ def _look(card: CardState, state: AgentState) -> str:
     return " fenced" if is_fenced(card) else " warm" if is_hot(card, state) else ""
 
 
-def _gone(one: GoneCard, state: AgentState) -> str:
-    card = one.state.card
+def _gone(lost: GoneCard, state: AgentState) -> str:
+    card = lost.state.card
     holders = [
         f"{holder.namespace} / {holder.pod}"
         for holder in state.gone
-        if state.gone_card(holder)[0] == one.state.id
+        if state.gone_card(holder)[0] == lost.state.id
     ]
     held = (
         f'<ul class="users"><li>{say("held by {0}", m.text(", ".join(holders)))}</li></ul>'
         if holders
         else ""
     )
-    anchor = f"gone-{'-'.join(map(str, card.key))}-{one.since:.0f}"
-    facts = (("PCI address", card.pci_bus_id), ("Serial", card.serial), ("Device ID", one.state.id))
+    anchor = f"gone-{'-'.join(map(str, card.key))}-{lost.since:.0f}"
+    facts = (
+        ("PCI address", card.pci_bus_id),
+        ("Serial", card.serial),
+        ("Device ID", lost.state.id),
+    )
     return _article(
         anchor,
         " gone",
         card,
         m.pill("bad", "gone"),
         f'<p class="why"><b>{say("not found on this host any more")}</b>'
-        f"{_since(one.since, state)}"
+        f"{_since(lost.since, state)}"
         f' (<a id="to-{anchor}" href="runbook#npucardmissing">{say("what to do")}</a>)</p>{held}'
         f'<div class="traits">{m.facts(facts)}</div>',
     )

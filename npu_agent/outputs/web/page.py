@@ -66,10 +66,10 @@ def page(state: AgentState, history: view.Tracks, language: str = "en") -> str:
 
 
 def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
-    found = problems(state)
+    wrong = problems(state)
     summary = say("all well")
-    if found:
-        summary = found[0].short + (f" (+{len(found) - 1})" if len(found) > 1 else "")
+    if wrong:
+        summary = wrong[0].short + (f" (+{len(wrong) - 1})" if len(wrong) > 1 else "")
     node = state.node or say(_NO_NODE)
     return {
         "build": _BUILD,
@@ -80,7 +80,7 @@ def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
         "version": m.text(state.version),
         "up": m.span(state.monotonic - state.started_at),
         "now": m.clock(state.now, state.now),
-        "head": _head(state, found),
+        "head": _head(state, wrong),
         "sum": _sum(state),
         "cards": _cards(state, history),
         "timeline": _timeline(state),
@@ -123,22 +123,22 @@ def _sum(state: AgentState) -> str:
     return f"<small>{text}</small>"
 
 
-def _head(state: AgentState, found: Sequence[Note]) -> str:
+def _head(state: AgentState, wrong: Sequence[Note]) -> str:
     cards = state.snapshot.cards
     counted = m.number(len(cards), "card")
-    if found:
-        bad = found[0].severity == "critical" or unready(state)
+    if wrong:
+        bad = wrong[0].severity == "critical" or unready(state)
         kind = icon = "bad" if bad else "warn"
-        text = m.text(found[0].short)
-        if len(found) > 1:
-            text += say(", and {0}", m.number(len(found) - 1, "more problem"))
+        text = m.text(wrong[0].short)
+        if len(wrong) > 1:
+            text += say(", and {0}", m.number(len(wrong) - 1, "more problem"))
     elif state.snapshot.complete:
         kind = icon = "good"
         text = say("Healthy: {0}", counted) if cards else say("Healthy: no cards on this node")
     else:
         kind, icon, text = "plain", "wait", say(_SEARCHING)
     shown = [
-        (note, "problem" if note.severity == "critical" else "problem warning") for note in found
+        (note, "problem" if note.severity == "critical" else "problem warning") for note in wrong
     ]
     shown += [(note, "note") for note in notes(state)]
     lines = "".join(
@@ -211,42 +211,42 @@ _SHOWN = 8
 
 def _timeline(state: AgentState) -> str:
     """Renders the events of a day: as a strip, and in words, the latest first."""
-    found = state.timeline.entries(state.monotonic)
-    if not found:
+    entries = state.timeline.entries(state.monotonic)
+    if not entries:
         return m.empty("Nothing yet.")
-    lines = [_entry(one, state) for one in found]
+    lines = [_entry(entry, state) for entry in entries]
     rest = ""
-    if len(found) > _SHOWN:
-        last = m.clock(state.wall(found[-1].at), state.now)
-        more = say("{0} more, back to {1}", len(found) - _SHOWN, last)
+    if len(entries) > _SHOWN:
+        last = m.clock(state.wall(entries[-1].at), state.now)
+        more = say("{0} more, back to {1}", len(entries) - _SHOWN, last)
         rest = (
             f'<details id="earlier"><summary id="to-earlier">{more}</summary>'
             f'<ol class="happened">{"".join(lines[_SHOWN:])}</ol></details>'
         )
     first = f'<ol class="happened">{"".join(lines[:_SHOWN])}</ol>'
-    return f"{_strip(found, state.monotonic)}{first}{rest}"
+    return f"{_strip(entries, state.monotonic)}{first}{rest}"
 
 
-def _entry(one: TimelineEntry, state: AgentState) -> str:
+def _entry(entry: TimelineEntry, state: AgentState) -> str:
     times = ""
-    if one.count > 1:
-        first = m.clock(state.wall(one.first), state.now)
-        times = f" <small>{say('{0} times since {1}', one.count, first)}</small>"
-    icon = m.icon("dot" if one.tone == "plain" else one.tone)
+    if entry.count > 1:
+        first = m.clock(state.wall(entry.first), state.now)
+        times = f" <small>{say('{0} times since {1}', entry.count, first)}</small>"
+    icon = m.icon("dot" if entry.tone == "plain" else entry.tone)
     return (
-        f'<li class="{one.tone}-tone">{m.clock(state.wall(one.at), state.now)}{icon}'
-        f"<span>{m.text(one.text)}{times}</span></li>"
+        f'<li class="{entry.tone}-tone">{m.clock(state.wall(entry.at), state.now)}{icon}'
+        f"<span>{m.text(entry.text)}{times}</span></li>"
     )
 
 
-def _strip(found: Sequence[TimelineEntry], now: float) -> str:
+def _strip(entries: Sequence[TimelineEntry], now: float) -> str:
     """A day from left to right, a mark for each minute in which something happened."""
     marks = dict.fromkeys(
         (tone, int(1440 * (1 - (now - at) / SPAN)))
         for tone in ("plain", "good", "warn", "bad")  # the worst is drawn last
-        for one in found
-        if one.tone == tone
-        for at in (one.first, one.at)
+        for entry in entries
+        if entry.tone == tone
+        for at in (entry.first, entry.at)
         if now - at < SPAN
     )
     drawn = "".join(f'<path class="{tone}-tone" d="M{x} 2V22"/>' for tone, x in marks)
@@ -263,12 +263,13 @@ def _assignments(state: AgentState) -> str:
     for card in state.snapshot.cards:
         pill = "" if card.health.state is HealthState.HEALTHY else view.pill_of(card)
         held += [
-            (one.assignment, f"{view.link(card, number)}, {view.cores_of(one, card)} {pill}")
-            for number, one in enumerate(state.usages_of(card))
+            (usage.assignment, f"{view.link(card, number)}, {view.cores_of(usage, card)} {pill}")
+            for number, usage in enumerate(state.usages_of(card))
         ]
     gone = m.pill("bad", "unhealthy")
     held += [
-        (one, f"{say('gone: {0}', m.text(state.name_of_gone(one)))} {gone}") for one in state.gone
+        (lost, f"{say('gone: {0}', m.text(state.name_of_gone(lost)))} {gone}")
+        for lost in state.gone
     ]
     rows = [
         (
@@ -278,7 +279,7 @@ def _assignments(state: AgentState) -> str:
             m.text(holder.resource)
             + (say(", claim {0}", m.text(holder.claim)) if holder.claim else ""),
         )
-        for holder, what in sorted(held, key=lambda one: one[0])
+        for holder, what in sorted(held, key=lambda row: row[0])
     ]
     trouble = ""
     if state.assignments_error is not None:
@@ -294,17 +295,17 @@ def _count(good: int, devices: Sequence[object], words: str) -> str:
 def _resources(state: AgentState) -> str:
     rows = [
         (
-            m.text(one.session.resource),
-            _phase(one.session),
-            _count(sum(device.healthy for device in one.devices), one.devices, "healthy"),
-            str(one.session.registrations),
+            m.text(row.session.resource),
+            _phase(row.session),
+            _count(sum(device.healthy for device in row.devices), row.devices, "healthy"),
+            str(row.session.registrations),
         )
-        for one in state.resources
+        for row in state.resources
     ]
     withheld = [
         (m.text(device.name), m.text(device.reason))
-        for one in state.resources
-        for device in state.withheld(one)
+        for row in state.resources
+        for device in state.withheld(row)
     ]
     table = m.table(("Resource", "At the kubelet", "Devices", "Registrations"), rows)
     return (table or m.empty("No card is offered by the device plugin.")) + m.table(
@@ -318,13 +319,13 @@ def _dra(state: AgentState) -> str:
         return ""
     drivers = [
         (
-            m.text(one.name),
-            _phase(one.session),
-            _slices(one.slices),
-            _count(sum(not each.barred for each in one.devices), one.devices, "without taints"),
-            str(one.session.registrations),
+            m.text(row.name),
+            _phase(row.session),
+            _slices(row.slices),
+            _count(sum(not each.barred for each in row.devices), row.devices, "without taints"),
+            str(row.session.registrations),
         )
-        for one in state.dra
+        for row in state.dra
     ]
     claims = [
         (
@@ -333,8 +334,8 @@ def _dra(state: AgentState) -> str:
             m.text(", ".join(claim.pods)) or m.UNKNOWN,
             "<br>".join(_claimed(device, state) for device in claim.devices),
         )
-        for one in state.dra
-        for claim in sorted(one.claims, key=lambda claim: (claim.namespace, claim.name))
+        for driver in state.dra
+        for claim in sorted(driver.claims, key=lambda claim: (claim.namespace, claim.name))
     ]
     columns = ("Driver", "At the kubelet", "ResourceSlices", "Devices", "Registrations")
     prepared = m.table(("Namespace", "Claim", "Pods", "Devices"), claims)
@@ -432,22 +433,22 @@ def _labels(state: AgentState) -> str:
 
 def _condition(state: AgentState) -> str:
     """The condition as the Node has it; nothing where the config asks for none."""
-    if (found := state.condition) is None:
+    if (now := state.condition) is None:
         return ""
     status = _not_yet()
-    if found.status is not None:
-        status = m.pill("good" if found.status else "bad", str(found.status))
-    pairs = [("Type", m.text(found.type)), ("Status", status)]
-    if found.status is not None:
-        pairs += [("Reason", m.text(found.reason)), ("Message", m.plain(found.message, 1000))]
-    if found.error is not None:
-        pairs.append(("What is wrong", m.error("bad", found.error)))
+    if now.status is not None:
+        status = m.pill("good" if now.status else "bad", str(now.status))
+    pairs = [("Type", m.text(now.type)), ("Status", status)]
+    if now.status is not None:
+        pairs += [("Reason", m.text(now.reason)), ("Message", m.plain(now.message, 1000))]
+    if now.error is not None:
+        pairs.append(("What is wrong", m.error("bad", now.error)))
     return m.section("condition", "Condition of the Node", m.pairs(pairs))
 
 
 def _skipped(state: AgentState) -> str:
     rows = [
-        (f"<code>{m.text(one.entry)}</code>", m.text(one.reason)) for one in state.snapshot.skipped
+        (f"<code>{m.text(row.entry)}</code>", m.text(row.reason)) for row in state.snapshot.skipped
     ]
     if not rows:
         return ""

@@ -147,8 +147,8 @@ class _Host:
         for name, mode in self._names(directory):
             if fnmatch.fnmatchcase(name, pattern) and not stat.S_ISDIR(mode):
                 path = f"{directory}/{name}"
-                if found := self._asked(path, Path.lstat):
-                    number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+                if status := self._asked(path, Path.lstat):
+                    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
                     kind, rights = stat.filemode(mode)[0], stat.S_IMODE(mode)
                     self.nodes[path] = f"{kind} {number} {rights:o}"
 
@@ -181,10 +181,10 @@ class _Host:
 
     def _names(self, directory: str) -> list[tuple[str, int]]:
         """The names in a directory, and what each is; none if it is not there."""
-        found = self._asked(directory, _scanned)
-        if found is not None:
+        names = self._asked(directory, _scanned)
+        if names is not None:
             self.directories.add(directory)
-        return found or []
+        return names or []
 
     def _asked(self, path: str, function: Callable[[Path], T]) -> T | None:
         """What a call with this path returns; None where it fails, with the reason in the record.
@@ -269,8 +269,8 @@ class Names:
         self._made: dict[bytes, bytes] = {}
         node = os.uname().nodename
         hosts = {node, node.partition(".")[0], os.environ.get("NODE_NAME", "")} - {"localhost"}
-        found = {identity.strip().lower() for identity in (*identities, *map(os.fsencode, hosts))}
-        words = sorted((word for word in found if len(word) >= _SHORTEST), key=len, reverse=True)
+        secrets = {identity.strip().lower() for identity in (*identities, *map(os.fsencode, hosts))}
+        words = sorted((word for word in secrets if len(word) >= _SHORTEST), key=len, reverse=True)
         pattern = b"|".join(re.escape(word) for word in words if _is_word(word)) or rb"(?!)"
         self._pattern = re.compile(
             rb"(?<![0-9a-z])(?:%b)(?![0-9a-z])|%b" % (pattern, _UUID), re.IGNORECASE

@@ -102,14 +102,14 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
     Raises:
         ValueError: there is no such card or fault; suggests one and lists all.
     """
-    found = find_fault(fault)
+    given = find_fault(fault)
 
     def change(cards: _Cards) -> _Cards:
-        known = [{one.spec.name, one.spec.pci_bus_id, one.spec.uuid} for one in cards]
+        known = [{card.spec.name, card.spec.pci_bus_id, card.spec.uuid} for card in cards]
         if not any(card in each for each in known):
-            raise ValueError(f"no card {card!r}{suggest(card, [one.spec.name for one in cards])}")
+            raise ValueError(f"no card {card!r}{suggest(card, [card.spec.name for card in cards])}")
         return tuple(
-            found.give(one) if card in each else one for one, each in zip(cards, known, strict=True)
+            given.give(old) if card in each else old for old, each in zip(cards, known, strict=True)
         )
 
     _change(root, change)
@@ -194,7 +194,7 @@ def _change(
 
 
 def _picture(cards: Sequence[SimulatedCard]) -> Picture:
-    return {path: content for one in (HOST, *map(seen, cards)) for path, content in one.items()}
+    return {path: content for tree in (HOST, *map(seen, cards)) for path, content in tree.items()}
 
 
 @dataclass(frozen=True)

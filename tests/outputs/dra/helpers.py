@@ -14,7 +14,7 @@ from npu_agent.core.pool import Description, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.endpoint import REGISTRY, Endpoint
-from npu_agent.outputs.dra.service import DraPlugin, Health
+from npu_agent.outputs.dra.service import DraPlugin, HealthStream
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
 
 DRIVER = "npu.furiosa.ai"
@@ -86,7 +86,7 @@ class Driver:
             "driver": DRIVER,
             "kubelet_root": root,
             "plugin": DraPlugin(StandInClaims(self.prepare, self.unprepare)),
-            "health": Health(POOL, self.devices),
+            "health": HealthStream(POOL, self.devices),
         }
         return Endpoint(**{**given, **options})
 

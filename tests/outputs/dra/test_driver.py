@@ -23,7 +23,7 @@ from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
-from npu_agent.outputs.dra.driver import Driver, DriverTiming, Host
+from npu_agent.outputs.dra.driver import Driver, DriverHost, DriverTiming
 from npu_agent.outputs.dra.endpoint import REGISTRY
 from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
@@ -78,7 +78,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
         )
         driver = Driver(
             allocator.pools[DRIVER],
-            Host(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
+            DriverHost(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
             allocator,
             Ownership(directory),
             api,

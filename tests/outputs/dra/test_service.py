@@ -22,7 +22,7 @@ from npu_agent.outputs.dra.service import (
     ANSWER_WITHIN,
     HEARTBEAT,
     DraPlugin,
-    Health,
+    HealthStream,
     RegistrationState,
 )
 from tests.outputs.dra.helpers import (
@@ -309,7 +309,7 @@ class TestHealth:
     async def test_the_same_list_comes_again_as_a_heartbeat(
         self, root: Path, driver: Driver
     ) -> None:
-        health = Health(POOL, driver.devices, heartbeat=0.02)
+        health = HealthStream(POOL, driver.devices, heartbeat=0.02)
         async with (
             driver.served(root, health=health) as endpoint,
             Channel(path=str(endpoint.path)) as channel,
@@ -326,7 +326,7 @@ class TestHealth:
         self, root: Path, driver: Driver
     ) -> None:
         now = 1000.9
-        health = Health(POOL, driver.devices, clock=lambda: now)
+        health = HealthStream(POOL, driver.devices, clock=lambda: now)
 
         async def times() -> list[int]:
             return [one.last_updated_time for one in (await anext(messages)).devices]

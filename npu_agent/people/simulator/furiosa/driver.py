@@ -292,12 +292,12 @@ def _pci_files(spec: CardSpec) -> dict[str, str]:
 def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
     """hwmon: m°C, µW, mV, mA, as the kernel's hwmon interface has them."""
     sensors = _rngd_sensors(state) if spec.family == "rngd" else _warboy_sensors(state)
-    found = {"name": f"{spec.name}\n"}
+    tree = {"name": f"{spec.name}\n"}
     for kind, suffix, first, per_unit, values in sensors:
         for number, (label, value) in enumerate(values.items(), first):
-            found[f"{kind}{number}_label"] = f"{label}\n"
-            found[f"{kind}{number}_{suffix}"] = f"{value * per_unit:.0f}\n"
-    return found
+            tree[f"{kind}{number}_label"] = f"{label}\n"
+            tree[f"{kind}{number}_{suffix}"] = f"{value * per_unit:.0f}\n"
+    return tree
 
 
 _Sensors = Iterator[tuple[str, str, int, int, dict[str, float]]]
