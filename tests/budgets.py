@@ -1,4 +1,4 @@
-"""Checks that npu_agent and its rooms do not outgrow their lines: a part of ``make lint``.
+"""Checks that npu_agent does not outgrow its lines, and its names: a part of ``make lint``.
 
 The budgets are in ``budgets.toml``: a number for each room, and one for the house, so that what is
 saved in one room is not spent in the next. A change that makes a room smaller lowers its budget;
@@ -8,12 +8,18 @@ for what the running agent loads.
 
 from __future__ import annotations
 
+import ast
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LONGEST = 90
+"""Lines of a function."""
+VAGUE = {"one": 40, "found": 40}
+"""Names that fit anything, and how often the package may still have them."""
 
 
 def lines_by_room(package: Path) -> Counter[str]:
@@ -46,12 +52,36 @@ def violations(lines: Counter[str], budgets: dict[str, int], house: int) -> list
     return over + unknown + gone + (all_of_it if total > house else [])
 
 
+def habits(sources: dict[str, str]) -> Iterator[str]:
+    """Long functions, classes that share a name, and names that say nothing, in files by name."""
+    uses: Counter[str] = Counter()
+    classes: dict[str, str] = {}
+    for file, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    length = (node.end_lineno or 0) - node.lineno + 1
+                    if length > LONGEST:
+                        yield f"{file}: {node.name} has {length} lines, at most {LONGEST}"
+                case ast.ClassDef():
+                    if other := classes.get(node.name):
+                        yield f"{file}: class {node.name} is in {other} too: give one another name"
+                    classes[node.name] = file
+                case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                    uses[name] += 1
+    for name, most in VAGUE.items():
+        if uses[name] > most:
+            yield f"`{name}` {uses[name]} times, at most {most}: name locals after type or role"
+
+
 def main() -> int:
     """Prints each violation; returns 1 if there is one."""
-    budgets = tomllib.loads((ROOT / "budgets.toml").read_text())
-    found = violations(lines_by_room(ROOT / "npu_agent"), budgets["rooms"], budgets["house"])
-    print("\n".join(found), end="\n" if found else "")
-    return bool(found)
+    budgets, package = tomllib.loads((ROOT / "budgets.toml").read_text()), ROOT / "npu_agent"
+    wrong = violations(lines_by_room(package), budgets["rooms"], budgets["house"])
+    files = (file for file in package.rglob("*.py") if "wire" not in file.parts)
+    wrong += habits({str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)})
+    print("\n".join(wrong), end="\n" if wrong else "")
+    return bool(wrong)
 
 
 if __name__ == "__main__":
