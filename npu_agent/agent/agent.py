@@ -126,7 +126,7 @@ class Agent:
             kubelet_restarts=max((one.counts.returns for one in self.kubelet.sessions), default=0),
             dra=self._dra(),
             wanted=tuple(resource.of_families(wishes.families) for resource in wishes.resources),
-            unsettled=node.dra_support.state.value.waits,
+            auto_pending_reason=node.dra_support.state.value.waits,
             cordons=cordoned,
             held_by=plan.holders(
                 allocation.allocator.facts(),

@@ -126,14 +126,14 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     """Yields problems of cards, by harm within a severity."""
     cards, flapping = state.snapshot.cards, state.trends.of(TrendKind.FLAPPING)
     fenced = (card for card in cards if is_fenced(card) and card.id not in flapping)
-    causes = by_cause(card for card in fenced if not _rests(card, state))
+    causes = by_cause(card for card in fenced if not _served_by_person(card, state))
     unhealthy = (_unhealthy(alike, state) for alike in causes)
     yield from sorted(unhealthy, key=lambda note: not note.pods)
     yield from _gone(state)
     yield from _replaced(state)
     yield from _fewer(state)
     # One that flaps may be gone at this very moment.
-    flaps = [card.card for card in flapping.values() if not _rests(card.card, state)]
+    flaps = [card.card for card in flapping.values() if not _served_by_person(card.card, state)]
     yield from _lasting(TrendKind.FLAPPING, flaps, state)
     hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
     very_hot = [card for card in hot if is_above(card, VERY_HOT)]
@@ -162,7 +162,7 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
         yield from _lasting(TrendKind.TWINS, same, state)
 
 
-def _rests(card: CardState, state: AgentState) -> bool:
+def _served_by_person(card: CardState, state: AgentState) -> bool:
     """Whether a person works on the card already, and no Pod holds it: no alerts either."""
     return card.id in state.cordons and not state.usages_of(card)
 
@@ -432,18 +432,21 @@ def _of_the_agent(state: AgentState) -> Iterator[Note]:
     """Yields problems of the agent; one entry for all that wait for the API server."""
     served = [*_served(state)]
     away = any(note.remedy is _KUBELET for note in served)
-    notes = [*served, *_of_the_rest(state, away)]
+    notes = [
+        *(*served, *_of_config(state), *_of_allocation(state, away)),
+        *(*_of_the_node(state), *_of_the_host(state)),
+    ]
     waiting = [note for note in notes if note.waits] if state.api_error else []
     what = ", ".join(note.waits for note in waiting)
     text = f"the API server does not answer: {state.api_error}; until it does, {what}"
     unready = text if any(note.unready for note in waiting) else ""
     remedy = "check the API server; the agent asks again by itself"
-    if not state.unsettled:
+    if not state.auto_pending_reason:
         remedy += ", and cards are still served"
-    return _as_one(notes, waiting, text=text, unready=unready, remedy=remedy, since=None)
+    return _merge(notes, waiting, text=text, unready=unready, remedy=remedy, since=None)
 
 
-def _as_one(notes: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
+def _merge(notes: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iterator[Note]:
     """Replaces similar entries by one: the first, changed."""
     for note in notes:
         if note in alike[:1]:
@@ -475,10 +478,10 @@ def _served(state: AgentState) -> Iterator[Note]:
     notes += (note for driver in state.dra for note in _of_driver(driver))
     away = [note for note in notes if note.remedy is _KUBELET]
     text = "; ".join(note.unready if at else note.text for at, note in enumerate(away))
-    return _as_one(notes, away, text=text, unready="; ".join(note.unready for note in away))
+    return _merge(notes, away, text=text, unready="; ".join(note.unready for note in away))
 
 
-def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
+def _of_config(state: AgentState) -> Iterator[Note]:
     if (error := state.config.error) is not None:
         first = error.partition("\n")[0]
         yield Note(
@@ -493,19 +496,21 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             else "",
         )
     yield from _of_tls(state)
+
+
+def _of_allocation(state: AgentState, away: bool) -> Iterator[Note]:
+    """Yields what is not known about devices; `away`: the kubelet is."""
     if state.assignments_error is not None and not away:
         yield Note(
             "assignments",
             f"the assignments of devices to Pods are unknown: {state.assignments_error}",
             remedy="check that the kubelet's directory pod-resources is mounted into the agent's "
-            "Pod" + ("" if state.unsettled else "; cards are still served"),
+            "Pod" + ("" if state.auto_pending_reason else "; cards are still served"),
             runbook="log-lines",
             command=_DOCTOR,
         )
-    if state.unsettled and state.snapshot.cards:
-        text = (
-            f"allocation.api is auto, and which API it stands for is not known: {state.unsettled}"
-        )
+    if (why := state.auto_pending_reason) and state.snapshot.cards:
+        text = f"allocation.api is auto, and which API it stands for is not known: {why}"
         yield Note(
             "dra",
             text,
@@ -516,6 +521,10 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             command=_DOCTOR,
             waits="allocation.api: auto is not decided",
         )
+
+
+def _of_the_node(state: AgentState) -> Iterator[Note]:
+    """Yields what is wrong with the Node in the API server."""
     left = set[str]().union(*(names(gone.state) for gone in state.missing))
     unknown = [name for name in state.cordons_lost if name.lower() not in left]
     lost = [unknown_cordons(unknown, state.snapshot)] if unknown else []
@@ -545,6 +554,9 @@ def _of_the_rest(state: AgentState, away: bool) -> Iterator[Note]:
             command=_DOCTOR,
             waits="the Node's condition is not written",
         )
+
+
+def _of_the_host(state: AgentState) -> Iterator[Note]:
     if state.cdi_error is not None:
         text = f"the CDI specs cannot be written: {state.cdi_error}"
         yield Note(
@@ -718,7 +730,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
         if (reason := state.cordons.get(card.id)) is not None:
             remedy, command = "this brings it back", f"npu-agent uncordon {name}"
             text = f"{name} is cordoned: {reason}"
-            if is_fenced(card) and _rests(card, state):
+            if is_fenced(card) and _served_by_person(card, state):
                 text += f"; it is unhealthy: {plain_reason(card.health)}"
             yield Note(
                 "card", text, (card.id,), remedy=remedy, runbook="npucardcordoned", command=command

@@ -247,7 +247,7 @@ class AgentState:
     """The DRA drivers that have something to serve."""
     wanted: tuple[Resource, ...] = ()
     """The resources that the config asks for, with the families that the device plugin offers."""
-    unsettled: str = ""
+    auto_pending_reason: str = ""
     """Why the API of `allocation.api: auto` is not known yet; empty: it is."""
     cordons: Mapping[str, str] = field(default_factory=dict)
     """The cordoned cards and the reasons, by ID."""

@@ -49,7 +49,7 @@ def everything(family: str) -> list[Note]:
             now,
             api_error="no connection",
             node_error="no connection",
-            unsettled="no connection",
+            auto_pending_reason="no connection",
             cdi_error="disk full",
             cordons={"U1": "fan"},
             cordons_wrong=(Trouble(what="x", remedy="y"),),

@@ -686,7 +686,11 @@ class Faults:
         )
         if not self.api:
             return now
-        away: dict[str, Any] = {"api_error": _AWAY, "node_error": _AWAY, "unsettled": _AWAY}
+        away: dict[str, Any] = {
+            "api_error": _AWAY,
+            "node_error": _AWAY,
+            "auto_pending_reason": _AWAY,
+        }
         return replace(now, **away, labels=labels, condition=condition)
 
 
@@ -749,12 +753,12 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
         assert len(problems(twice.state())) == len(told)
 
 
-@pytest.mark.parametrize("unsettled", ["", _AWAY])
-def test_that_cards_are_still_served_is_said_only_where_it_is_so(unsettled: str) -> None:
+@pytest.mark.parametrize("pending", ["", _AWAY])
+def test_that_cards_are_still_served_is_said_only_where_it_is_so(pending: str) -> None:
     scene = Scene(cards=(read(at_well(0)),), holdings=Holdings(error="no answer"))
-    now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, unsettled=unsettled)
+    now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, auto_pending_reason=pending)
     found = problems(now)
     assert any("new cordons are not seen" in note.text for note in found)
     remedies = [note.remedy for note in found]
     assert len(remedies) == 2
-    assert ["still served" in remedy for remedy in remedies] == [not unsettled] * 2
+    assert ["still served" in remedy for remedy in remedies] == [not pending] * 2
