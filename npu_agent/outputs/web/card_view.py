@@ -15,7 +15,7 @@ from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import TrendKind
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.history import Figures, Track, step_of
-from npu_agent.outputs.web.words import say
+from npu_agent.outputs.web.words import translate
 
 MANY = 12
 """Cards from which on a tile is small, and shows the rest of it when it is opened."""
@@ -117,14 +117,14 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     hot = ' class="hot"' if is_hot(card, state) else ' class="dim"' if stale else ""
     load = 0.0 if math.isnan(now.load) or stale else min(100.0, max(0.0, now.load))
     holdings = state.usages_of(card)
-    who = m.text(holdings[0].assignment.pod) if holdings else say("free")
+    who = m.text(holdings[0].assignment.pod) if holdings else translate("free")
     if len(holdings) > 1:
         who += f" +{len(holdings) - 1}"
     if state.is_disabled(card) or (card.id in state.cordons and not holdings):
-        who = say("disabled" if state.is_disabled(card) else "cordoned")
+        who = translate("disabled" if state.is_disabled(card) else "cordoned")
     brief = (
         f'<span class="{kind} sign">{m.icon(kind)}'
-        f'<span class="away">{say(card.health.state.value)}</span></span>'
+        f'<span class="away">{translate(card.health.state.value)}</span></span>'
         f"<b>{m.text(card.card.name)}</b><span{hot}>{_shown(now.temperature, '°C')}</span>"
         f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect width="{load:.0f}" height="10"/></svg>'
@@ -152,7 +152,7 @@ def _gone(lost: GoneCard, state: AgentState) -> str:
         if state.gone_card(holder)[0] == lost.state.id
     ]
     held = (
-        f'<ul class="users"><li>{say("held by {0}", m.text(", ".join(holders)))}</li></ul>'
+        f'<ul class="users"><li>{translate("held by {0}", m.text(", ".join(holders)))}</li></ul>'
         if holders
         else ""
     )
@@ -167,9 +167,10 @@ def _gone(lost: GoneCard, state: AgentState) -> str:
         " gone",
         card,
         m.pill("bad", "gone"),
-        f'<p class="why"><b>{say("not found on this host any more")}</b>'
+        f'<p class="why"><b>{translate("not found on this host any more")}</b>'
         f"{_since(lost.since, state)}"
-        f' (<a id="to-{anchor}" href="runbook#npucardmissing">{say("what to do")}</a>)</p>{held}'
+        f' (<a id="to-{anchor}" href="runbook#npucardmissing">{translate("what to do")}</a>)'
+        f"</p>{held}"
         f'<div class="traits">{m.facts(facts)}</div>',
     )
 
@@ -183,7 +184,7 @@ def _why(health: Health, state: AgentState) -> str:
 
 
 def _since(at: float, state: AgentState) -> str:
-    return say("since {0}", m.when(state.wall(at), state.now))
+    return translate("since {0}", m.when(state.wall(at), state.now))
 
 
 def pill_of(card: CardState) -> str:
@@ -210,18 +211,18 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
         values = [point.figures[column] for point in track]
         alert = hot and title == "Temperature"
         ends = (0.0, 100.0) if unit == "%" else m.bounds(values, least)
-        curve = m.curve(say(title), zip(at, values, strict=True), ends, alert=alert)
+        curve = m.curve(translate(title), zip(at, values, strict=True), ends, alert=alert)
         rows.append(
-            f"<div><dt>{say(title)}</dt>"
+            f"<div><dt>{translate(title)}</dt>"
             f'<dd class="value{" hot" if alert else " stale" if stale else ""}">'
             f"{_shown(now[column], unit)}</dd>{curve}</div>"
         )
     old = axis = ""
     if stale and card.reading:
         read = m.when(state.wall(card.reading.at), state.now)
-        old = f'<p class="why">{m.pill("warn", "stale")} {say("read {0}", read)}</p>'
+        old = f'<p class="why">{m.pill("warn", "stale")} {translate("read {0}", read)}</p>'
     if track:
-        ago, now_ = say("1 h ago"), say("now")
+        ago, now_ = translate("1 h ago"), translate("now")
         axis = f'<p class="axis" aria-hidden="true"><span>{ago}</span><span>{now_}</span></p>'
     return f'<dl class="figures">{"".join(rows)}</dl>{axis}{old}'
 
@@ -242,32 +243,32 @@ def _loads(cores: Sequence[CoreReading], *, stale: bool) -> str:
         items.append(
             f'<li><svg viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
             f"<b>{f'{load:.0f}' if known else m.UNKNOWN}</b>"
-            f'<span class="away">{say("% on core")} </span> '
-            f"<span>{say('core {0}', core.core) if few else core.core}</span></li>"
+            f'<span class="away">{translate("% on core")} </span> '
+            f"<span>{translate('core {0}', core.core) if few else core.core}</span></li>"
         )
     return (
-        f'<div><p class="caption" aria-hidden="true">{say("Load of each core in %")}</p>'
-        f'<ul class="cores{" few" if few else ""}" aria-label="{say("Load of each core in %")}">'
-        f"{''.join(items)}</ul></div>"
+        f'<div><p class="caption" aria-hidden="true">{translate("Load of each core in %")}</p>'
+        f'<ul class="cores{" few" if few else ""}" '
+        f'aria-label="{translate("Load of each core in %")}">{"".join(items)}</ul></div>'
     )
 
 
 def _users(card: CardState, holdings: Sequence[Usage]) -> str:
     if not holdings:
-        return f'<ul class="users"><li class="dim">{say("not in use")}</li></ul>'
+        return f'<ul class="users"><li class="dim">{translate("not in use")}</li></ul>'
     items = "".join(
         f'<li><span class="cut">{cores_of(holding, card)}</span>'
         f'<span><span class="dim">{m.text(holding.assignment.namespace)} /</span> '
         f"{pod(holding.assignment)}</span></li>"
         for holding in holdings[: m.MOST]
     )
-    return f'<ul class="users" aria-label="{say("In use by")}">{items}</ul>'
+    return f'<ul class="users" aria-label="{translate("In use by")}">{items}</ul>'
 
 
 def cores_of(holding: Usage, card: CardState) -> str:
     if holding.cores == card.card.all_cores:
-        return say("all cores")
-    return say("cores {0}" if len(holding.cores) > 1 else "core {0}", holding.cores)
+        return translate("all cores")
+    return translate("cores {0}" if len(holding.cores) > 1 else "core {0}", holding.cores)
 
 
 def pod(holder: Assignment) -> str:
@@ -283,9 +284,12 @@ def _limits(reading: Reading | None) -> Iterator[tuple[str, str | None]]:
     if limits.power is not None:
         watts = f"{limits.power:g} W"
         default = limits.default_power
-        yield "Power limit", say("{0}, default {1} W", watts, f"{default:g}") if default else watts
+        yield (
+            "Power limit",
+            translate("{0}, default {1} W", watts, f"{default:g}") if default else watts,
+        )
     if reading.throttle is not None:
-        yield "Throttled", ", ".join(map(plain, reading.throttle)) or say("no")
+        yield "Throttled", ", ".join(map(plain, reading.throttle)) or translate("no")
     if limits.slowdown is not None:
         yield "Slows down at", f"{limits.slowdown:g} °C"
     if reading.error_text is not None:
@@ -300,7 +304,7 @@ def _traits(card: CardState, anchor: str) -> str:
     )
     numa = None if what.numa_node is None else str(what.numa_node)
     driver = what.driver_version and what.driver_version.partition(",")[0]
-    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and say("driver {0}", driver))
+    brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and translate("driver {0}", driver))
     uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
     pairs = (
         ("Product", what.product),
@@ -315,8 +319,12 @@ def _traits(card: CardState, anchor: str) -> str:
     )
     return (
         '<div class="traits">'
-        + (f'<p class="errors">{say("errors counted: {0}", m.text(errors))}</p>' if errors else "")
+        + (
+            f'<p class="errors">{translate("errors counted: {0}", m.text(errors))}</p>'
+            if errors
+            else ""
+        )
         + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
-        f"{m.text(' · '.join(filter(None, brief))) or say('Details')}</summary>"
+        f"{m.text(' · '.join(filter(None, brief))) or translate('Details')}</summary>"
         f"{m.facts(pairs)}</details></div>"
     )

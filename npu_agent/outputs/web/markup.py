@@ -9,7 +9,7 @@ from html import escape
 
 from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.status import iso
-from npu_agent.outputs.web.words import say
+from npu_agent.outputs.web.words import translate
 
 MOST = 100
 """/status.json has all of them."""
@@ -74,14 +74,14 @@ def curve(
     return (
         f'<dd class="plot"><svg class="curve{" alert" if alert else ""}" '
         f'viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{say("{0} over the last hour", title)}"><path class="base" '
+        f'aria-label="{translate("{0} over the last hour", title)}"><path class="base" '
         f'd="M0 1H{WIDE}M0 {HIGH // 2}H{WIDE}M0 {HIGH - 1}H{WIDE}"/>{drawn}</svg>'
         f'<span class="high">{high:g}</span><span class="low">{low:g}</span></dd>'
     )
 
 
 def empty(words: str) -> str:
-    return f'<p class="empty">{say(words)}</p>'
+    return f'<p class="empty">{translate(words)}</p>'
 
 
 def error(kind: str, message: str) -> str:
@@ -90,7 +90,7 @@ def error(kind: str, message: str) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
-    items = "".join(f"<dt>{say(key)}</dt><dd>{value}</dd>" for key, value in rows)
+    items = "".join(f"<dt>{translate(key)}</dt><dd>{value}</dd>" for key, value in rows)
     return f"<dl{kind}>{items}</dl>"
 
 
@@ -102,7 +102,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     if not rows:
         return ""
-    columns = [say(column) for column in columns]
+    columns = [translate(column) for column in columns]
     head = "".join(f'<th scope="col" role="columnheader">{column}</th>' for column in columns)
     body = "".join(
         '<tr role="row">'
@@ -115,7 +115,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     more = ""
     if len(rows) > MOST:
-        more = empty(say("and {0} more: see {1}", len(rows) - MOST, ALL))
+        more = empty(translate("and {0} more: see {1}", len(rows) - MOST, ALL))
     kind = ' class="two"' if len(columns) == 2 else ""
     return (
         f'<table role="table"{kind}><thead role="rowgroup"><tr role="row">{head}</tr></thead>'
@@ -141,7 +141,7 @@ def icon(name: str) -> str:
 
 def pill(kind: str, words: str, sign: str = "") -> str:
     """A short state as a sign and words; `kind` is its colour and, unless `sign` is, its sign."""
-    return f'<span class="pill {kind}">{icon(sign or kind)}{say(words)}</span>'
+    return f'<span class="pill {kind}">{icon(sign or kind)}{translate(words)}</span>'
 
 
 _UNSHOWABLE = re.compile(r"[^\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -169,7 +169,7 @@ def plain(text: str, longest: int = LONGEST) -> str:
 
 def number(count: int, noun: str) -> str:
     """``1 card``, ``2 cards``."""
-    return say(f"{{0}} {noun}{'' if count == 1 else 's'}", count)
+    return translate(f"{{0}} {noun}{'' if count == 1 else 's'}", count)
 
 
 def facts(rows: Iterable[tuple[str, str | None]]) -> str:
@@ -179,7 +179,7 @@ def facts(rows: Iterable[tuple[str, str | None]]) -> str:
 def section(anchor: str, title: str, content: str) -> str:
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-title">'
-        f'<h2 id="{anchor}-title">{say(title)}</h2><div class="box">{content}</div></section>'
+        f'<h2 id="{anchor}-title">{translate(title)}</h2><div class="box">{content}</div></section>'
     )
 
 
@@ -190,8 +190,8 @@ def span(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         amount, left = divmod(left, length)
         if amount or parts:
-            parts.append(say(f"{{0}}{NBSP}{unit}", amount))
-    return " ".join(parts[:2]) or say(f"{{0}}{NBSP}s", 0)
+            parts.append(translate(f"{{0}}{NBSP}{unit}", amount))
+    return " ".join(parts[:2]) or translate(f"{{0}}{NBSP}s", 0)
 
 
 def clock(at: float, now: float) -> str:
@@ -203,7 +203,7 @@ def clock(at: float, now: float) -> str:
 
 
 def when(at: float, now: float) -> str:
-    return f'<span class="dim">{say("{0} ago, {1}", span(now - at), clock(at, now))}</span>'
+    return f'<span class="dim">{translate("{0} ago, {1}", span(now - at), clock(at, now))}</span>'
 
 
 def prose(sentence: str) -> str:

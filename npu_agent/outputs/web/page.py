@@ -24,7 +24,7 @@ from npu_agent.core.state import (
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
-from npu_agent.outputs.web.words import LANGUAGES, say, speaking, template
+from npu_agent.outputs.web.words import LANGUAGES, in_language, template, translate
 
 _HERE = Path(__file__).parent
 _HTML = (_HERE / "page.html").read_text()
@@ -60,17 +60,17 @@ _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 def page(state: AgentState, history: view.Tracks, language: str = "en") -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
-    with speaking(language):
+    with in_language(language):
         parts = _parts(state, history)
     return template(_HTML, language).substitute(language=language, **parts)
 
 
 def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
     wrong = problems(state)
-    summary = say("all well")
+    summary = translate("all well")
     if wrong:
         summary = wrong[0].short + (f" (+{len(wrong) - 1})" if len(wrong) > 1 else "")
-    node = state.node or say(_NO_NODE)
+    node = state.node or translate(_NO_NODE)
     return {
         "build": _BUILD,
         "title": m.plain(f"{summary} - {node} - npu-agent"),
@@ -108,7 +108,7 @@ def _cards(state: AgentState, history: view.Tracks) -> str:
     none = "No cards on this host." if state.snapshot.complete else _SEARCHING
     more = ""
     if len(state.snapshot.cards) > m.MOST:
-        more = m.empty(say("The first {0} are shown: see {1}", m.MOST, m.ALL))
+        more = m.empty(translate("The first {0} are shown: see {1}", m.MOST, m.ALL))
     return (view.cards(state, history) or f'<div class="box">{m.empty(none)}</div>') + more
 
 
@@ -117,9 +117,9 @@ def _sum(state: AgentState) -> str:
     if not cards:
         return ""
     in_use = sum(bool(state.usages_of(card)) for card in cards)
-    text = say("{0} installed, {1} in use", len(cards), in_use)
+    text = translate("{0} installed, {1} in use", len(cards), in_use)
     if limit is not None:
-        text += say(", taken out of service above {0}", f"{limit:g}{m.NBSP}°C")
+        text += translate(", taken out of service above {0}", f"{limit:g}{m.NBSP}°C")
     return f"<small>{text}</small>"
 
 
@@ -131,12 +131,16 @@ def _head(state: AgentState, wrong: Sequence[Note]) -> str:
         kind = icon = "bad" if bad else "warn"
         text = m.text(wrong[0].short)
         if len(wrong) > 1:
-            text += say(", and {0}", m.number(len(wrong) - 1, "more problem"))
+            text += translate(", and {0}", m.number(len(wrong) - 1, "more problem"))
     elif state.snapshot.complete:
         kind = icon = "good"
-        text = say("Healthy: {0}", counted) if cards else say("Healthy: no cards on this node")
+        text = (
+            translate("Healthy: {0}", counted)
+            if cards
+            else translate("Healthy: no cards on this node")
+        )
     else:
-        kind, icon, text = "plain", "wait", say(_SEARCHING)
+        kind, icon, text = "plain", "wait", translate(_SEARCHING)
     shown = [
         (note, "problem" if note.severity == "critical" else "problem warning") for note in wrong
     ]
@@ -157,19 +161,19 @@ def _readiness(state: AgentState) -> str:
     if not reasons:
         offers = state.resources or state.dra
         registered = "Ready: every resource with cards is registered, and the config is in force."
-        words = say(registered if offers else "Ready: the config is in force.")
+        words = translate(registered if offers else "Ready: the config is in force.")
         if (cards := state.snapshot.cards) and all(is_fenced(card) for card in cards):
-            words = say("0 of {0} cards can be given to Pods", len(cards))
+            words = translate("0 of {0} cards can be given to Pods", len(cards))
         return f'<p class="ready">{words}</p>'
     first = reasons[0].partition("\n")[0]
-    more = say(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
-    return f'<p class="ready"><b>{say("Not ready:")}</b> {m.text(first)}{more}</p>'
+    more = translate(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
+    return f'<p class="ready"><b>{translate("Not ready:")}</b> {m.text(first)}{more}</p>'
 
 
 def _since(note: Note, state: AgentState) -> str:
     if note.since is None:
         return ""
-    since = say("since {0}", m.when(state.wall(note.since), state.now))
+    since = translate("since {0}", m.when(state.wall(note.since), state.now))
     return f' <small class="since">{since}</small>'
 
 
@@ -178,9 +182,8 @@ def _to_do(note: Note, number: int) -> str:
     remedy = m.prose(note.remedy) if note.remedy else ""
     steps = ""
     if note.runbook:
-        steps = (
-            f'<a id="do-{number}" class="steps" href="runbook#{note.runbook}">{say("Steps")}</a>'
-        )
+        word, link = translate("Steps"), f"runbook#{note.runbook}"
+        steps = f'<a id="do-{number}" class="steps" href="{link}">{word}</a>'
     commands = filter(None, (note.command, note.last_command))
     command = "".join(f'<code class="command">{m.text(command)}</code>' for command in commands)
     return f'<p class="do">{remedy} {steps}{command}</p>' if remedy or steps or command else ""
@@ -218,7 +221,7 @@ def _timeline(state: AgentState) -> str:
     rest = ""
     if len(entries) > _SHOWN:
         last = m.clock(state.wall(entries[-1].at), state.now)
-        more = say("{0} more, back to {1}", len(entries) - _SHOWN, last)
+        more = translate("{0} more, back to {1}", len(entries) - _SHOWN, last)
         rest = (
             f'<details id="earlier"><summary id="to-earlier">{more}</summary>'
             f'<ol class="happened">{"".join(lines[_SHOWN:])}</ol></details>'
@@ -231,7 +234,7 @@ def _entry(entry: TimelineEntry, state: AgentState) -> str:
     times = ""
     if entry.count > 1:
         first = m.clock(state.wall(entry.first), state.now)
-        times = f" <small>{say('{0} times since {1}', entry.count, first)}</small>"
+        times = f" <small>{translate('{0} times since {1}', entry.count, first)}</small>"
     icon = m.icon("dot" if entry.tone == "plain" else entry.tone)
     return (
         f'<li class="{entry.tone}-tone">{m.clock(state.wall(entry.at), state.now)}{icon}'
@@ -250,7 +253,9 @@ def _strip(entries: Sequence[TimelineEntry], now: float) -> str:
         if now - at < SPAN
     )
     drawn = "".join(f'<path class="{tone}-tone" d="M{x} 2V22"/>' for tone, x in marks)
-    labels = "".join(f"<span>{say(label)}</span>" for label in ("24 h ago", "18", "12", "6", "now"))
+    labels = "".join(
+        f"<span>{translate(label)}</span>" for label in ("24 h ago", "18", "12", "6", "now")
+    )
     return (
         '<div class="strip" aria-hidden="true"><svg viewBox="0 0 1440 24" '
         f'preserveAspectRatio="none"><path class="base" d="M0 23H1440"/>{drawn}</svg>'
@@ -268,7 +273,7 @@ def _assignments(state: AgentState) -> str:
         ]
     gone = m.pill("bad", "unhealthy")
     held += [
-        (lost, f"{say('gone: {0}', m.text(state.name_of_gone(lost)))} {gone}")
+        (lost, f"{translate('gone: {0}', m.text(state.name_of_gone(lost)))} {gone}")
         for lost in state.gone
     ]
     rows = [
@@ -277,19 +282,21 @@ def _assignments(state: AgentState) -> str:
             view.pod(holder),
             what,
             m.text(holder.resource)
-            + (say(", claim {0}", m.text(holder.claim)) if holder.claim else ""),
+            + (translate(", claim {0}", m.text(holder.claim)) if holder.claim else ""),
         )
         for holder, what in sorted(held, key=lambda row: row[0])
     ]
     trouble = ""
     if state.assignments_error is not None:
-        trouble = m.error("warn", say("As last known: {0}", state.assignments_error))
+        trouble = m.error("warn", translate("As last known: {0}", state.assignments_error))
     table = m.table(("Namespace", "Pod", "Holds", "Resource"), rows)
     return trouble + (table or m.empty("No container holds a card."))
 
 
 def _count(good: int, devices: Sequence[object], words: str) -> str:
-    return say(f"{{0}} of {{1}} {words}", good, len(devices)) if devices else say("none")
+    return (
+        translate(f"{{0}} of {{1}} {words}", good, len(devices)) if devices else translate("none")
+    )
 
 
 def _resources(state: AgentState) -> str:
@@ -351,13 +358,16 @@ def _slices(slices: SlicesState) -> str:
         state = m.pill("good", "published")
     else:
         state = m.pill("bad", "not published") if slices.trouble else _not_yet()
-    lines = [state, say("{0}, generation {1}", m.number(slices.slices, "slice"), slices.generation)]
+    lines = [
+        state,
+        translate("{0}, generation {1}", m.number(slices.slices, "slice"), slices.generation),
+    ]
     if slices.incomplete:
-        lines.append(say("the pool is incomplete: the scheduler does not use it"))
+        lines.append(translate("the pool is incomplete: the scheduler does not use it"))
     if slices.trouble:
         lines.append(m.text(str(slices.trouble)))
     if slices.dropped:
-        lines.append(say("dropped by the API server: {0}", m.text(", ".join(slices.dropped))))
+        lines.append(translate("dropped by the API server: {0}", m.text(", ".join(slices.dropped))))
     return f"<span>{'<br>'.join(lines)}</span>"
 
 
@@ -369,11 +379,11 @@ def _claimed(device: PreparedDevice, state: AgentState) -> str:
     """A device of a claim: its card, if that is present, and what it is for."""
     cards = {card.id: card.card for card in state.snapshot.cards}
     card = cards.get(card_of(device.footprint, state.snapshot.cards) or "")
-    what = m.text(card.name) if card else say("gone: {0}", m.text(device.device))
+    what = m.text(card.name) if card else translate("gone: {0}", m.text(device.device))
     if part := part_of(device.footprint, state.snapshot.cards):
-        what += f" {say('cores {0}' if len(part) > 1 else 'core {0}', part)}"
-    admin = say(", admin access") if device.admin else ""
-    return say("{0} for {1}", what, m.text(device.request)) + admin
+        what += f" {translate('cores {0}' if len(part) > 1 else 'core {0}', part)}"
+    admin = translate(", admin access") if device.admin else ""
+    return translate("{0} for {1}", what, m.text(device.request)) + admin
 
 
 def _phase(session: SessionStatus) -> str:
@@ -392,7 +402,7 @@ def _config(state: AgentState) -> str:
     config = state.config
     status = m.pill("good", "in force")
     if config.error is not None:
-        status = f"{m.pill('bad', 'file refused')} {say('the last good one stays in force')}"
+        status = f"{m.pill('bad', 'file refused')} {translate('the last good one stays in force')}"
     pairs = [
         ("State", status),
         ("Generation", str(config.generation)),
@@ -417,12 +427,12 @@ def _labels(state: AgentState) -> str:
     status = m.pill("good", "in place") if labels.in_place else _not_yet()
     if labels.error is not None:
         status = m.pill("bad", "not in place")
-    written = say("not by this process")
+    written = translate("not by this process")
     if labels.applied_at is not None:
         written = m.when(state.wall(labels.applied_at), state.now)
     pairs = [
         ("State", status),
-        ("Written to", say(_WRITERS[labels.output])),
+        ("Written to", translate(_WRITERS[labels.output])),
         ("Last written", written),
     ]
     if labels.error is not None:

@@ -22,8 +22,8 @@ _language: ContextVar[str] = ContextVar("_language", default="en")
 
 
 @contextmanager
-def speaking(language: str) -> Iterator[None]:
-    """Within it, `say` is in that one of `LANGUAGES`."""
+def in_language(language: str) -> Iterator[None]:
+    """Within it, `translate` is in that one of `LANGUAGES`."""
     token = _language.set(language)
     try:
         yield
@@ -31,7 +31,7 @@ def speaking(language: str) -> Iterator[None]:
         _language.reset(token)
 
 
-def say(english: str, *values: object) -> str:
+def translate(english: str, *values: object) -> str:
     """The words with values in place of ``{0}``, ``{1}``; English where they are not known."""
     words = (english, *WORDS.get(english, (english, english)))[LANGUAGES.index(_language.get())]
     return words.format(*values) if values else words
@@ -41,5 +41,5 @@ def say(english: str, *values: object) -> str:
 def template(html: str, language: str) -> Template:
     """A page's template with its texts, between tags and in data-words, in that language."""
     texts = re.compile(r'(?<=>)[^<>\n]+(?=<)|(?<=data-words=")[^"]+')
-    with speaking(language):
-        return Template(texts.sub(lambda match: say(match[0]), html))
+    with in_language(language):
+        return Template(texts.sub(lambda match: translate(match[0]), html))
