@@ -191,8 +191,8 @@ def _example() -> str:
 
     Shows health, temperature, power, load, memory, and the Pods that hold them if
     the kubelet answers. What the running agent knows of their health counts, too.
-    The load of a busy card takes two readings, a second apart. A narrow terminal
-    shows fewer columns; -o wide has all, with PCI address and UUID.
+    Without an agent the load of a busy card takes two readings, a second apart. A
+    narrow terminal shows fewer columns; -o wide has all, with PCI address and UUID.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal

@@ -274,12 +274,13 @@ async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapsho
         snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(4.0 if load else 0.0):
-                snapshot = await inventory.snapshots.until(_has_loads)
+                snapshot = await inventory.snapshots.until(has_loads)
         running.cancel()
     return snapshot
 
 
-def _has_loads(snapshot: Snapshot) -> bool:
+def has_loads(snapshot: Snapshot) -> bool:
+    """Whether the load of each core is known whose driver counts cycles."""
     cores = (core for card in snapshot.cards if card.reading for core in card.reading.cores)
     return all(core.utilization is not None for core in cores if core.cycles is not None)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from npu_agent.cli.common import host_root, plugin_dir, quiet, vendors
 from npu_agent.config import Config
-from npu_agent.core.hardware import HealthState, Snapshot
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.trends import Trends
-from npu_agent.inventory.inventory import read_once
+from npu_agent.inventory.inventory import has_loads, read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
@@ -42,9 +42,12 @@ def main(args: argparse.Namespace) -> int:
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
     snapshot, report = await asyncio.gather(
-        read_once(vendors(args), load=True), page.report(wanted.metrics, _ANSWER)
+        read_once(vendors(args)), page.report(wanted.metrics, _ANSWER)
     )
-    snapshot, warnings = as_reported(snapshot, report or Report(cards=()))
+    report = report or Report(cards=())
+    snapshot, warnings = as_reported(snapshot, report)
+    if not has_loads(snapshot):
+        snapshot, warnings = as_reported(await read_once(vendors(args), load=True), report)
     if view.is_data(args) or args.no_headers:
         for note in view.remarks(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
@@ -57,6 +60,11 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
     Any process may answer in its place, so no card gets better by it; warnings by the card's ID.
     """
     unhealthy = {card.id: card for card in report.cards if card.health.state == "unhealthy"}
+    loads = {
+        (card.id, core.core): core.utilization
+        for card in report.cards
+        for core in (card.reading.cores if card.reading else ())
+    }
     cards = tuple(
         replace(
             state,
@@ -69,7 +77,7 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
         )
         if state.id in unhealthy and state.health.state is not HealthState.UNHEALTHY
         else state
-        for state in snapshot.cards
+        for state in (_with_load(state, loads) for state in snapshot.cards)
     )
     warnings: dict[str, list[str]] = {}
     for state in cards:
@@ -80,6 +88,19 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
                 if state.id in problem.cards
             ]
     return replace(snapshot, cards=cards), warnings
+
+
+def _with_load(state: CardState, loads: Mapping[tuple[str, int], float | None]) -> CardState:
+    """Returns the card with the load of cores that one read does not show."""
+    if state.reading is None:
+        return state
+    cores = tuple(
+        replace(core, utilization=loads.get((state.id, core.core)))
+        if core.utilization is None
+        else core
+        for core in state.reading.cores
+    )
+    return replace(state, reading=replace(state.reading, cores=cores))
 
 
 async def _watched(

@@ -12,6 +12,7 @@ import pytest
 from npu_agent.cli.main import main
 from npu_agent.config import MetricsConfig
 from npu_agent.inventory.inventory import read_once
+from npu_agent.outputs.web.report import Core, Report, ReportedCard, ReportedReading
 from npu_agent.people import page, simulator
 from npu_agent.people.commands import view
 from npu_agent.people.commands.info import as_reported
@@ -228,6 +229,16 @@ def test_as_in_the_agents_pod_no_option_is_needed(root: Path, tmp_path: Path) ->
         2,
         "npu-agent: error: NPU_AGENT_HOST_ROOT: /missing",
     )
+
+
+async def test_the_running_agent_knows_the_load_that_one_read_does_not_show(root: Path) -> None:
+    simulator.apply_fault(root, "npu0", "busy")
+    snapshot = await read_once([Furiosa(root, simulated=True)])
+    reading = ReportedReading(cores=tuple(Core(core=core, utilization=42.0) for core in range(2)))
+    card = ReportedCard(name="npu0", core_count=2, id=snapshot.cards[0].id, reading=reading)
+    shown, _ = as_reported(snapshot, Report(cards=(card,)))
+    loads = [[row["load"] for row in view.cards_as_json(of)] for of in (snapshot, shown)]
+    assert loads == [[None, loads[0][1], 0.0], [42.0, loads[0][1], 0.0]]
 
 
 async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(root: Path) -> None:
