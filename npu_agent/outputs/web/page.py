@@ -25,6 +25,7 @@ from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
 from npu_agent.outputs.web.words import LANGUAGES, in_language, template, translate
+from npu_agent.text import natural
 
 _HERE = Path(__file__).parent
 _HTML = (_HERE / "page.html").read_text()
@@ -284,7 +285,7 @@ def _assignments(state: AgentState) -> str:
             m.text(holder.resource)
             + (translate(", claim {0}", m.text(holder.claim)) if holder.claim else ""),
         )
-        for holder, what in sorted(held, key=lambda row: row[0])
+        for holder, what in sorted(held, key=lambda row: (natural(row[0].pod_name), row[0]))
     ]
     trouble = ""
     if state.assignments_error is not None:

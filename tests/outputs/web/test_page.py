@@ -453,6 +453,14 @@ def test_what_is_left_out_is_said_and_only_then() -> None:
     assert "As last known: no socket" in text
 
 
+def test_pods_are_in_natural_order() -> None:
+    cards = many(3).cards
+    pods = (held(card, f"train-{2**index}") for card, index in zip(cards, (4, 1, 0), strict=True))
+    text = shown(Scene(cards=cards, holdings=Holdings(assignments=tuple(pods)))).text
+    table = text.rpartition("Namespace")[2]
+    assert re.findall("train-[0-9]+", table) == ["train-1", "train-2", "train-16"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300, 1e300])
 def test_nonsense_figures_do_not_cost_the_page(value: float) -> None:
     card = read(state())
