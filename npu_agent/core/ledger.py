@@ -452,7 +452,7 @@ class Ledger:
         claim = (use.claim_namespace, use.claim_name)
         return any(
             (claimed.namespace, claimed.name) == claim
-            and use.device in {each.device for each in claimed.devices}
+            and use.device in {device.device for device in claimed.devices}
             for claimed in self.prepared.values()
         )
 
@@ -731,7 +731,7 @@ def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
 def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
     """Returns the cores of that card, unless they are all of them."""
     card_id = card_of(held, cards)
-    whole = next((each.card.all_cores for each in cards if each.id == card_id), held.cores)
+    whole = next((state.card.all_cores for state in cards if state.id == card_id), held.cores)
     return None if held.cores == whole else held.cores
 
 

@@ -306,7 +306,7 @@ def _gone(state: AgentState) -> Iterator[Note]:
     for cards in filter(None, left.values()):
         yield _left(cards, tuple(dict.fromkeys(pods)) if cards is left[True] else ())
     if held:
-        pods = [*dict.fromkeys(pod for each in held.values() for pod in each)]
+        pods = [*dict.fromkeys(pod for several in held.values() for pod in several)]
         several = len(held) > 1
         yield Note(
             "assignments",

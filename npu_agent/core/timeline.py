@@ -82,7 +82,7 @@ class Timeline:
 
     def entries(self, now: float) -> tuple[TimelineEntry, ...]:
         entries = (
-            entry for each in self._by_subject.values() for entry in each if now - entry.at < SPAN
+            entry for past in self._by_subject.values() for entry in past if now - entry.at < SPAN
         )
         return tuple(sorted(entries, key=lambda entry: -entry.at))
 

@@ -70,7 +70,7 @@ class Trends:
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
         """Returns the trends of one kind, by card ID."""
-        return {id_: trend for (each, id_), trend in self.found.items() if each is kind}
+        return {id_: trend for (of_kind, id_), trend in self.found.items() if of_kind is kind}
 
 
 def degraded(trends: Trends) -> Mapping[str, frozenset[TrendKind]]:

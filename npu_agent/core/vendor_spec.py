@@ -145,12 +145,12 @@ def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
     """Merges families, sets and schemas; defaults and descriptions are the first vendor's."""
     first = vocabularies[0]
     return VendorSpec(
-        families=_union(each.families for each in vocabularies),
+        families=_union(spec.families for spec in vocabularies),
         resource_name=first.resource_name,
         socket_name=first.socket_name,
-        label_sets=_union(each.label_sets for each in vocabularies),
+        label_sets=_union(spec.label_sets for spec in vocabularies),
         label_set=first.label_set,
-        metric_schemas=_union(each.metric_schemas for each in vocabularies),
+        metric_schemas=_union(spec.metric_schemas for spec in vocabularies),
         metric_schema=first.metric_schema,
         condition=first.condition,
     )
@@ -167,8 +167,8 @@ def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tu
     """Returns each vendor's label sets of these names, or its default set."""
     return tuple(
         chosen
-        for each in vocabularies
-        for chosen in _chosen(each.label_sets, names, each.label_set)
+        for spec in vocabularies
+        for chosen in _chosen(spec.label_sets, names, spec.label_set)
     )
 
 
@@ -176,8 +176,8 @@ def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[Metri
     """Returns each vendor's metric schema of this name, or its default schema."""
     return tuple(
         chosen
-        for each in vocabularies
-        for chosen in _chosen(each.metric_schemas, (name,), each.metric_schema)
+        for spec in vocabularies
+        for chosen in _chosen(spec.metric_schemas, (name,), spec.metric_schema)
     )
 
 

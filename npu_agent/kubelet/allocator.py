@@ -151,7 +151,7 @@ class Allocator:
         """What the device plugin lists, by resource."""
         self.asked: Feed[bool] = Feed(False)
         """Whether pod-resources was asked; it may not have answered."""
-        self.pools: Mapping[str, ClaimPool] = {each.names.driver: each for each in inputs.pools}
+        self.pools: Mapping[str, ClaimPool] = {pool.names.driver: pool for pool in inputs.pools}
         """By DRA driver."""
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
@@ -281,7 +281,7 @@ class Allocator:
                 *(self._snapshots, self._wishes, self.cordons.cards, self._degraded),
                 *(self.pod_resources.holdings, self.prepared, self.drivers_in_recovery),
                 *(self.published, self._tainting, self._retries),
-                *(feed for each in pools for feed in (each.wishes, each.slices)),
+                *(feed for pool in pools for feed in (pool.wishes, pool.slices)),
             ):
                 await self.replan()
 

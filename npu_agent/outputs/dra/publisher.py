@@ -217,7 +217,7 @@ class SlicePublisher:
             return
         await self._refresh()
         live = self.live.value
-        names = {each["metadata"]["name"] for each in self._plan().apply}
+        names = {item["metadata"]["name"] for item in self._plan().apply}
         if self._uid is None or names - live.keys():
             # One that has vanished may have done so with its Node, which was created again.
             self._uid = (await node.read(self._api, self._node_name)).uid
@@ -232,7 +232,7 @@ class SlicePublisher:
                 published=True,
                 generation=self._generation,
                 slices=len(live),
-                devices=sum(len(each["spec"].get("devices") or ()) for each in live.values()),
+                devices=sum(len(item["spec"].get("devices") or ()) for item in live.values()),
                 dropped=tuple(sorted(self._dropped)),
             )
 
@@ -246,7 +246,7 @@ class SlicePublisher:
             uid=self._uid or "",
             generation=self._generation,
         )
-        sent = [slices.without(each, self._dropped) for each in wanted]
+        sent = [slices.without(item, self._dropped) for item in wanted]
         return slices.plan(live, sent, generation=self._generation)
 
     async def _execute(self, plan: Plan) -> None:
@@ -275,8 +275,8 @@ class SlicePublisher:
             node=self._node_name,
             slices=len(plan.apply),
             deleted=len(plan.delete),
-            devices=sum(len(each["spec"].get("devices", ())) for each in plan.apply),
-            generation=slices.newest({each["metadata"]["name"]: each for each in plan.apply}),
+            devices=sum(len(item["spec"].get("devices", ())) for item in plan.apply),
+            generation=slices.newest({item["metadata"]["name"]: item for item in plan.apply}),
         )
 
     def _note_dropped(self, fields: tuple[str, ...]) -> None:
@@ -293,7 +293,7 @@ class SlicePublisher:
             self._errors[doing] = error
         else:
             self._errors.pop(doing, None)
-        first = next((self._errors[each] for each in _CALLS if each in self._errors), None)
+        first = next((self._errors[call] for call in _CALLS if call in self._errors), None)
         if first:
             self._reporter.failed(first)
         else:

@@ -330,7 +330,7 @@ def _dra(state: AgentState) -> str:
             m.text(row.name),
             _phase(row.session),
             _slices(row.slices),
-            _count(sum(not each.barred for each in row.devices), row.devices, "without taints"),
+            _count(sum(not device.barred for device in row.devices), row.devices, "without taints"),
             str(row.session.registrations),
         )
         for row in state.dra

@@ -106,10 +106,10 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
 
     def change(cards: _Cards) -> _Cards:
         known = [{card.spec.name, card.spec.pci_bus_id, card.spec.uuid} for card in cards]
-        if not any(card in each for each in known):
+        if not any(card in keys for keys in known):
             raise ValueError(f"no card {card!r}{suggest(card, [card.spec.name for card in cards])}")
         return tuple(
-            given.give(old) if card in each else old for old, each in zip(cards, known, strict=True)
+            given.give(old) if card in keys else old for old, keys in zip(cards, known, strict=True)
         )
 
     _change(root, change)
