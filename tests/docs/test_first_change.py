@@ -28,11 +28,12 @@ pytestmark = pytest.mark.timeout(300)
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A commit of this checkout, with its environment and its mypy cache."""
     made = tmp_path_factory.mktemp("first-change") / "npu-agent"
-    folders = ("docs", "npu_agent", "packaging", "protos", "tests", "bench")
+    folders = ("docs", "npu_agent", "packaging", "protos", "tests", "bench", "k8s")
     for name in folders:
-        unwanted = shutil.ignore_patterns("__pycache__", "e2e", "k8s", "node_modules")
+        unwanted = shutil.ignore_patterns("__pycache__", "node_modules")
         shutil.copytree(ROOT / name, made / name, ignore=unwanted, symlinks=True)
-    for name in ("Makefile", "pyproject.toml", "README.md", ".gitignore", "requirements"):
+    pages = [path.name for path in ROOT.glob("*.md")]
+    for name in (*pages, "LICENSE", "Makefile", "pyproject.toml", ".gitignore", "requirements"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, made / name)
     if (cache := ROOT / ".mypy_cache").exists():  # else the types of all that is imported
         shutil.copytree(cache, made / ".mypy_cache")
@@ -94,13 +95,16 @@ def test_a_driver_that_writes_something_else(clone: Path) -> None:
 
 
 def test_a_new_label(clone: Path) -> None:
-    (_, [test]), (_, [change]), (_, [renew, tests]) = blocks("A new label")
+    (_, [test]), (_, [change]), (_, [renew, docs, check]) = blocks("A new label")
     patch(clone, test)
-    assert "1 failed" in fails(clone, tests)
+    assert "1 failed" in fails(clone, check)
     patch(clone, change)
-    assert f"  {renew}; git diff" in fails(clone, tests)
+    found = fails(clone, check)
+    assert f"  {renew}; git diff" in found
+    assert "docs/ko/labels.md is not what" in found
     passes(clone, renew)
-    passes(clone, tests)
+    passes(clone, docs)
+    assert "good" in passes(clone, check).splitlines()
 
 
 def test_what_the_page_names_is_there() -> None:

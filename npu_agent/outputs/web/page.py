@@ -24,7 +24,13 @@ from npu_agent.core.state import (
 from npu_agent.core.timeline import SPAN, TimelineEntry
 from npu_agent.outputs.web import card_view as view
 from npu_agent.outputs.web import markup as m
-from npu_agent.outputs.web.words import LANGUAGES, in_language, template, translate
+from npu_agent.outputs.web.words import (
+    LANGUAGES,
+    in_language,
+    template,
+    translate,
+    translate_clauses,
+)
 from npu_agent.text import natural
 
 _HERE = Path(__file__).parent
@@ -70,7 +76,8 @@ def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
     wrong = problems(state)
     summary = translate("all well")
     if wrong:
-        summary = wrong[0].short + (f" (+{len(wrong) - 1})" if len(wrong) > 1 else "")
+        summary = translate_clauses(wrong[0].short)
+        summary += f" (+{len(wrong) - 1})" if len(wrong) > 1 else ""
     node = state.node or translate(_NO_NODE)
     return {
         "build": _BUILD,
@@ -130,7 +137,7 @@ def _head(state: AgentState, wrong: Sequence[Note]) -> str:
     if wrong:
         bad = wrong[0].severity == "critical" or unready(state)
         kind = icon = "bad" if bad else "warn"
-        text = m.text(wrong[0].short)
+        text = m.text(translate_clauses(wrong[0].short))
         if len(wrong) > 1:
             text += translate(", and {0}", m.number(len(wrong) - 1, "more problem"))
     elif state.snapshot.complete:
@@ -148,7 +155,7 @@ def _head(state: AgentState, wrong: Sequence[Note]) -> str:
     shown += [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
-        f"{m.text(note.text)}</a>{_since(note, state)}{_to_do(note, number)}</li>"
+        f"{m.text(translate_clauses(note.text))}</a>{_since(note, state)}{_to_do(note, number)}</li>"
         for number, (note, kind_) in enumerate(shown[: m.MOST])
     )
     return (
@@ -168,7 +175,7 @@ def _readiness(state: AgentState) -> str:
         return f'<p class="ready">{words}</p>'
     first = reasons[0].partition("\n")[0]
     more = translate(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
-    return f'<p class="ready"><b>{translate("Not ready:")}</b> {m.text(first)}{more}</p>'
+    return f'<p class="ready"><b>{translate("Not ready:")}</b> {m.text(translate_clauses(first))}{more}</p>'
 
 
 def _since(note: Note, state: AgentState) -> str:
@@ -180,7 +187,7 @@ def _since(note: Note, state: AgentState) -> str:
 
 def _to_do(note: Note, number: int) -> str:
     """The remedy, the command to copy, and a link to the steps."""
-    remedy = m.prose(note.remedy) if note.remedy else ""
+    remedy = m.prose(translate_clauses(note.remedy)) if note.remedy else ""
     steps = ""
     if note.runbook:
         word, link = translate("Steps"), f"runbook#{note.runbook}"

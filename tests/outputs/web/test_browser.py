@@ -110,7 +110,7 @@ async def test_it_follows_what_happens_without_being_loaded_again() -> None:
         await page.run("window.same = document.body; document.querySelector('details').open = true")
         await page.run("document.getElementById('to-json').focus()")
         scene.cards = (scene.cards[0], fenced(scene.cards[1], "alive says 0", 1))
-        await page.until(f"{HEADLINE} === 'npu1 is unhealthy'")
+        await page.until(f"{HEADLINE} === 'npu1 비정상'")
         assert await page.run("window.same === document.body")
         assert await page.run("document.title") == "npu1 is unhealthy - node-7 - npu-agent"
         assert "alive says 0" in await page.run("document.getElementById('warboy-1').innerText")
@@ -245,7 +245,7 @@ async def test_it_is_in_the_readers_language_and_stays_so() -> None:
             assert await page.run(HEADLINE) == "정상: 카드 2장"
             assert await page.run("document.documentElement.lang") == "ko"
             scene.cards = (scene.cards[0], fenced(scene.cards[1], "dead", 1))
-            await page.until(f"{HEADLINE} === 'npu1 is unhealthy'")
+            await page.until(f"{HEADLINE} === 'npu1 비정상'")
             assert "비정상" in await page.run("document.getElementById('warboy-1').innerText")
             assert await page.run("document.documentElement.scrollWidth") == 360
         await page.until("document.getElementById('lost').innerText.includes('연결이 끊겼습니다')")

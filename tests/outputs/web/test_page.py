@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from npu_agent.core.advice import ADVICE, TRENDS
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
+from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
-from npu_agent.outputs.web.words import LANGUAGES, WORDS
+from npu_agent.outputs.web.words import LANGUAGES, SENTENCES, WORDS, in_language, translate_clauses
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
@@ -282,7 +284,35 @@ def test_the_pages_own_words_are_in_the_readers_language(
     assert ("html", language) in [(tag, attrs.get("lang")) for tag, attrs in found.elements]
 
 
+@pytest.mark.parametrize("language", ["ko", "ja"])
+def test_headlines_and_remedies_are_in_the_readers_language(language: str) -> None:
+    """What stands between backticks or in parentheses is quoted."""
+    english = {text for cause in ADVICE.values() for text in (cause.remedy, cause.means)}
+    english |= {text for trend in TRENDS.values() for text in (trend.remedy, f"a {trend.begins}")}
+    for scene in SCENES.values():
+        state = scene()
+        english |= {text for note in problems(state) for text in (note.short, note.remedy)}
+    with in_language(language):
+        translated = [
+            re.sub(r"`.*?`|\(.*?\)", "", translate_clauses(text)) for text in sorted(english)
+        ]
+    assert len(translated) > 40
+    assert [text for text in translated if re.search(r"([a-z]{2,} ){2}[a-z]{2,}", text)] == []
+
+
+def test_a_problem_keeps_the_reason_that_it_quotes() -> None:
+    english = "npu2 is unhealthy: it does not answer (no answer; in use by \0x); in use by a/b"
+    with in_language("ko"):
+        assert translate_clauses(english) == (
+            "npu2 비정상: 응답하지 않습니다 (no answer; in use by x); 사용 중: a/b"
+        )
+    assert translate_clauses(english) == english
+
+
 def test_translations_put_in_the_same_values() -> None:
+    for english, others in SENTENCES.items():
+        values = sorted(re.findall(r"\{\d*\}", english))
+        assert all(sorted(re.findall(r"\{\d*\}", other)) == values for other in others), english
     for english, others in WORDS.items():
         values = sorted(re.findall(r"\{\d*\}|\$[a-z]+", english))
         for other in others:
