@@ -155,7 +155,8 @@ def _head(state: AgentState, wrong: Sequence[Note]) -> str:
     shown += [(note, "note") for note in notes(state)]
     lines = "".join(
         f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
-        f"{m.text(translate_clauses(note.text))}</a>{_since(note, state)}{_to_do(note, number)}</li>"
+        f"{m.text(translate_clauses(note.text))}</a>"
+        f"{_since(note, state)}{_to_do(note, number)}</li>"
         for number, (note, kind_) in enumerate(shown[: m.MOST])
     )
     return (
@@ -173,9 +174,9 @@ def _readiness(state: AgentState) -> str:
         if (cards := state.snapshot.cards) and all(is_fenced(card) for card in cards):
             words = translate("0 of {0} cards can be given to Pods", len(cards))
         return f'<p class="ready">{words}</p>'
-    first = reasons[0].partition("\n")[0]
+    first = translate_clauses(reasons[0].partition("\n")[0])
     more = translate(" (and {0} more)", len(reasons) - 1) if len(reasons) > 1 else ""
-    return f'<p class="ready"><b>{translate("Not ready:")}</b> {m.text(translate_clauses(first))}{more}</p>'
+    return f'<p class="ready"><b>{translate("Not ready:")}</b> {m.text(first)}{more}</p>'
 
 
 def _since(note: Note, state: AgentState) -> str:
