@@ -110,7 +110,7 @@ async def test_it_follows_what_happens_without_being_loaded_again() -> None:
         await page.run("window.same = document.body; document.querySelector('details').open = true")
         await page.run("document.getElementById('to-json').focus()")
         scene.cards = (scene.cards[0], fenced(scene.cards[1], "alive says 0", 1))
-        await page.until(f"{HEADLINE} === 'npu1 비정상'")
+        await page.until(f"{HEADLINE} === 'npu1 is unhealthy'")
         assert await page.run("window.same === document.body")
         assert await page.run("document.title") == "npu1 is unhealthy - node-7 - npu-agent"
         assert "alive says 0" in await page.run("document.getElementById('warboy-1').innerText")
