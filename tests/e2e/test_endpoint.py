@@ -163,10 +163,10 @@ def test_certificates_are_followed_and_a_bad_one_keeps_the_last_good_one(
     wanted = new[0].read_text()
     assert ssl.PEM_cert_to_DER_cert(shown.strip()) == ssl.PEM_cert_to_DER_cert(wanted)
 
-    put(node, ours.sign("expired", days=-1), ours.ca)
+    put(node, (ours.sign("third")[0], new[1]), ours.ca)  # the key of another certificate
     prometheus.wait("npu_agent_tls_certificate_good == 0", 1, 2 * SOON)
     prometheus.wait("up == 1", 1)
-    assert "certificate has expired" in str(wrong(node))
+    assert "cannot be used (KEY_VALUES_MISMATCH)" in str(wrong(node))
     put(node, new, ours.ca)
     prometheus.wait("npu_agent_tls_certificate_good == 1", 1, 2 * SOON)
     # The kubelet's probes were answered all the time.
