@@ -10,12 +10,15 @@ import asyncio
 import fcntl
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from npu_agent.files import regular
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
+from npu_agent.outputs.web import tls
 from npu_agent.outputs.web.report import Report, ReportedProblem
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
@@ -23,6 +26,7 @@ from npu_agent.people.doctor.check import Check, Lines, note, ok, wrong
 from npu_agent.people.doctor.context import Context
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
+from npu_agent.ticks import stamp
 
 _LONGEST = 1000
 """Characters of a reported text."""
@@ -30,6 +34,7 @@ _MOST = 100
 """Problems that are shown."""
 _ITSELF = "npu-agent doctor"
 """Commands and remedies with it lead back here."""
+_RENEW = "correct the Secret, or what renews it; the agent reads the files again"
 _ELSE = "fix what else is wrong here; the agent tries again by itself"
 
 
@@ -66,6 +71,8 @@ async def lines(context: Context) -> Lines:
             yield _name(remark), note(one_line(remark.text, _LONGEST))
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
+    if agent.report is None and (files := tls.tls_files(context.config.metrics.tls)):
+        yield "metrics.tls", _certificate(context, files)
     yield "serving agent", _serving_agent(context)
     for at in page.addresses(context.config.metrics):
         yield at.key, _address(context, at, agent)
@@ -83,6 +90,18 @@ def _agent(context: Context, agent: Reported) -> Check:
         "if the agent runs in a Pod, ask there: "
         f"kubectl -n {context.namespace} exec daemonset/npu-agent -- npu-agent doctor",
     )
+
+
+async def _certificate(context: Context, files: tls.TlsFiles) -> Check:
+    """What an agent makes of the certificate, which may be why its report cannot be read."""
+    try:
+        expires_at = await context.in_thread(partial(tls.check, files))
+    except (tls.RefusedError, ValueError) as error:
+        return wrong(f"refused: {one_line(str(error), _LONGEST)}", _RENEW, context.agent_log)
+    until = f"{files.cert}, until {stamp(expires_at)}"
+    if expires_at < time.time():
+        return wrong(f"expired: {until}", _RENEW, context.agent_log)
+    return ok(until)
 
 
 def _name(problem: ReportedProblem) -> str:

@@ -264,6 +264,28 @@ async def test_an_agent_is_known_by_tls_by_a_token_and_by_its_other_address(
     assert (lines["readiness"].state, lines["readiness"].detail) == (State.WRONG, "not registered")
 
 
+async def test_a_certificate_is_judged_where_the_agents_report_cannot_be_read(
+    node: Node, tmp_path: Path
+) -> None:
+    ours = authority(tmp_path / "ca")
+    node.reports(problems=[], notes=[])
+
+    async def judged(cert: tuple[Path, Path]) -> str:
+        files = placed(tmp_path, cert)
+        config = TlsConfig(cert_file=str(files.cert), key_file=str(files.key))
+        line = (await of_agent(with_metrics(node.context, listen="127.0.0.1:0", tls=config)))[
+            "metrics.tls"
+        ]
+        assert bool(line.remedy) is (line.state is State.WRONG)
+        return f"{line.state.value}: {line.detail}"
+
+    good = ours.sign("server")
+    assert (await judged(good)).startswith("ok: ")
+    assert (await judged(ours.sign("old", days=-1))).startswith("wrong: expired: ")
+    assert "cannot be used (KEY_VALUES_MISMATCH)" in await judged((good[0], ours.sign("other")[1]))
+    assert "metrics.tls" not in await of_agent(node.context)  # its report has it
+
+
 # --- the cluster
 
 
