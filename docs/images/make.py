@@ -65,7 +65,7 @@ def few() -> Scene:
                 "the kubelet dropped beta.furiosa.ai/npu: its stream ended",
             ),
             (51_998, "resource", "good", "the kubelet registered beta.furiosa.ai/npu again"),
-            (30_300, "config", "good", "a new config is in force"),
+            (30_300, "config", "good", "a new config is applied"),
             (7_100, "assignments", "plain", "inference/llama-decode-0 was given npu0"),
             (604, "card", "bad", "npu1 became unhealthy: the driver reports the card dead"),
         ),

@@ -172,7 +172,7 @@ def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
     if after.generation != before.generation:
-        text = "a new config is in force"
+        text = "a new config is applied"
         if after.waiting:
             text += f"; a restart is needed for {', '.join(after.waiting)}"
         yield TimelineEntry(subject="config", tone="good", text=text)

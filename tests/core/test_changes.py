@@ -100,7 +100,7 @@ def test_a_config_that_is_applied_refused_and_corrected() -> None:
         ("good", "the config file is good again")
     ]
     assert reported(changes.config_entries(bad, applied)) == [
-        ("good", "a new config is in force; a restart is needed for pluginDir")
+        ("good", "a new config is applied; a restart is needed for pluginDir")
     ]
 
 

@@ -177,10 +177,11 @@ def _gone(lost: GoneCard, state: AgentState) -> str:
 
 def _why(health: Health, state: AgentState) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
-    since = _since(health.since, state)
     if health.state is HealthState.HEALTHY:
-        return f'<p class="why">{m.text(health.reason)} {since}</p>'
-    return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{since}</p>'
+        since, long = state.wall(health.since), m.span(state.monotonic - health.since)
+        words = translate("healthy for {0}, since {1}", long, m.clock(since, state.now))
+        return f'<p class="why"><span class="dim">{words}</span></p>'
+    return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{_since(health.since, state)}</p>'
 
 
 def _since(at: float, state: AgentState) -> str:

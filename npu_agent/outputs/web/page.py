@@ -169,8 +169,8 @@ def _readiness(state: AgentState) -> str:
     reasons = unready(state)
     if not reasons:
         offers = state.resources or state.dra
-        registered = "Ready: every resource with cards is registered, and the config is in force."
-        words = translate(registered if offers else "Ready: the config is in force.")
+        registered = "Ready: every resource with cards is registered, and the config is applied."
+        words = translate(registered if offers else "Ready: the config is applied.")
         if (cards := state.snapshot.cards) and all(is_fenced(card) for card in cards):
             words = translate("0 of {0} cards can be given to Pods", len(cards))
         return f'<p class="ready">{words}</p>'

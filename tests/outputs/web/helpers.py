@@ -278,7 +278,7 @@ def a_day(cards: Sequence[CardState]) -> Timeline:
         (61_000, "resource", "warn", "the kubelet dropped beta.furiosa.ai/npu: its stream ended"),
         *((50_000 - 120 * at, "card", "bad", "npu8 became unhealthy") for at in range(9)),
         (40_100, "assignments", "plain", "playground/notebook-anna was given npu7"),
-        (30_000, "config", "good", "a new config is in force"),
+        (30_000, "config", "good", "a new config is applied"),
         (21_000, "card", "bad", "npu8 is gone"),
         (5_400, "config", "bad", "the config file was refused: config.yaml:14:3: unknown key"),
         (754, "card", "bad", "npu2 became unhealthy: the driver reports the card dead"),

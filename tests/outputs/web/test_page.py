@@ -373,7 +373,7 @@ def test_the_condition_is_shown_whatever_it_is(condition: ConditionState, words:
 def test_whether_it_is_ready_and_why_not() -> None:
     assert "Ready: every resource with cards is registered" in shown(Scene(cards=(state(),))).text
     alone = replace(Scene(cards=(state(),)).state(), resources=())
-    assert "Ready: the config is in force." in Document(page(alone, lambda _: ())).text
+    assert "Ready: the config is applied." in Document(page(alone, lambda _: ())).text
     blocked = Scene(cards=(state(),), phase=SessionPhase.BLOCKED, reason="mount it")
     assert "Not ready: beta.furiosa.ai/npu: blocked: mount it" in shown(blocked).text
     blocked.config = replace(blocked.config, error="c.yaml:1:1: bad")
@@ -401,7 +401,7 @@ def test_how_long_ago_something_was_does_not_depend_on_the_wall_clock(jump: floa
     text = shown(scene).text.replace("\N{NO-BREAK SPACE}", " ")
     for words in (
         "up 3 d 1 h",
-        "works since 3 d 1 h ago",
+        "healthy for 3 d 1 h, since",
         "not found on this host any more since 5 h 50 min ago",
         "Last written 3 d 1 h ago",
         "npu-agent 1.2.3 started",  # almost a day ago

@@ -87,7 +87,7 @@ async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now() -
         node.now += 5
         node.holdings.publish(holdings(snapshot, held(card, "before")))
         node.configs.publish(replace(node.configs.value, generation=2))
-        await node.until(found, "a new config is in force")
+        await node.until(found, "a new config is applied")
         node.now += 10
         node.holdings.publish(holdings(snapshot, held(card, "later")))
         texts = await node.until(found, "default/later was given npu0")
