@@ -27,10 +27,10 @@ from typing import TypeVar
 import msgspec
 
 from npu_agent import __version__
-from npu_agent.cli import CommandError
+from npu_agent.cli import WRONG, CommandError
 from npu_agent.cli.common import host_root, quiet
 from npu_agent.people.simulator import replay
-from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, Manifest
+from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, PATH, Manifest
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import VENDORS
@@ -58,6 +58,8 @@ _SHORTEST, _LONGEST_WORD = 4, 64
 def main(args: argparse.Namespace) -> int:
     """Writes the record to a new file, or to stdout for ``-``, and prints what is in it."""
     quiet(args)
+    if str(args.file) == "-" and sys.stdout.isatty():
+        raise CommandError("-: a terminal cannot show a record; write it to a file", WRONG)
     host = _Host(host_root(args))
     host.take()
     names = Names(content for path, content in host.contents.items() if _is_identity(path))
@@ -163,12 +165,11 @@ class _Host:
         target = self._asked(path, lambda at: str(at.readlink()) if at.is_symlink() else ".")
         if target is None or target == ".":
             return target and path
-        real = os.path.normpath(f"{path.rpartition('/')[0]}/{target}")
-        if target.startswith("/") or not real.startswith("sys/"):
+        if not replay.leads_within(path, target):
             self.unread[path] = "a link that leads out of /sys"
             return None
         self.links[path] = target
-        return real
+        return os.path.normpath(f"{path.rpartition('/')[0]}/{target}")
 
     def _file(self, path: str) -> None:
         if path in self.contents or path in self.unread:
@@ -182,9 +183,13 @@ class _Host:
     def _names(self, directory: str) -> list[tuple[str, int]]:
         """The names in a directory, and what each is; none if it is not there."""
         names = self._asked(directory, _scanned)
-        if names is not None:
-            self.directories.add(directory)
-        return names or []
+        if names is None:
+            return []
+        self.directories.add(directory)
+        plain = [entry for entry in names if _fits(f"{directory}/{entry[0]}")]
+        if len(plain) < len(names):
+            self.unread[f"{directory}/*"] = "names that do not fit into a record"
+        return plain
 
     def _asked(self, path: str, function: Callable[[Path], T]) -> T | None:
         """What a call with this path returns; None where it fails, with the reason in the record.
@@ -209,6 +214,15 @@ class _Host:
         except OSError as error:
             self.unread[path] = errno.errorcode.get(error.errno or 0) or reason(error)
         return None
+
+
+def _fits(path: str) -> bool:
+    """Whether a record can have this path."""
+    try:
+        tarfile.TarInfo(path).tobuf(tarfile.USTAR_FORMAT)
+    except ValueError:
+        return False
+    return PATH.fullmatch(path) is not None
 
 
 def _is_identity(path: str) -> bool:
@@ -237,7 +251,7 @@ def _packed(host: _Host, names: Names) -> bytes:
     text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as tar,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for name, content in ((MANIFEST, text), *contents.items()):
             member = tarfile.TarInfo(name)

@@ -8,7 +8,6 @@ a user sent it. What is not of this form is refused as a whole, before a file is
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import re
 import tarfile
@@ -29,11 +28,8 @@ LARGEST = 64 << 10
 MOST_FILES, MOST_BYTES = 20_000, 16 << 20
 """In all. A host with eight cards has some 1,500 files, most of them of a line."""
 _LARGEST_MANIFEST = 4 << 20
-_MOST_PLAIN = MOST_BYTES + MOST_FILES * 1024 + _LARGEST_MANIFEST
-"""Bytes that may come out of the gzip: the files with their headers."""
-
 _PART = r"(?!\.{1,2}(?:/|$))[!-.0-~]{1,128}"
-_PATH = re.compile(rf"(?:sys|dev)(?:/{_PART}){{1,24}}")
+PATH = re.compile(rf"(?:sys|dev)(?:/{_PART}){{1,24}}")
 _TARGET = re.compile(rf"(?:\.\./)*{_PART}(?:/{_PART})*")
 _IN_PLACE_OF_UNREAD: Mapping[str, Content] = {
     # Mode bits do not stop root: the simulator's files that refuse are empty.
@@ -120,45 +116,48 @@ def _load(path: Path) -> Record:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """The files of the tar, one after the other: each is judged before it is read."""
+    """The files of the tar, one after the other: each is judged before it is read.
+
+    Not by `TarFile`, which reads extended headers of any size, with patterns that may never end.
+    """
     try:
-        plain = _Bounded(gzip.GzipFile(fileobj=file))
-        with tarfile.open(fileobj=plain, mode="r|") as tar:
-            for count, member in enumerate(tar):
-                _judge(member, count)
-                content = tar.extractfile(member)
-                yield member.name, content.read() if content else b""
-        while plain.read(LARGEST):
-            pass  # to the checksum at its end
+        with gzip.GzipFile(fileobj=file) as plain:
+            count, left = 0, MOST_BYTES + _LARGEST_MANIFEST
+            while (header := plain.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+                _judge(member, count, left)
+                padded = plain.read(-(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+                yield member.name, _first(padded, member.size)
+                count, left = count + 1, left - member.size
+            # To the checksum at its end.
+            _judge_end(plain.read(tarfile.RECORDSIZE + 1))
     except RecordError:
         raise
     except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
         raise RecordError("it is damaged or cut off, or no gzipped tar") from error
 
 
-def _judge(member: tarfile.TarInfo, count: int) -> None:
+def _first(padded: bytes, size: int) -> bytes:
+    if len(padded) < size:
+        raise EOFError
+    return padded[:size]
+
+
+def _judge(member: tarfile.TarInfo, count: int, left: int) -> None:
     name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
     if count > MOST_FILES:
         raise RecordError(f"it has more than {MOST_FILES} files")
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         raise RecordError(f"{name} is not a plain file")
     if not 0 <= member.size <= most:
         raise RecordError(f"{name} has more than {most} bytes")
+    if member.size > left:
+        raise RecordError(f"its files have more than {MOST_BYTES >> 20} MiB")
 
 
-class _Bounded(io.RawIOBase):
-    """What comes out of a gzip, up to a limit: some kB of it can become many GB."""
-
-    def __init__(self, file: gzip.GzipFile) -> None:
-        self._file = file
-        self._left = _MOST_PLAIN
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._file.read(min(size, LARGEST) if size >= 0 else LARGEST)
-        self._left -= len(content)
-        if self._left < 0:
-            raise RecordError(f"it unpacks to more than {_MOST_PLAIN >> 20} MiB")
-        return content
+def _judge_end(rest: bytes) -> None:
+    if len(rest) > tarfile.RECORDSIZE or rest.strip(b"\0"):
+        raise RecordError("it goes on after its end")
 
 
 def _manifest(name: str, content: bytes) -> Manifest:
@@ -192,11 +191,10 @@ def _check(record: Record) -> None:
         ("", below_both),
     ):
         for path in paths:
-            if not _PATH.fullmatch(path) or not path.startswith(top):
+            if not PATH.fullmatch(path) or not path.startswith(top):
                 raise RecordError(f"{quoted(path)} is not a path below /{top or 'sys/'}")
     for path, target in manifest.links.items():
-        above = len(PurePosixPath(path).parent.parts) - 1
-        if not _TARGET.fullmatch(target) or target.count("../") > above:
+        if not leads_within(path, target):
             raise RecordError(f"the link {quoted(path)} leads to {quoted(target)}")
     leaves = record.picture()
     if len(leaves) > 2 * MOST_FILES:
@@ -206,3 +204,9 @@ def _check(record: Record) -> None:
         directories.update(map(str, PurePosixPath(path).parents))
     if both := directories & leaves.keys():
         raise RecordError(f"{quoted(min(both))} is a file and a directory")
+
+
+def leads_within(path: str, target: str) -> bool:
+    """Whether a link at `path` plainly leads to a place below /sys."""
+    above = len(PurePosixPath(path).parent.parts) - 1
+    return bool(_TARGET.fullmatch(target)) and target.count("../") <= above

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import re
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -156,6 +158,30 @@ def test_nothing_is_opened_in_dev_and_nothing_is_read_that_may_act(
     assert found.manifest.nodes["dev/rngd/npu0p2pmem"].startswith("- 0:0 ")
 
 
+def test_what_may_not_be_read_is_named_and_refuses_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Warboy's counters do while a core is free."""
+    host = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(host, "npu0", "busy")
+    real = os.open
+
+    def refusing(path: os.PathLike[str] | str, *args: Any, **more: Any) -> int:
+        if str(path).endswith("perf_regs"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        found = recorded(host, tmp_path / "record.tar.gz")
+    at = "sys/devices/virtual/npu_mgmt/npu0pe"
+    cores = ("0", "0-1", "1")
+    assert found.manifest.unread == {f"{at}{core}/perf_regs": "EACCES" for core in cores}
+    (state,) = shown(replayed(tmp_path / "again", tmp_path / "record.tar.gz")).cards
+    assert state.reading
+    assert [core.utilization for core in state.reading.cores] == [0.0, 0.0]
+
+
 def test_files_and_time_are_bounded_and_the_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +204,23 @@ def test_files_and_time_are_bounded_and_the_record_says_so(
         assert len(found.contents) <= 30
 
 
+def test_names_that_a_record_cannot_have_are_left_out(tmp_path: Path) -> None:
+    host = tree(tmp_path / "host", "warboy=1")
+    entry = management(host, 0)
+    for name in ("two words", "naïve", "x" * 120, "a\nb"):
+        write(entry / name, "1\n")
+    (entry / "out").symlink_to("../../../../../../../etc")
+    (entry / "subsystem").symlink_to("../../../../class/npu_mgmt")
+    found = recorded(host, tmp_path / "record.tar.gz")
+    at = "sys/devices/virtual/npu_mgmt/npu0_mgmt"
+    assert found.manifest.unread == {
+        f"{at}/*": "names that do not fit into a record",
+        f"{at}/out": "a link that leads out of /sys",
+    }
+    assert found.manifest.links[f"{at}/subsystem"] == "../../../../class/npu_mgmt"
+    assert len(found.contents) == len(recorded(host, tmp_path / "again.tar.gz").contents)
+
+
 def test_a_host_without_drivers_gives_a_record_of_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     found = recorded(tmp_path / "host", tmp_path / "record.tar.gz")
@@ -185,7 +228,7 @@ def test_a_host_without_drivers_gives_a_record_of_what_is_there(tmp_path: Path) 
 
 
 def test_it_goes_to_a_new_file_or_to_stdout(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, file = tree(tmp_path / "host", "warboy=1"), tmp_path / "record.tar.gz"
     words = ["record", str(file), "--host-root", str(host)]
@@ -196,6 +239,9 @@ def test_it_goes_to_a_new_file_or_to_stdout(
     assert b"is there already: give another name" in capfdbinary.readouterr().err
     assert main(["record", "-", "--host-root", str(host)]) == 0
     assert capfdbinary.readouterr().out == first == file.read_bytes()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["record", "-", "--host-root", str(host)]) == 2
+    assert capfdbinary.readouterr().out == b""
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert tar.getnames()[0] == MANIFEST
         assert all(member.isreg() and not member.uid for member in tar)

@@ -121,7 +121,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a-file-in-dev": (lambda: record(member("dev/null", b"1")), "is not a path below /sys/"),
     "a-name-with-a-line": (lambda: record(member("sys/a\nb", b"1")), "is not a path below /sys/"),
-    "a-long-name": (lambda: record(member(f"sys/{'x' * 200}", b"1")), "is not a path below /sys/"),
+    "a-long-name": (lambda: record(member(f"sys/{'x' * 200}", b"1")), "is not a plain file"),
     "a-link": (lambda: record(member("sys/x", type=tarfile.SYMTYPE, linkname="/")), "plain file"),
     "a-hard-link": (
         lambda: record(member("sys/x", type=tarfile.LNKTYPE, linkname=f"{ENTRY}/alive")),
@@ -137,7 +137,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: packed(
             member("x", b"1" * (48 << 20), type=tarfile.XHDTYPE), member(MANIFEST, manifest())
         ),
-        "unpacks to more than",
+        "is not a plain file",
     ),
     "a-file-below-a-file": (lambda: record(member(f"{ENTRY}/alive/x", b"1")), "a file and a dir"),
     "a-file-below-a-link": (
@@ -174,10 +174,13 @@ def test_files_and_bytes_are_counted_before_they_are_taken(
 ) -> None:
     monkeypatch.setattr(replay, "MOST_FILES", 1)
     assert "it has more than 1 files" in refused(record(), tmp_path)
+    monkeypatch.setattr(replay, "MOST_FILES", 100)
     bomb = gzip.compress(gzip.decompress(record()) + b"\x00" * (64 << 20))
     assert len(bomb) < 100_000
-    monkeypatch.setattr(replay, "MOST_FILES", 100)
-    assert "it unpacks to more than" in refused(bomb, tmp_path)
+    assert "it goes on after its end" in refused(bomb, tmp_path)
+    monkeypatch.setattr(replay, "MOST_BYTES", 5)
+    monkeypatch.setattr(replay, "_LARGEST_MANIFEST", len(manifest()))
+    assert "its files have more than 0 MiB" in refused(record(), tmp_path)
 
 
 def test_what_is_not_a_file_is_not_read(tmp_path: Path) -> None:
