@@ -192,7 +192,7 @@ def _example() -> str:
     Shows health, temperature, power, load, memory, and the Pods that hold them if
     the kubelet answers. What the running agent knows of their health counts, too.
     Without an agent the load of a busy card takes two readings, a second apart. A
-    narrow terminal shows fewer columns; -o wide has all, with PCI address and UUID.
+    narrow terminal shows fewer columns; -o wide has the PCI address and UUID, too.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal
