@@ -10,7 +10,7 @@ from tests.e2e.dra.claims import CONFIG, devices, run, running, seen, verified, 
 from tests.e2e.dra.conftest import OVERLAY, published
 from tests.e2e.dra.test_partitions import CUT, configure, wait_offered
 from tests.e2e.manifests import claim_pod, request, small, template
-from tests.e2e.node import Node
+from tests.e2e.node import SOON, Node
 
 pytestmark = pytest.mark.since("1.36")
 GATES = (
@@ -39,8 +39,11 @@ def test_no_card_twice_and_none_that_is_unhealthy(node: Node, kill: Callable[[in
     wait_offered(node, 8)
     published(node)
     assert not any("consumesCounters" in one for one in devices(node).values())
-    doctor = node.in_agent("sh", "-c", "npu-agent doctor; true")
-    assert "dra.partitions has no effect" in doctor, doctor
+
+    def doctor_says_so() -> bool:
+        return "dra.partitions has no effect" in node.in_agent("sh", "-c", "npu-agent doctor; true")
+
+    node.wait_for("the edit, which takes a minute after an outage", doctor_says_so, 4 * SOON)
     run(node, claim_pod("victim"))
     (card,) = verified(node, "victim", 1).cards
     kill(card)
