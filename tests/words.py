@@ -22,7 +22,10 @@ PREFER = {
 """What to write, and a regular expression for the whole words of which one is there instead."""
 INSTALL = {"`pipx install .`": r"(?:pipx?|uvx?)\s+(?:\w+\s+)*(?:-\S+\s+)*[\"']?npu-agent"}
 """The same, in translations too: any user may register our name on PyPI."""
-PAGES = "docs/*.md docs/dev/*.md k8s/c*/*.md *[!T].md npu_agent/**/*.[jp][sy] Make* k8s/**/*.[yt]*"
+PAGES = (
+    "docs/*.md docs/dev/*.md docs/examples/*/*.md k8s/*/*.md bench/*.md tests/c*/*.md *[!T].md "
+    "npu_agent/**/*.[jp][sy] Make* k8s/**/*.[yt]*"
+)
 TRANSLATED = "docs/ko/*.md docs/ja/*.md README.ko.md README.ja.md"
 _UNREAD = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2|<!--.*?-->|<[^>\n]+>")
 _BREAK = re.compile(r"(?m)^[ \t]*(?:>[ \t]*)?(?:[-*+] |\d+[.)] |> ?|#+ )|\||(?<=\n)[ \t]*(?=\n)")
