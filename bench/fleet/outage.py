@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bench.figure import HEADER, Figure
-from bench.fleet.server import peak
+from bench.fleet.server import most_nodes, peak
 from npu_agent.kube import Api, ApiError, ErrorKind, follow
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.node import ThisNode
@@ -47,6 +47,8 @@ class Outage:
     seconds: float
     asked: list[float] = field(default_factory=list)
     """When, after its return."""
+    nodes: list[tuple[float, str]] = field(default_factory=list)
+    """The same, and of which node."""
     back: int = 0
     """Watches that are open."""
 
@@ -56,6 +58,8 @@ class Outage:
         if now < self.seconds:
             raise ApiError("cannot connect", kind=ErrorKind.UNREACHABLE)
         self.asked.append(now - self.seconds)
+        task = asyncio.current_task()
+        self.nodes.append((now - self.seconds, task.get_name() if task else ""))
 
     async def list_(self) -> str:
         self.ask()
@@ -88,8 +92,8 @@ def outage(nodes: int, seconds: float) -> Outage:
     async def play() -> None:
         api, watch = cast("Api", found), Request("watch", "Node", ThisNode)
         tasks = [
-            asyncio.ensure_future(_follow(api, watch, list_))
-            for _ in range(nodes)
+            asyncio.create_task(_follow(api, watch, list_), name=f"{node}")
+            for node in range(nodes)
             for list_ in (found.list_, found.from_now)
         ]
         await asyncio.sleep(seconds + PATIENCE)
@@ -128,6 +132,9 @@ def main() -> None:
             what = f"{nodes} nodes, {seconds:g} s: requests a second, most in 1 s / in 10 s"
             rates = f"{peak(found.asked, 1.0)} / {peak(found.asked, 10.0) / 10:.0f}"
             print(Figure(what, rates), flush=True)
+            late = [one for one in found.nodes if one[0] >= 20.0]
+            what = f"{nodes} nodes, {seconds:g} s: nodes that ask from 20 s on, most in 1 s"
+            print(Figure(what, f"{most_nodes(late)}", f"<= {nodes / 50:g}"), flush=True)
             print(
                 Figure(f"{nodes} nodes, {seconds:g} s: all back after", f"{max(found.asked):.0f} s")
             )

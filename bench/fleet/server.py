@@ -8,7 +8,8 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,6 +44,12 @@ class Asked:
     """The resource, as ``nodes`` or ``nodes/status``."""
     code: int
     uri: str
+
+    @property
+    def node(self) -> str:
+        """The node that it is of, by its URI; what names none counts as of a node of its own."""
+        named = re.search(r"fleet-\d+", self.uri)
+        return named[0] if named else f"{self.at}"
 
     @property
     def writes(self) -> bool:
@@ -171,17 +178,8 @@ class ApiServer:
 
     def asked(self, user: str, since: Mark) -> list[Asked]:
         """What a user has asked since then, in that order; a watch is there once it is open."""
-        found: dict[str, Asked] = {}
-        with self._audit.open("rb") as lines:
-            lines.seek(since.size)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    break  # half-written
-                one = json.loads(line)
-                at = datetime.fromisoformat(one["requestReceivedTimestamp"]).timestamp()
-                if one["user"]["username"] == user and since.time <= at:
-                    found[one["auditID"]] = _asked(one, at)
-        return sorted(found.values(), key=lambda one: one.at)
+        found = requests(self._audit, lambda one: bool(one["user"]["username"] == user), since.size)
+        return [one for one in found if since.time <= one.at]
 
     async def metrics(self) -> dict[str, float]:
         """The API server's own, by name and labels."""
@@ -215,6 +213,20 @@ class ApiServer:
         async with self._client.post(f"{self._etcd}/v3/kv/range", json=body) as answer:
             found = (await answer.json()).get("kvs", ())
         return [sum(len(base64.b64decode(one[part])) for part in ("key", "value")) for one in found]
+
+
+def requests(log: Path, wanted: Callable[[dict[str, Any]], bool], skip: int = 0) -> list[Asked]:
+    """Those of an audit log that are wanted, from so many bytes on, in the order they came."""
+    found: dict[str, Asked] = {}
+    with log.open("rb") as lines:
+        lines.seek(skip)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break  # half-written
+            if wanted(one := json.loads(line)):
+                at = datetime.fromisoformat(one["requestReceivedTimestamp"]).timestamp()
+                found[one["auditID"]] = _asked(one, at)
+    return sorted(found.values(), key=lambda one: one.at)
 
 
 def _asked(one: dict[str, Any], at: float) -> Asked:
@@ -282,6 +294,23 @@ async def serving(directory: Path) -> AsyncIterator[ApiServer]:
             yield server
         finally:
             await server.close()
+
+
+def most_nodes(asked: Iterable[tuple[float, str]]) -> int:
+    """The most nodes that asked within any second: when, in order, and which."""
+    window: deque[tuple[float, str]] = deque()
+    counts: Counter[str] = Counter()
+    most = 0
+    for at, node in asked:
+        window.append((at, node))
+        counts[node] += 1
+        while window[0][0] < at - 1.0:
+            _, old = window.popleft()
+            counts[old] -= 1
+            if not counts[old]:
+                del counts[old]
+        most = max(most, len(counts))
+    return most
 
 
 def peak(times: Sequence[float], seconds: float) -> int:
