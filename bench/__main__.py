@@ -1,8 +1,8 @@
 """Measures the agent as a kubelet, a Prometheus and a node see it, each figure beside its target.
 
 The agent runs as a process of its own on simulated cards, with everything on. The kubelet is the
-stand-in of the simulator, the API server one of `bench.apiserver`. A run of everything is written
-into docs/benchmarks.md and the READMEs.
+stand-in of the simulator, the API server one of `bench.apiserver`. A run of everything, and one of
+peers, is written into docs/benchmarks.md and the READMEs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, limits, packing, pages, plugin, report, soak, view
+from bench import claims, hour, idle, limits, packing, pages, peers, plugin, report, soak, view
 from bench.figure import HEADER, Figure
 from bench.fleet import run
 
@@ -23,7 +23,7 @@ async def main() -> None:
         await run.main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--idle", type=float, default=20.0, metavar="SECONDS", help="default: 20")
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help="default: 20; of peers 10")
     parser.add_argument(
         "--soak",
         type=float,
@@ -40,6 +40,11 @@ async def main() -> None:
         metavar="MINUTES",
         help="instead: what a real API server is asked by an idle agent in so long (60); root",
     )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="instead: programs of others and ours, by the same clients; root",
+    )
     what = parser.add_subparsers(dest="what", metavar="WHAT")
     of_view = what.add_parser("view", help="instead: `kubectl npu` for a large cluster; root")
     of_view.add_argument("--nodes", type=int, default=1000, metavar="COUNT", help="default: 1000")
@@ -48,16 +53,18 @@ async def main() -> None:
     print(run_of, HEADER, sep="\n\n")
     if wanted.what == "view":
         figures = view.view(wanted.nodes)
+    elif wanted.peers:
+        figures = peers.peers(wanted.idle or 10.0)
     elif wanted.hour:
         figures = hour.hour(wanted.hour)
     else:
-        figures = soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle)
+        figures = soak.soak(wanted.soak) if wanted.soak else everything(wanted.idle or 20.0)
     seen = []
     async for one in figures:
         print(one, flush=True)
         seen.append(one)
     if not (wanted.what or wanted.hour or wanted.soak):
-        report.write(run_of, seen)
+        report.write(run_of, seen, peers.COLUMNS if wanted.peers else ())
 
 
 async def everything(seconds: float) -> AsyncIterator[Figure]:

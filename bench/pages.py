@@ -1,23 +1,16 @@
-"""What a scrape costs, beside the exporter that runs on most nodes anyway."""
+"""What a scrape costs."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 from bench.figure import Figure, quantiles
-from bench.process import DEADLINE, POLL, RESOURCE, Process, answers, free_port, program, running
+from bench.process import RESOURCE, Process, running
 from bench.scraper import PROMETHEUS, scrape
 from npu_agent.people import simulator
-from tests.until import until
 
-EXPORTER = "prometheus-node-exporter"
 TIMES = 2000
 
 
@@ -41,8 +34,6 @@ async def scrapes() -> AsyncIterator[Figure]:
         await agent.until_healthy(7)
         what = "/metrics, one card hangs, p50 / p99; CPU"
         yield Figure(what, await page("/metrics"), "no slower")
-    async for figure in exporter():
-        yield figure
 
 
 async def costs(process: Process, port: int, path: str, scrapers: int = 1) -> str:
@@ -52,45 +43,3 @@ async def costs(process: Process, port: int, path: str, scrapers: int = 1) -> st
     taken = await asyncio.to_thread(scrape, port, path, PROMETHEUS, scrapers, TIMES // scrapers)
     cpu = 1000 * (process.spent().cpu - cpu) / len(taken)
     return f"{quantiles(taken)}; {cpu:.2f} ms"
-
-
-async def exporter() -> AsyncIterator[Figure]:
-    """prometheus-node-exporter on this machine, the same way."""
-    with tempfile.TemporaryDirectory(prefix="npu-bench-") as temporary:
-        found = await asyncio.to_thread(node_exporter, Path(temporary))
-        if found is None:
-            yield Figure(f"{EXPORTER}: not on this machine, and not to be had by apt", "")
-            return
-        name = f"node_exporter {await asyncio.to_thread(version, found)}"
-        port = free_port()
-        with program(str(found), f"--web.listen-address=127.0.0.1:{port}") as process:
-            await until(lambda: answers(port), interval=POLL)
-            taken = await costs(process, port, "/metrics")
-            yield Figure(f"{name}: /metrics, p50 / p99; CPU", taken)
-            yield Figure(f"{name}: resident memory", f"{process.memory() / 1024:.1f} MiB")
-
-
-def version(exporter: Path) -> str:
-    """``1.5.0``."""
-    said = subprocess.check_output(
-        (exporter, "--version"), stderr=subprocess.STDOUT, text=True, timeout=DEADLINE
-    )
-    found = re.search(r"version (\S+)", said)
-    return found[1] if found else said.strip()
-
-
-def node_exporter(directory: Path) -> Path | None:
-    """The program, if need be from Debian's package, which is unpacked and not installed."""
-    if there := shutil.which(EXPORTER):
-        return Path(there)
-    for command in (
-        ("apt-get", "download", "-qq", EXPORTER),
-        ("sh", "-c", f"dpkg-deb -x {EXPORTER}_*.deb ."),
-    ):
-        try:
-            subprocess.run(
-                command, cwd=directory, check=True, capture_output=True, timeout=5 * DEADLINE
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-    return directory / "usr/bin" / EXPORTER

@@ -42,6 +42,8 @@ def _loaded() -> list[Path]:
 
 if __name__ == "__main__":
     os.environ.pop("SSL_CERT_FILE", None)  # which a developer's shell may have, and no Pod
+    # As in the image: kubernetes_asyncio imports it where there is one: 2 MiB.
+    sys.modules["kubernetes_validate"] = None  # type: ignore[assignment]
     credentials.DIRECTORY = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, _count)
     sys.exit(main())

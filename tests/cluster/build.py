@@ -174,6 +174,23 @@ DRA_EXAMPLE_DRIVER = GoBuild(
     checksum="h1:JaJJvAHPULxJNLD6LKTJY8NrS45eyqHSJWd8Q5dmS5k=",
     packages=("cmd/dra-example-kubeletplugin",),
 )
+GPU_PLUGIN = GoBuild(
+    name="intel-gpu-plugin-0.36.0",
+    module="github.com/intel/intel-device-plugins-for-kubernetes",
+    version="v0.36.0",
+    checksum="h1:K3XKhTDK9AQPXqOSePU+YwR2LzPumxWJ1R3skMPlnco=",
+    packages=("cmd/gpu_plugin",),
+)
+SAMPLE_PLUGIN = replace(
+    KUBERNETES, name=f"sample-plugin-{RELEASE}", packages=("test/images/sample-device-plugin",)
+)
+NODE_EXPORTER = GoBuild(
+    name="node-exporter-1.12.1",
+    module="github.com/prometheus/node_exporter",
+    version="v1.12.1",
+    checksum="h1:LzcZ6SqJRH2EULBz3Paa1t1uzQaaoo9domuz8FQDkiY=",
+    packages=("",),
+)
 KUEUE = GoBuild(
     name="kueue-0.19.0",
     module="sigs.k8s.io/kueue",

@@ -28,6 +28,8 @@ class ApiServer:
     """A running one, asked as an administrator; `kubeconfig` is an administrator's."""
 
     kubeconfig: Path
+    audit: Path
+    """Its audit log: what it was asked, at level Metadata."""
     session: ClientSession
     process: subprocess.Popen[bytes]
 
@@ -63,7 +65,8 @@ async def api_server(directory: Path) -> AsyncIterator[ApiServer]:
             headers={"Authorization": f"Bearer {_TOKEN}"},
             timeout=ClientTimeout(30),
         ) as session:
-            running = ApiServer(_kubeconfig(directory, server, ca), session, processes[-1])
+            config, audit = _kubeconfig(directory, server, ca), directory / "audit.log"
+            running = ApiServer(config, audit, session, processes[-1])
             async with asyncio.timeout(_START):
                 while not await _answers(running):
                     await asyncio.sleep(0.1)
@@ -82,6 +85,8 @@ def _start(
     key = directory / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     (directory / "tokens.csv").write_text(f'{_TOKEN},admin,admin,"system:masters"\n')
+    policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
+    (directory / "audit.yaml").write_text(json.dumps(policy | {"omitStages": ["RequestReceived"]}))
     url = f"http://127.0.0.1:{etcd}"
     options = {
         "etcd": [
@@ -96,6 +101,8 @@ def _start(
             "--bind-address=127.0.0.1",
             f"--secure-port={port}",
             f"--cert-dir={directory}/certificates",
+            f"--audit-log-path={directory}/audit.log",
+            f"--audit-policy-file={directory}/audit.yaml",
             "--endpoint-reconciler-type=none",
             "--authorization-mode=RBAC",
             f"--token-auth-file={directory}/tokens.csv",

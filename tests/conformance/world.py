@@ -97,7 +97,7 @@ class World:
     directory: Path
     api: ApiServer
     manager: StandInPluginManager
-    _process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None
     _numbers: Iterable[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -124,7 +124,7 @@ class World:
             "NODE_NAME": NODE,
         }
         with (self.directory / "driver.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 ["sh", "-c", f"exec {self.command}"],
                 cwd=self.directory,
                 env=env,
@@ -135,7 +135,7 @@ class World:
 
     @property
     def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends the driver a signal; returns when it has ended and is registered no more.
@@ -143,14 +143,14 @@ class World:
         Raises:
             AssertionError: it has not ended within `PATIENCE`; it is killed then.
         """
-        if self._process is None:
+        if self.process is None:
             return
-        self._process.send_signal(number)
+        self.process.send_signal(number)
         try:
             await until(lambda: not self.runs, "the driver ends", deadline=PATIENCE)
         finally:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
             # What a killed one leaves is no registration, as nothing answers there.
             await self.manager.stop()
             await self.manager.start()

@@ -41,12 +41,28 @@ def test_both_lead_to_the_same_places(other: Page) -> None:
 @pytest.mark.parametrize("one", [ENGLISH, KOREAN, JAPANESE], ids=["en", "ko", "ja"])
 def test_the_figures_are_those_of_the_benchmarks(one: Page) -> None:
     """`make bench` writes both."""
-    [run] = re.findall(rf"{re.escape(report.BEGIN)}\n([\d-]+): ", BENCHMARKS.text)
-    rows = [row.strip("| ").split("|") for row in BENCHMARKS.text.splitlines()]
-    figures = {row[0].strip(): row[-1].strip() for row in rows if len(row) == 3}
     shown = dict(re.findall(r"<!-- (.+?) -->(.+?) \|", one.text))
-    assert len(shown) == 5
-    assert shown.items() <= {report.DATE: run, **figures}.items()
+    peers = {name: value for name, value in shown.items() if name.startswith(report.PEERS)}
+    assert (len(shown) - len(peers), len(peers)) == (5, 11)
+    run, rows = table(report.BEGIN)
+    figures = {row[0]: row[-1] for row in rows}
+    assert shown.items() - peers.items() <= {report.DATE: run, **figures}.items()
+    run, (header, *rows) = table(report.PEERS_BEGIN)
+    cells = {
+        f"{who}: {row[0]}": cell for row in rows for who, cell in zip(header, row, strict=True)
+    }
+    named = {f"{report.PEERS}{name}": cell for name, cell in {report.DATE: run, **cells}.items()}
+    assert peers.items() <= named.items()
+
+
+def table(begin: str) -> tuple[str, list[list[str]]]:
+    """The day and the rows of a table that a run of the bench has written."""
+    _, _, rest = BENCHMARKS.text.partition(begin)
+    written, _, _ = rest.partition(report.END)
+    lines = [line for line in written.splitlines() if line.startswith("|")]
+    return written.strip()[:10], [
+        [cell.strip() for cell in line[1:-1].split("|")] for line in lines
+    ]
 
 
 def test_the_value_for_rngd_is_a_config_that_offers_the_name_in_the_pod() -> None:
