@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from npu_agent import __version__
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import HealthState, Snapshot
-from npu_agent.core.plan import DraWishes
+from npu_agent.core.plan import DraWishes, taints
 from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.core.state import AgentState, ConfigState
 from npu_agent.core.trends import Trends
@@ -69,7 +70,9 @@ def _labels(found: OwnNode | None) -> Mapping[str, str] | None:
 
 
 def _devices(partitions: bool, found: Snapshot) -> tuple[PoolDevice, ...] | None:
-    return pool(found, dra=NAMES, families=FAMILIES, partitions=partitions)
+    """What `npu_agent.core.plan.claim_pool` gives where there are no holders and no cordons."""
+    devices = pool(found, dra=NAMES, families=FAMILIES, partitions=partitions)
+    return tuple(replace(one, taints=taints(NAMES.driver, one.device)) for one in devices)
 
 
 POOLS = {(parts, id(one)): _devices(parts, one) for parts in (False, True) for one in (WELL, ILL)}

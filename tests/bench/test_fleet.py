@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from bench.fleet.agents import ILL, POOLS, WELL
 from bench.fleet.outage import outage
 from bench.fleet.run import Idle, Phase, kinds
 from bench.fleet.server import Asked, most_nodes, peak
@@ -74,6 +75,16 @@ def test_the_return_is_the_api_server_s_own_start_and_what_comes_after() -> None
 def test_a_phase_that_does_not_end_is_said_to_be_so() -> None:
     *_, took = Phase([], began=0.0, seconds=math.inf, nodes=1).figures("a config")
     assert took.measured == "not within 900 s"
+
+
+@pytest.mark.parametrize("partitions", [False, True])
+def test_a_failed_card_changes_what_is_published(partitions: bool) -> None:
+    """Else a fault of the bench would cost the API server an Event alone."""
+    well, ill = POOLS[partitions, id(WELL)], POOLS[partitions, id(ILL)]
+    assert well
+    assert ill
+    assert not any(one.taints for one in well)
+    assert {one.device.card_id for one in ill if one.taints} == {ill[0].device.card_id}
 
 
 @pytest.mark.parametrize("seconds", [300.0, 1000.0])
