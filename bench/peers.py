@@ -231,14 +231,14 @@ async def _calls(plugin: Plugin, seconds: float) -> AsyncIterator[Figure]:
             request = allocation(ids[:count])
             taken = await asyncio.to_thread(calls, plugin.sockets / name, "Allocate", request)
             yield Figure(f"Allocate {count}, p50 / p99", taken)
+    if plugin.port:  # before its memory is taken, as with an exporter
+        page = await costs(plugin.process, plugin.port, "/metrics")
+        yield Figure("/metrics, p50 / p99; CPU", page)
     messages = plugin.kubelet.plugins.value[plugin.resource].messages
     async for figure in _idle(plugin.process, _PLUGIN, seconds):
         yield figure
     sent = plugin.kubelet.plugins.value[plugin.resource].messages - messages
     yield Figure("idle: ListAndWatch messages", f"{sent}")
-    if plugin.port:
-        page = await costs(plugin.process, plugin.port, "/metrics")
-        yield Figure("/metrics, p50 / p99; CPU", page)
 
 
 async def _idle(process: Process, what: str, seconds: float) -> AsyncIterator[Figure]:

@@ -75,8 +75,13 @@ def _patterns() -> Sequence[tuple[re.Pattern[str], Sequence[str]]]:
     """How each clause may read: with its values, and with something quoted at its end."""
     return [
         (re.compile(re.sub(r"\\\{\d\\\}", "(.+)", re.escape(english)) + r"( \(.*\))?"), words)
-        for english, words in SENTENCES.items()
+        # Those with the most words of their own first: others may be a part of them.
+        for english, words in sorted(SENTENCES.items(), key=lambda entry: -_own_length(entry[0]))
     ]
+
+
+def _own_length(english: str) -> int:
+    return len(re.sub(r"\{\d\}", "", english))
 
 
 @cache

@@ -51,6 +51,10 @@ _DMI, _NUMA, _CGROUPS = "sys/class/dmi/id", "sys/devices/system/node", "sys/fs/c
 _OF_PODS = re.compile("kubelet|kubepods|burstable|besteffort|pod")
 _IDENTITIES = {name for vendor in VENDORS for name in vendor.profile.identities}
 _UUID = rb"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
+_PLAIN_UUID = rb"(?:(?<=pod)|(?<![0-9a-f]))[0-9a-f]{32}(?![0-9a-f])"
+"""Without dashes, as that of a static Pod."""
+_FAMILIES = {driver.family.encode() for vendor in VENDORS for driver in vendor.profile.drivers}
+"""Words that a host may be called, and that a record needs."""
 _SHORTEST, _LONGEST_WORD = 4, 64
 """Characters of an identity that is searched in other files: shorter ones are in any text."""
 
@@ -232,7 +236,7 @@ def _is_identity(path: str) -> bool:
 def _packed(host: _Host, names: Names) -> bytes:
     """The record: a gzipped tar of plain files, `record.json` first."""
     contents = {
-        path: names.whole(content) if _is_identity(path) else names.scrubbed(content)
+        names.text(path): names.whole(content) if _is_identity(path) else names.scrubbed(content)
         for path, content in sorted(host.contents.items())
     }
     taken = (*host.contents, *host.links, *host.nodes, *host.directories)
@@ -244,8 +248,8 @@ def _packed(host: _Host, names: Names) -> bytes:
         files=len(contents),
         incomplete=host.incomplete,
         directories=tuple(sorted(map(names.text, empty))),
-        links=host.links,
-        nodes=host.nodes,
+        links={names.text(path): names.text(target) for path, target in host.links.items()},
+        nodes={names.text(path): node for path, node in host.nodes.items()},
         unread={names.text(path): why for path, why in host.unread.items()},
     )
     text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
@@ -281,13 +285,15 @@ class Names:
 
     def __init__(self, identities: Iterable[bytes]) -> None:
         self._made: dict[bytes, bytes] = {}
-        node = os.uname().nodename
-        hosts = {node, node.partition(".")[0], os.environ.get("NODE_NAME", "")} - {"localhost"}
+        nodes = (os.uname().nodename, os.environ.get("NODE_NAME", ""))
+        hosts = {*nodes, *(node.partition(".")[0] for node in nodes)} - {"localhost"}
         secrets = {identity.strip().lower() for identity in (*identities, *map(os.fsencode, hosts))}
+        secrets = {word for word in secrets - _FAMILIES if word.strip(b"0")}
         words = sorted((word for word in secrets if len(word) >= _SHORTEST), key=len, reverse=True)
         pattern = b"|".join(re.escape(word) for word in words if _is_word(word)) or rb"(?!)"
         self._pattern = re.compile(
-            rb"(?<![0-9a-z])(?:%b)(?![0-9a-z])|%b" % (pattern, _UUID), re.IGNORECASE
+            rb"(?<![0-9a-z])(?:%b)(?![0-9a-z])|%b|%b" % (pattern, _UUID, _PLAIN_UUID),
+            re.IGNORECASE,
         )
 
     @property
@@ -312,8 +318,11 @@ class Names:
     def _name(self, identity: bytes) -> bytes:
         key = identity.lower()
         number = len(self._made) + 1
+        uuid = f"00000000-0000-4000-8000-{number:012}"
         if re.fullmatch(_UUID, key):
-            made = f"00000000-0000-4000-8000-{number:012}".replace("-", chr(key[8]))
+            made = uuid.replace("-", chr(key[8]))
+        elif re.fullmatch(_PLAIN_UUID, key):
+            made = uuid.replace("-", "")
         else:
             made = f"S{number:0{max(3, len(key) - 1)}}"
         return self._made.setdefault(key, made.encode())

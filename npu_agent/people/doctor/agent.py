@@ -71,7 +71,8 @@ async def lines(context: Context) -> Lines:
             yield _name(remark), note(one_line(remark.text, _LONGEST))
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
-    if agent.report is None and (files := tls.tls_files(context.config.metrics.tls)):
+    files = tls.tls_files(context.config.metrics.tls)
+    if agent.report is None and files and await _ours(context):  # elsewhere they are a Pod's
         yield "metrics.tls", _certificate(context, files)
     yield "serving agent", _serving_agent(context)
     for at in page.addresses(context.config.metrics):

@@ -197,11 +197,13 @@ def _check(record: Record) -> None:
         if not leads_within(path, target):
             raise RecordError(f"the link {quoted(path)} leads to {quoted(target)}")
     leaves = record.picture()
-    if len(leaves) > 2 * MOST_FILES:
-        raise RecordError(f"it has more than {2 * MOST_FILES} links and nodes")
+    if len(leaves) + len(manifest.directories) > 2 * MOST_FILES:
+        raise RecordError(f"it has more than {2 * MOST_FILES} links, nodes and directories")
     directories = {*manifest.directories}
     for path in (*leaves, *manifest.directories):
         directories.update(map(str, PurePosixPath(path).parents))
+        if len(directories) > 2 * MOST_FILES:
+            raise RecordError(f"it has more than {2 * MOST_FILES} directories")
     if both := directories & leaves.keys():
         raise RecordError(f"{quoted(min(both))} is a file and a directory")
 

@@ -309,6 +309,13 @@ def test_a_problem_keeps_the_reason_that_it_quotes() -> None:
     assert translate_clauses(english) == english
 
 
+@pytest.mark.parametrize("english", SENTENCES)
+def test_no_translation_is_hidden_by_one_of_a_part_of_its_clause(english: str) -> None:
+    values = ("npu0", "npu1", "npu2")
+    with in_language("ko"):
+        assert translate_clauses(english.format(*values)) == SENTENCES[english][0].format(*values)
+
+
 def test_translations_put_in_the_same_values() -> None:
     for english, others in SENTENCES.items():
         values = sorted(re.findall(r"\{\d*\}", english))

@@ -84,7 +84,7 @@ def test_a_faulty_card_is_as_faulty_after_it_was_sent(
 def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NODE_NAME", "rack-7-secret")
+    monkeypatch.setenv("NODE_NAME", "rack-7-secret.example.com")
     uname = os.uname_result(("Linux", "host-9.example.com", "6.8.0", "#1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: uname)
     host = tree(tmp_path / "host", "rngd=2")
@@ -95,12 +95,19 @@ def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_eve
     pods = host / f"sys/fs/cgroup/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
     (pods / "cri-containerd-0123.scope").mkdir(parents=True)
     (host / f"sys/fs/cgroup/kubepods/pod{UID}").mkdir(parents=True)
+    # A static Pod's has no dashes. Names of files, links and nodes may tell as much as contents.
+    plain_uid = UID.replace("-", "")[::-1]
+    (host / f"sys/fs/cgroup/kubepods/burstable/pod{plain_uid}").mkdir(parents=True)
+    write(entry / f"log-{first.serial}", f"{first.uuid.replace('-', '')}\n")
+    (entry / f"of-{first.serial}").symlink_to(f"log-{first.serial}")
+    write(host / f"dev/rngd/npu0-{first.serial}", "")
     found = recorded(host, tmp_path / "record.tar.gz")
     everything = b"".join(
         name.encode() + content for name, content in plain(tmp_path / "record.tar.gz")
     ).lower()
     chips = [management(host, index, "rngd") / "soc_id" for index in range(2)]
-    secrets = [first.serial, first.uuid, second.uuid, UID, UID.replace("-", "_"), "rack-7-secret"]
+    uuids = [first.uuid, first.uuid.replace("-", ""), second.uuid]
+    secrets = [first.serial, *uuids, UID, UID.replace("-", "_"), plain_uid, "rack-7-secret"]
     for secret in (*secrets, "host-9", *(path.read_text().strip() for path in chips)):
         assert secret.lower().encode() not in everything, secret
     at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
@@ -112,6 +119,18 @@ def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_eve
         re.fullmatch("sys/fs/cgroup/kubepods/pod0{8}-.*", path)
         for path in found.manifest.directories
     )
+
+
+@pytest.mark.parametrize("word", ["warboy", "rngd", "localhost"])
+def test_a_host_that_is_called_like_a_family_is_shown_as_it_is(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE_NAME", word)
+    host = tree(tmp_path / "host", "warboy=1,rngd=1")
+    write(management(host, 1, "rngd") / "device_sn", "0000\n")
+    recorded(host, tmp_path / "record.tar.gz")
+    again = replayed(tmp_path / "again", tmp_path / "record.tar.gz")
+    assert shown(again) == shown(host)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"x", b"\xff\x00" * 9, b"7" * 100, b" a b \n"])

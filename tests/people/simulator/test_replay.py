@@ -16,7 +16,7 @@ import pytest
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
 from npu_agent.people.simulator import replay
-from npu_agent.people.simulator.replay import LARGEST, MANIFEST, RecordError, load
+from npu_agent.people.simulator.replay import LARGEST, MANIFEST, MOST_FILES, RecordError, load
 
 ENTRY = "sys/class/npu_mgmt/npu0_mgmt"
 FILES = {f"{ENTRY}/device_type": b"Warboy\n", f"{ENTRY}/alive": b"1\n"}
@@ -115,6 +115,14 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "absolute": (lambda: record(member("/etc/cron.d/x", b"1")), "is not a path below /sys/"),
     "above": (lambda: record(member("sys/../../x", b"1")), "is not a path below /sys/"),
     "elsewhere": (lambda: record(member("etc/x", b"1")), "is not a path below /sys/"),
+    "many-directories": (
+        lambda: record(directories=[f"sys/{at}" for at in range(2 * MOST_FILES)]),
+        "it has more than .* links, nodes and directories",
+    ),
+    "deep-directories": (
+        lambda: record(directories=[f"sys/{at}" + "/a" * 21 for at in range(MOST_FILES // 10)]),
+        "it has more than .* directories",
+    ),
     "the-simulator's-own": (
         lambda: record(member(".npu-simulator/state.json", b"1")),
         "is not a path below /sys/",
