@@ -98,7 +98,7 @@ class Poller:
             self._judged = None
             self._reject(str(error))
             return
-        if self._judged is not None:
+        if self._judged is not None and not self._now.is_set():
             self._stamp = stamp
 
     async def _read(self, path: Path) -> bytes:

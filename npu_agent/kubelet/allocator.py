@@ -293,17 +293,20 @@ class Allocator:
     async def replan(self) -> None:
         """Plans what each API lists, records it, and publishes it."""
         async with self._replanning:
-            while (lists := self._plan()) is not None:
-                planned = self._ledger
+            planned = self._plan(), self._held(), self._ledger.published
+            while (lists := planned[0]) is not None:
                 await self._save()
                 await self.specs.write(
                     [device for devices in lists.values() for device in devices],
-                    self._held(),
+                    planned[1],
                     owned=self.owned,
                     cards=bool(self._snapshots.value.cards),
                 )
-                # A grant may come while a file is written: then all is planned again.
-                if self._ledger is planned:
+                # A grant, or other cards, may come while a file is written: then all is planned
+                # again. Each answer of the kubelet changes the ledger, and most of them none of it.
+                before = planned
+                planned = self._plan(), self._held(), self._ledger.published
+                if planned == before:
                     self._publish(lists)
                     break
 
@@ -423,7 +426,12 @@ class Allocator:
     async def _save(self) -> None:
         async with self._saving:
             if self.owned:
-                ledger = self._ledger
+                ledger, before = self._ledger, self._recorded
+                # Until the write has come to its end, or if it fails or is cancelled, the disk may
+                # have either: only what both have is surely there.
+                self._recorded = replace(
+                    before, published=dict(before.published.items() & ledger.published.items())
+                )
                 await self._record.write(encode(ledger))
                 if not self._record.error:
                     self._recorded = ledger
@@ -468,7 +476,7 @@ class Allocator:
         for device in devices:
             plan.check_cordon(facts, device)
         await self._orphans_end(resource, devices)
-        if self._closed:
+        if not self.owned:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
         plan.check_grant(self.facts(), resource, devices)
         self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))

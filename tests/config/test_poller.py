@@ -170,6 +170,27 @@ async def test_read_now_does_not_wait_for_the_next_poll(file: Path) -> None:
         await first(followed.configs, lambda config: config.interval == 3)
 
 
+async def test_read_now_during_a_check_reads_a_file_whose_stamp_tells_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = await files.stamp(file)
+
+    async def same(_: Path, **_named: object) -> object:
+        if not edited.is_set():
+            edited.set()
+            replace(file, "interval: 3\n")
+            followed.read_now()
+        return stamp
+
+    edited = asyncio.Event()
+    edited.set()
+    monkeypatch.setattr(files, "stamp", same)
+    async with following(file, every=0.01) as followed:
+        await asyncio.sleep(0)
+        edited.clear()
+        await first(followed.configs, lambda config: config.interval == 3)
+
+
 async def test_an_edit_whose_parse_was_given_up_is_judged_again(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

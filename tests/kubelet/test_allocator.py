@@ -80,6 +80,18 @@ async def ends(room: Room) -> None:
     await ending
 
 
+async def test_a_grant_that_waits_while_the_node_is_lost_is_refused(tmp_path: Path) -> None:
+    room = await outlived(tmp_path)
+    whole, _ = devices(*room.cards)
+    grant = asyncio.create_task(room.allocator.grant(NPU, [whole]))
+    await until(lambda: room.allocator.states.value.orphans)
+    room.allocator.disowned()
+    room.kubelet.node.alive = set()
+    room.says()
+    with pytest.raises(RefusalError, match="does not own the node"):
+        await grant
+
+
 async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,8 +21,8 @@ from npu_agent import files
 from npu_agent.backoff import Backoff
 from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
-from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.hardware import Health, HealthState, Snapshot
+from npu_agent.core.ledger import Assignment, Ledger, keys_of
 from npu_agent.core.offer import Device, advertise
 from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.feed import Feed
@@ -585,3 +585,78 @@ async def test_the_record_of_the_one_before_us_is_read_before_it_is_written(
         await asyncio.gather(renewing, saving)
         assert await room.until(bool) == {room.card.id: False}
         assert "a container from before the agent's start" in _reason(room)
+
+
+async def test_answers_of_the_kubelet_do_not_keep_a_plan_from_being_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer changes the ledger, and comes while the CDI directory is slow."""
+    room = Room(tmp_path, by_cdi=True)
+    await room.owned()
+    (device,) = room.allocator.devices[NPU].value
+    write = room.allocator.specs.write
+
+    async def slow(*things: Any, **named: Any) -> None:
+        await write(*things, **named)
+        room.says(device.id)
+        room.allocator.reconcile()
+
+    monkeypatch.setattr(room.allocator.specs, "write", slow)
+    dead = Health(state=HealthState.UNHEALTHY, reason="dead", since=0.0)
+    room.snapshots.publish(Snapshot((replace(room.card, health=dead),), complete=True))
+    async with asyncio.timeout(5):
+        await room.allocator.replan()
+    assert [device.healthy for device in room.allocator.devices[NPU].value] == [False]
+
+
+async def test_a_card_that_is_another_by_the_time_of_the_write_is_recorded_before_it_is_in_a_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path, PluginWishes(resources(NPU, None), frozenset(), ()))
+    await room.owned()
+    (pool,) = room.allocator.pools.values()
+    moved = replace(room.card, card=replace(room.card.card, pci_bus_id="0000:99:00.0"))
+    write = room.allocator.specs.write
+
+    async def moving(*things: Any, **named: Any) -> None:
+        await write(*things, **named)
+        room.snapshots.publish(Snapshot((moved,), complete=True))
+
+    monkeypatch.setattr(room.allocator.specs, "write", moving)
+    room.claims.publish(DraWishes(families=frozenset({room.card.card.family})))
+    await room.allocator.replan()
+    recorded = recover(Ledger(), read_record(tmp_path), 0.0).published
+    assert pool.offered.value
+    for device in pool.offered.value:
+        assert keys_of(device.device.card) <= recorded[device.device.card_id].keys
+
+
+async def test_a_write_that_failed_and_was_done_later_vouches_for_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path, PluginWishes(resources(NPU, None), frozenset(), ()))
+    offered = DraWishes(families=frozenset({room.card.card.family}))
+    room.claims.publish(offered)
+    await room.owned()
+    ((driver, pool),) = room.allocator.pools.items()
+    room.claims.publish(DraWishes(families=frozenset()))
+    await room.allocator.replan()
+    room.allocator.confirm(driver, pool.offered.value)
+    written = files.replace
+
+    async def late(path: Path, content: bytes, **named: Any) -> None:
+        await written(path, content, **named)
+        raise TimeoutError(errno.ETIMEDOUT, "no answer within 5 s")
+
+    monkeypatch.setattr(files, "replace", late)
+    await room.allocator.replan()
+    assert not recover(Ledger(), read_record(tmp_path), 0.0).published
+
+    async def full(*_things: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "replace", full)
+    room.claims.publish(offered)
+    await room.allocator.replan()
+    assert pool.offered.value == ()
+    assert "No space left" in pool.unwritten.value
