@@ -69,11 +69,10 @@ async def lines(context: Context) -> Lines:
             yield _name(problem), _problem(context, problem)
         for remark in agent.report.notes[:_MOST]:
             yield _name(remark), note(one_line(remark.text, _LONGEST))
+    elif (files := tls.tls_files(context.config.metrics.tls)) and await _ours(context):
+        yield "metrics.tls", _certificate(context, files)  # elsewhere the files are a Pod's
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
-    files = tls.tls_files(context.config.metrics.tls)
-    if agent.report is None and files and await _ours(context):  # elsewhere they are a Pod's
-        yield "metrics.tls", _certificate(context, files)
     yield "serving agent", _serving_agent(context)
     for at in page.addresses(context.config.metrics):
         yield at.key, _address(context, at, agent)
@@ -100,9 +99,8 @@ async def _certificate(context: Context, files: tls.TlsFiles) -> Check:
     except (tls.RefusedError, ValueError) as error:
         return wrong(f"refused: {one_line(str(error), _LONGEST)}", _RENEW, context.agent_log)
     until = f"{files.cert}, until {stamp(expires_at)}"
-    if expires_at < time.time():
-        return wrong(f"expired: {until}", _RENEW, context.agent_log)
-    return ok(until)
+    expired = expires_at < time.time()
+    return wrong(f"expired: {until}", _RENEW, context.agent_log) if expired else ok(until)
 
 
 def _name(problem: ReportedProblem) -> str:
