@@ -58,6 +58,11 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         "impersonation": [one for one in rendered if one["kind"].startswith("ClusterRole")],
     }
     node.configure({"allocation": {"api": "device-plugin"}})
+
+    def edit_waits() -> bool:
+        return bool(json.loads(node.page("/status.json"))["config"]["waiting"])
+
+    node.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
     node.restart()
     node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
     node.wait_for("the condition to be gone", lambda: TYPE not in conditions(node))
