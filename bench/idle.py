@@ -20,7 +20,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         yield Figure("process start to registered", f"{agent.start:.2f} s", "0.4 to 0.7 s")
         await agent.settled()
         await asyncio.sleep(2)
-        before, writes = await agent.told(), len(agent.node.writes)
+        before, writes = await agent.listed(), len(agent.node.writes)
         yield await _spent(agent, seconds, "without a scraper", "<= 0.7 %")
         grant = await agent.kubelet.allocate(RESOURCE, 8)
         await asyncio.sleep(5)
@@ -29,7 +29,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
         scraper = asyncio.create_task(_scraping(agent.port))
         yield await _spent(agent, seconds, "scraped every 15 s", "<= 0.9 %")
         scraper.cancel()
-        sent = (await agent.told()).messages - before.messages
+        sent = (await agent.listed()).messages - before.messages
         written = len(agent.node.writes) - writes
         what = "while idle: ListAndWatch messages; writes to the API server"
         yield Figure(what, f"{sent}; {written}", "0; 0")

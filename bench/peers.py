@@ -73,9 +73,9 @@ COLUMNS = OURS, INTEL, SAMPLE, EXAMPLE, CLIENT_GO, EXPORTER = (
 ROOT = Path(__file__).parents[1]
 CARDS = 8
 TRIES = 3
-"""Starts of each plugin, of which each has its losses."""
+"""Starts of each plugin; each start loses a card and its kubelet once."""
 SCAN = 5.0
-"""Seconds in which the slowest of them looks at its cards once."""
+"""Seconds between two scans of the slowest plugin."""
 CLAIMS = 120
 PODS = 5
 _APART = """

@@ -46,7 +46,7 @@ def preference(ids: list[str]) -> bytes:
 async def recoveries() -> AsyncIterator[Figure]:
     """How long each loss of the kubelet, and of a card, lasts."""
     async with running("warboy=8") as agent:
-        kubelet, known = agent.kubelet, await agent.told()
+        kubelet, known = agent.kubelet, await agent.listed()
 
         began = time.perf_counter()
         await asyncio.to_thread(simulator.apply_fault, agent.root, "npu0", "dead")
@@ -63,7 +63,7 @@ async def recoveries() -> AsyncIterator[Figure]:
             nonlocal known
             await loss
             began = time.perf_counter()
-            known = await agent.told(after=known.endpoint)
+            known = await agent.listed(after=known.endpoint)
             taken = f"{time.perf_counter() - began:.2f} s"
             return Figure(what, taken, target)
 
@@ -84,10 +84,10 @@ async def recoveries() -> AsyncIterator[Figure]:
         await asyncio.sleep(6)
         yield await lose("our socket removed", "<= 2 s", remove())
 
-        kept = (await agent.told()).messages
+        kept = (await agent.listed()).messages
         await kubelet.renew_socket()
         await asyncio.sleep(3)
-        after = await agent.told()
+        after = await agent.listed()
         nothing = after.endpoint == known.endpoint and after.messages == kept
         said = "nothing happens" if nothing else "registered again"
         yield Figure("kubelet.sock replaced, stream open", said, "nothing")
@@ -97,7 +97,7 @@ async def answers() -> AsyncIterator[Figure]:
     """How quick the calls are in which a Pod's start waits."""
     async with running("rngd=8", config="defaultPe: Single\n") as agent:
         await agent.settled()
-        plugin = await agent.told()
+        plugin = await agent.listed()
         ids, socket = list(plugin.healthy()), agent.plugins / plugin.endpoint
         for what, target, method, request in (
             ("the empty call", "", "GetDevicePluginOptions", b""),
@@ -109,7 +109,7 @@ async def answers() -> AsyncIterator[Figure]:
     for cards, many, target in (("warboy=8", 16, "5 ms"), ("rngd=8", 64, "20 ms")):
         async with running(cards, config="defaultPe: Single\n") as agent:
             await agent.settled()
-            plugin = await agent.told()
+            plugin = await agent.listed()
             request = preference(list(plugin.healthy()))
             socket = agent.plugins / plugin.endpoint
             taken = await asyncio.to_thread(calls, socket, "GetPreferredAllocation", request, 200)

@@ -139,9 +139,9 @@ class Agent(Process):
     another: Callable[[], AbstractContextManager[Process]]
     """Runs one more of the same meanwhile."""
 
-    async def told(self, after: str = "") -> ListedPlugin:
+    async def listed(self, after: str = "") -> ListedPlugin:
         """What the kubelet knows, once it has a list from another socket than `after`."""
-        return await _told(self.kubelet, after)
+        return await _listed(self.kubelet, after)
 
     async def until_healthy(self, devices: int) -> ListedPlugin:
         """What the kubelet knows, once so many devices are healthy."""
@@ -160,7 +160,7 @@ class Agent(Process):
         await until(lambda: bool(self.node.labels) and answers(self.port), interval=POLL)
 
 
-async def _told(kubelet: StandInKubelet, after: str = "") -> ListedPlugin:
+async def _listed(kubelet: StandInKubelet, after: str = "") -> ListedPlugin:
     return await kubelet.until(RESOURCE, lambda p: p.messages > 0 and p.endpoint != after, DEADLINE)
 
 
@@ -249,7 +249,7 @@ async def running(
                 if dra:
                     await here.until(lambda found: len(found) == len(specs), DEADLINE)
                 else:
-                    await _told(kubelet)
+                    await _listed(kubelet)
                 took = time.perf_counter() - began
                 yield Agent(
                     *(agent.popen, kubelet, manager, here, root, plugins, file, port, probes, took),

@@ -151,7 +151,7 @@ def claim_pool(
     dra: DraNames,
     families: Collection[str],
     *,
-    recorded: Mapping[str, PublishedCard],
+    unwritten: Collection[str],
     slices: SlicesState,
 ) -> tuple[PoolDevice, ...]:
     """The devices that a driver publishes, with taints: those of cards that are on disk as such.
@@ -161,15 +161,11 @@ def claim_pool(
         wishes: the config.
         dra: the driver's names.
         families: all of the vendor's: a name is unique among their cards.
-        recorded: the published cards as the disk has them.
+        unwritten: IDs of published cards that are not on disk as they are now.
         slices: what the API server's slices can express.
     """
-    published = facts.ledger.published
-    on_disk = {
-        state.id
-        for state in cards_for_claims(facts.snapshot, wishes)
-        if state.id in published and recorded.get(state.id) == published[state.id]
-    }
+    on_disk = published_by(facts.ledger, dra.driver).difference(unwritten)
+    on_disk &= {state.id for state in cards_for_claims(facts.snapshot, wishes)}
     devices = [
         device
         for device in pool(
@@ -256,6 +252,12 @@ def is_needed(facts: Facts, wishes: DraWishes, driver: str) -> bool:
 def published_by(ledger: Ledger, driver: str) -> set[str]:
     """The IDs of the cards that a driver's slices may have."""
     return {id_ for id_, card in ledger.published.items() if card.driver == driver}
+
+
+def unwritten(ledger: Ledger, driver: str, recorded: Mapping[str, PublishedCard]) -> set[str]:
+    """The IDs of a driver's published cards that are not in `recorded`, or otherwise there."""
+    lacking = ledger.published.items() - recorded.items()
+    return {id_ for id_, card in lacking if card.driver == driver}
 
 
 def withdrawn(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from npu_agent.backoff import Backoff
 from npu_agent.core import plan
@@ -46,7 +47,6 @@ log = logger(__name__)
 
 _ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
 _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
-_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,16 @@ class PlanInputs:
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
     """Remarks on working cards, by ID."""
+
+
+class _Plan(NamedTuple):
+    """What is written to disk before it is published."""
+
+    lists: Mapping[str, tuple[Device, ...]]
+    """By resource."""
+    held: set[str] | None
+    """IDs of devices that containers hold; None: unknown."""
+    published: Mapping[str, PublishedCard]
 
 
 class Allocator:
@@ -293,25 +303,24 @@ class Allocator:
     async def replan(self) -> None:
         """Plans what each API lists, records it, and publishes it."""
         async with self._replanning:
-            planned = self._plan(), self._held(), self._ledger.published
-            while (lists := planned[0]) is not None:
+            planned = self._plan()
+            while planned is not None:
                 await self._save()
                 await self.specs.write(
-                    [device for devices in lists.values() for device in devices],
-                    planned[1],
+                    [device for devices in planned.lists.values() for device in devices],
+                    planned.held,
                     owned=self.owned,
                     cards=bool(self._snapshots.value.cards),
                 )
                 # A grant, or other cards, may come while a file is written: then all is planned
                 # again. Each answer of the kubelet changes the ledger, and most of them none of it.
-                before = planned
-                planned = self._plan(), self._held(), self._ledger.published
-                if planned == before:
-                    self._publish(lists)
+                written, planned = planned, self._plan()
+                if planned == written:
+                    self._publish(written.lists)
                     break
 
-    def _plan(self) -> dict[str, tuple[Device, ...]] | None:
-        """Returns the devices of each resource; None: nothing should be offered yet."""
+    def _plan(self) -> _Plan | None:
+        """Returns what is to be recorded; None: nothing should be offered yet."""
         self.reconcile()
         snapshot = self._snapshots.value
         if not snapshot.complete or not self.asked.value:
@@ -323,7 +332,9 @@ class Allocator:
         lists = plan.device_lists(self.facts(), self._wishes.value)
         if self.owned:
             self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
-        return lists
+        known = self.pod_resources.holdings.value.error is None
+        held = {name.device for name in self._ledger.allocations} if known else None
+        return _Plan(lists, held, self._ledger.published)
 
     def _publish(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
         """Publishes, without an await since the last use of the ledger."""
@@ -343,12 +354,8 @@ class Allocator:
 
     def _publish_pool(self, claims: ClaimPool) -> None:
         """Publishes a pool; cards that are not on disk yet stay out."""
-        published, recorded = self._ledger.published, self._recorded.published
-        unwritten = {
-            id_
-            for id_ in plan.published_by(self._ledger, claims.names.driver)
-            if recorded.get(id_) != published[id_]
-        }
+        recorded = self._recorded.published
+        unwritten = plan.unwritten(self._ledger, claims.names.driver, recorded)
         reason = self._record.error or ""
         if unwritten and not (self.owned and reason):
             return  # the record is another agent's
@@ -368,7 +375,7 @@ class Allocator:
             claims.wishes.value,
             claims.names,
             claims.families,
-            recorded=recorded,
+            unwritten=unwritten,
             slices=claims.slices.value,
         )
         if devices or not unwritten or claims.offered.value is not None:
@@ -416,12 +423,6 @@ class Allocator:
                 device=self._names.get(name.device, name.device),
             )
         self._missing = {*gone, *self._missing} & self._ledger.allocations.keys()
-
-    def _held(self) -> set[str] | None:
-        """Returns the IDs of devices that containers hold; None: unknown."""
-        if self.pod_resources.holdings.value.error is not None:
-            return None
-        return {name.device for name in self._ledger.allocations}
 
     async def _save(self) -> None:
         async with self._saving:

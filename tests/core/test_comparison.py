@@ -30,11 +30,11 @@ def texts(*cards: CardState) -> dict[str, str]:
 
 
 def test_the_slow_card_of_a_host_that_called_it_healthy_for_weeks() -> None:
-    sick = card(1, mhz=1700, throttle=("app_power_cap",), power=225.0)
-    assert texts(card(0), sick, card(2), card(3)) == {
+    slow_card = card(1, mhz=1700, throttle=("app_power_cap",), power=225.0)
+    assert texts(card(0), slow_card, card(2), card(3)) == {
         "U1": "1700 MHz, its siblings 2000; power limit 225 W, default 300 W; driver: app power cap"
     }
-    alone = texts(sick)["U1"]
+    alone = texts(slow_card)["U1"]
     assert alone == "power limit 225 W, default 300 W; driver: app power cap"
 
 

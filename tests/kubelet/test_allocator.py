@@ -80,6 +80,15 @@ async def ends(room: Room) -> None:
     await ending
 
 
+async def ends_with_the_same_answer(room: Room) -> None:
+    """The agent ends, and the kubelet says once more what it said."""
+    asked = room.kubelet.asked
+    ending = asyncio.create_task(room.allocator.end())
+    await until(lambda: room.kubelet.asked > asked)
+    room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
+    await ending
+
+
 async def test_a_grant_that_waits_while_the_node_is_lost_is_refused(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     whole, _ = devices(*room.cards)
@@ -188,10 +197,7 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     room = await outlived(tmp_path)
     room.says()
     assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
-    ending = asyncio.create_task(room.allocator.end())
-    await until(lambda: room.kubelet.asked > 1)
-    room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
-    await ending
+    await ends_with_the_same_answer(room)
     assert (tmp_path / RECORD).exists()
 
 
@@ -213,11 +219,7 @@ async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_pa
     await until(lambda: room.kubelet.asked)
     room.says()
     await renewing
-    asked = room.kubelet.asked
-    ending = asyncio.create_task(room.allocator.end())
-    await until(lambda: room.kubelet.asked > asked)
-    room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
-    await ending
+    await ends_with_the_same_answer(room)
     assert (tmp_path / RECORD).exists()
 
 

@@ -147,10 +147,10 @@ class Claims:
                 self._recovering.failed(f"{namespace}/{name}: {error}")
                 return  # it is tried again
             async with self._changing:
-                known = self._allocator.prepared.value.get(claim.uid)
-                devices = {device.device for device in known.devices} if known else set()
+                entry = self._allocator.prepared.value.get(claim.uid)
+                devices = {device.device for device in entry.devices} if entry else set()
                 # A kubelet lists the devices of a claim's earlier allocations too.
-                is_known = known and devices.issuperset(result.device for result in claim.results)
+                is_known = entry and devices.issuperset(result.device for result in claim.results)
                 if is_known or claim.uid in self._unprepared or not self._lacks(of_claim):
                     continue
                 prepared = self._recovered(claim, of_claim)
@@ -248,11 +248,11 @@ class Claims:
                 kept = set(map(self._spec_name, prepared))
                 for name in await self._specs.list(self._spec_name("*")) - kept:
                     await self._specs.write(name, None)
-                for uid, known in prepared.items():
-                    if not all(device.request for device in known.devices):
+                for uid, claim in prepared.items():
+                    if not all(device.request for device in claim.devices):
                         continue  # recovered, and it is not known what is whose
                     try:
-                        await self._specs.write(self._spec_name(uid), self._spec_from_record(known))
+                        await self._specs.write(self._spec_name(uid), self._spec_from_record(claim))
                     except RefusalError as error:
                         troubles.append(str(error))
         except OSError as error:
@@ -347,14 +347,14 @@ class Claims:
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
         """Returns the claim that the kubelet means; raises ApiError or RefusalError."""
-        known = self._allocator.prepared.value.get(ref.uid)
+        prepared = self._allocator.prepared.value.get(ref.uid)
         try:
             claim = await self._read(ref.namespace, ref.name)
         except ApiError as error:
-            if known is None or error.kind is ErrorKind.NOT_FOUND:
+            if prepared is None or error.kind is ErrorKind.NOT_FOUND:
                 raise
             log.warning("prepared again from the record: the claim cannot be read", claim=ref.name)
-            return _claim_from_record(known)
+            return _claim_from_record(prepared)
         except ValueError as error:
             raise RefusalError(
                 Refusal.INVALID, f"the API server's {ref} cannot be used: {error}"
@@ -371,7 +371,7 @@ class Claims:
             raise RefusalError(
                 Refusal.UNKNOWN, f"{ref} has no device of the driver {self._names.driver}"
             )
-        if claim.parameters and known is None:  # Pods that were given their devices keep them
+        if claim.parameters and prepared is None:  # Pods that were given their devices keep them
             where = "; ".join(map(str, claim.parameters))
             raise RefusalError(
                 Refusal.INVALID,
@@ -398,8 +398,8 @@ class Claims:
             claim.namespace, claim.name, self._timing.containers
         )
         if not containers:
-            known = self._allocator.prepared.value.get(claim.uid)
-            return known is not None and known.joined
+            prepared = self._allocator.prepared.value.get(claim.uid)
+            return prepared is not None and prepared.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
     async def _grant(

@@ -338,6 +338,7 @@ def _is_word(identity: bytes) -> bool:
 
 def _content(path: Path) -> bytes:
     """The first bytes of a file, as many as the agent reads; raises OSError."""
+    # Unlike `files.content` this waits for what hangs: the record has to say so.
     mode = path.lstat().st_mode
     if not stat.S_IMODE(mode) & 0o444:
         raise OSError(0, "it is write-only")

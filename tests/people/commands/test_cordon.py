@@ -343,15 +343,21 @@ async def test_a_budget_that_holds_is_said_once_and_the_card_stays_cordoned(
     assert capsys.readouterr().out.splitlines()[1:] == [kept]
 
 
-async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pause(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of each pause of drain, which takes none."""
+    taken: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
+        taken.append(seconds)
 
     monkeypatch.setattr(drain, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    return taken
+
+
+async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pause(
+    cluster: Cluster, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.held = {"a": "npu1"}
     cluster.refusals = [refusal("Too many requests", **{"Retry-After": "7"}), budget()]
     await cluster.run("drain", "npu1")
@@ -362,14 +368,8 @@ async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pau
 
 
 async def test_a_pause_that_the_server_asks_for_ends_with_the_timeout(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, pauses: list[float]
 ) -> None:
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(drain, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
     cluster.held = {"a": "npu1"}
     cluster.refusals = [refusal("Too many requests", **{"Retry-After": "300"})]
     await cluster.run("drain", "npu1", "--timeout", "60")
