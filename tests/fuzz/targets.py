@@ -191,7 +191,7 @@ def _sysfs_shown(found: Any, reading: Any) -> None:
     assert len(device_id(id_, found.all_cores)) <= 63
     seen = snapshot(CardState(id=id_, card=found, health=health, reading=reading))
     shown = cards.series(seen, (), hostname="n", pod_labels=True)
-    page = b"".join(one.render(shown, openmetrics=False) for one in cards.definitions(_SCHEMAS))
+    page = b"".join(family.render(openmetrics=False) for family in cards.families(_SCHEMAS, shown))
     assert [*text_string_to_metric_families(page.decode())]
     _labels(compute.labels(seen, compute.Machine(vendor=None, name=None), _SETS))
 

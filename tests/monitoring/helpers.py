@@ -16,6 +16,7 @@ import yaml
 
 from npu_agent.outputs.prometheus import own, process
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from tests.outputs.prometheus.helpers import own as new_agent
 
 PROJECT = Path(__file__).parents[2]
 COMPONENTS = PROJECT / "k8s" / "components"
@@ -80,9 +81,9 @@ def exported() -> set[str]:
     """The names of all series that there can be: of the agent's code, and what comes of them."""
     names = set(_OF_PROMETHEUS) | rules("record").keys()
     histograms: set[str] = set()
-    for definition in own.DEFINITIONS:
-        (histograms if definition.kind == "histogram" else names).add(definition.name)
-    names |= {definition.name for definition in process.DEFINITIONS}
+    for family in own.families(new_agent()):
+        (histograms if family.kind == "histogram" else names).add(family.name)
+    names |= {family.name for family in process.families()}
     for schema in SCHEMAS.values():
         names |= {metric.name for metric in schema.metrics}
     names |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}

@@ -115,11 +115,11 @@ class Hour:
     def _scrape(self, now: int, snapshot: Snapshot) -> None:
         series = cards.series(snapshot, self._usages(), hostname="node-1", pod_labels=True)
         instance = "new" if now > ROLLOUT else "old"
-        for definition in cards.definitions((SCHEMAS["2025"],)):
-            if definition.name.removeprefix("furiosa_npu_") in FAMILIES_USED:
-                page = definition.render(series, openmetrics=False).decode()
+        for family in cards.families((SCHEMAS["2025"],), series):
+            if family.name.removeprefix("furiosa_npu_") in FAMILIES_USED:
+                page = family.render(openmetrics=False).decode()
                 for labels, value in re.findall(r"^\w+{(.*)} (.*)$", page, re.MULTILINE):
-                    name = f'{definition.name}{{{labels},instance="{instance}"}}'
+                    name = f'{family.name}{{{labels},instance="{instance}"}}'
                     self.samples[name][now] = value
 
     def promtool(self) -> Iterator[dict[str, str]]:

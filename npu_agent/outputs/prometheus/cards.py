@@ -1,6 +1,6 @@
 """Metrics of cards and their holders: values in, metric families out. Pure.
 
-Start reading at `series` and `definitions`.
+Start reading at `series` and `families`.
 
 Names and units are those of each card's vendor (`npu_agent.core.vendor_spec.MetricSchema`); labels
 are the same for all.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from npu_agent.core.hardware import (
     CardState,
@@ -24,7 +23,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
-from npu_agent.outputs.prometheus.text import Definition, Samples, clean, finite, label_text
+from npu_agent.outputs.prometheus.text import Family, Samples, clean, finite, label_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class CardSeries:
 
 
 Cards = tuple[CardSeries, ...]
-Definitions = tuple[Definition[Cards], ...]
 Numbers = Iterable[tuple[str, float | None]]
 """Labels and values: `Samples` without histograms."""
 
@@ -115,11 +113,17 @@ def _holder(assignment: Assignment) -> dict[str, str | None]:
     return {"namespace": assignment.namespace, "pod": assignment.pod, "container": container}
 
 
+def _readings(cards: Cards) -> Iterator[tuple[str, Reading]]:
+    """The cards that were read: the labels of their series, and the reading."""
+    for card in cards:
+        if card.state.reading:
+            yield card.labels, card.state.reading
+
+
 def _of_card(value: Callable[[Reading], float | None]) -> Callable[[Cards], Numbers]:
     def samples(cards: Cards) -> Numbers:
-        for card in cards:
-            if card.state.reading:
-                yield card.labels, value(card.state.reading)
+        for labels, reading in _readings(cards):
+            yield labels, value(reading)
 
     return samples
 
@@ -134,34 +138,30 @@ def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], 
 
 
 def _sensors(kind: SensorKind, renamed: Mapping[str, str], cards: Cards) -> Numbers:
-    for card in cards:
-        if card.state.reading is None:
-            continue
-        sensors = [sensor for sensor in card.state.reading.sensors if sensor.kind is kind]
-        names = _unique([renamed.get(sensor.label, sensor.label) for sensor in sensors])
+    for labels, reading in _readings(cards):
+        sensors = [sensor for sensor in reading.sensors if sensor.kind is kind]
+        names = _unique(renamed.get(sensor.label, sensor.label) for sensor in sensors)
         for sensor, name in zip(sensors, names, strict=True):
-            yield label_text(card.labels, label=name), sensor.value
+            yield label_text(labels, label=name), sensor.value
 
 
 def _errors(cards: Cards) -> Numbers:
-    for card in cards:
-        counters = card.state.reading.errors if card.state.reading else ()
-        names = _unique([name for name, _ in counters])
-        for name, (_, count) in zip(names, counters, strict=True):
-            yield label_text(card.labels, label=name), count
+    for labels, reading in _readings(cards):
+        names = _unique(name for name, _ in reading.errors)
+        for name, (_, count) in zip(names, reading.errors, strict=True):
+            yield label_text(labels, label=name), count
 
 
 def _throttle(cards: Cards) -> Numbers:
-    for card in cards:
-        if reading := card.state.reading:
-            for reason, _ in reading.throttled:
-                yield label_text(card.labels, label=reason), reason in (reading.throttle or ())
+    for labels, reading in _readings(cards):
+        for reason, _ in reading.throttled:
+            yield label_text(labels, label=reason), reason in (reading.throttle or ())
 
 
 def _throttled(cards: Cards) -> Numbers:
-    for card in cards:
-        for reason, count in card.state.reading.throttled if card.state.reading else ():
-            yield label_text(card.labels, label=reason), count
+    for labels, reading in _readings(cards):
+        for reason, count in reading.throttled:
+            yield label_text(labels, label=reason), count
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
@@ -242,7 +242,7 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
 }
 
 
-def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
+def families(schemas: Iterable[MetricSchema], cards: Cards) -> tuple[Family, ...]:
     """The families of these schemas, in the order of the page.
 
     Each schema describes the cards of its vendor. A name that two vendors use is one family, with
@@ -253,11 +253,11 @@ def definitions(schemas: tuple[MetricSchema, ...]) -> Definitions:
         for metric in schema.metrics:
             named.setdefault(metric.name, []).append((schema, metric))
     return tuple(
-        Definition(
+        Family(
             name=name,
             kind=uses[0][1].kind,
             help=uses[0][1].text,
-            samples=partial(_of_vendors, uses),
+            samples=_of_vendors(uses, cards),
         )
         for name, uses in named.items()
     )

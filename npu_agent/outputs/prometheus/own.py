@@ -6,11 +6,12 @@ A series without a subject (a resource that never had a card) is absent: docs/me
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from npu_agent.core.counts import Histogram
 from npu_agent.core.state import AgentState, SessionPhase
-from npu_agent.outputs.prometheus.text import Kind, Samples, by_name, label_text
+from npu_agent.outputs.prometheus.text import Family, Kind, label_text
 
 Named = tuple[str, str, float | Histogram]
 """A sample: the family without ``npu_agent_``, labels and value."""
@@ -66,12 +67,15 @@ _HELP = {
 _HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 
-def read(state: AgentState) -> Mapping[str, Samples]:
-    families: dict[str, list[tuple[str, float | Histogram]]] = {}
-    for samples in (_agent(state), _resources(state), _drivers(state), _cards(state)):
-        for name, labels, value in samples:
-            families.setdefault(f"npu_agent_{name}", []).append((labels, value))
-    return families
+def families(state: AgentState) -> tuple[Family, ...]:
+    samples: dict[str, list[tuple[str, float | Histogram]]] = defaultdict(list)
+    for part in (_agent(state), _resources(state), _drivers(state), _cards(state)):
+        for name, labels, value in part:
+            samples[name].append((labels, value))
+    return tuple(
+        Family(name=f"npu_agent_{name}", kind=_kind(name), help=text, samples=samples[name])
+        for name, text in _HELP.items()
+    )
 
 
 def _agent(state: AgentState) -> Iterator[Named]:
@@ -155,8 +159,3 @@ def _kind(name: str) -> Kind:
     if name in _HISTOGRAMS:
         return "histogram"
     return "counter" if name.endswith("_total") else "gauge"
-
-
-DEFINITIONS = tuple(
-    by_name(f"npu_agent_{name}", text, kind=_kind(name)) for name, text in _HELP.items()
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,7 @@ from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own, process
-from npu_agent.outputs.prometheus.text import Definition, Samples, Source
+from npu_agent.outputs.prometheus.text import Family
 
 log = logger(__name__)
 
@@ -55,40 +55,27 @@ class Page:
         self._failing: set[str] = set()
 
     def body(self, openmetrics: bool) -> bytes:
-        schemas = self._settings.value.schemas
-        parts = [
-            *self._families("cards", cards.definitions(schemas), self._cards, openmetrics),
-            *self._families("own", own.DEFINITIONS, self._own, openmetrics),
-            *self._families("process", process.DEFINITIONS, process.read, openmetrics),
-        ]
-        return b"".join(parts) + (b"# EOF\n" if openmetrics else b"")
+        sources = {"cards": self._cards, "own": self._own, "process": process.families}
+        pieces = []
+        for name, families in sources.items():
+            for family in self._attempt(name, families) or ():
+                render = partial(family.render, openmetrics=openmetrics)
+                pieces.append(self._attempt(family.name, render) or b"")
+        return b"".join(pieces) + (b"# EOF\n" if openmetrics else b"")
 
-    def _cards(self) -> cards.Cards:
+    def _cards(self) -> tuple[Family, ...]:
         settings = self._settings.value
-        return cards.series(
+        series = cards.series(
             self._snapshots.value,
             self._holdings.value,
             hostname=self._hostname,
             pod_labels=settings.pod_labels,
             since=time.monotonic() - stale_after(settings.interval),
         )
+        return cards.families(settings.schemas, series)
 
-    def _own(self) -> Mapping[str, Samples]:
-        return own.read(self._state())
-
-    def _families(
-        self,
-        name: str,
-        definitions: Iterable[Definition[Source]],
-        read: Callable[[], Source],
-        openmetrics: bool,
-    ) -> Iterator[bytes]:
-        source = self._attempt(name, read)
-        if source is None:
-            return
-        for definition in definitions:
-            render = partial(definition.render, source, openmetrics=openmetrics)
-            yield self._attempt(definition.name, render) or b""
+    def _own(self) -> tuple[Family, ...]:
+        return own.families(self._state())
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """Returns the result of `make`; None if it fails, which is counted and, at first, logged.

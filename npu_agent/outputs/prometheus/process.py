@@ -8,28 +8,14 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from npu_agent.outputs.prometheus.text import Samples, by_name
-
-_HELP = {
-    "process_virtual_memory_bytes": "Virtual memory size in bytes.",
-    "process_resident_memory_bytes": "Resident memory size in bytes.",
-    "process_start_time_seconds": "Start time of the process since unix epoch in seconds.",
-    "process_cpu_seconds_total": "Total user and system CPU time spent in seconds.",
-    "process_open_fds": "Number of open file descriptors.",
-    "process_max_fds": "Maximum number of open file descriptors.",
-}
-DEFINITIONS = tuple(
-    by_name(name, text, kind="counter" if name.endswith("_total") else "gauge")
-    for name, text in _HELP.items()
-)
+from npu_agent.outputs.prometheus.text import Family
 
 
-def read(proc: Path = Path("/proc")) -> Mapping[str, Samples]:
-    """The sample of each family for this process now.
+def families(proc: Path = Path("/proc")) -> tuple[Family, ...]:
+    """The families of this process now.
 
     Raises:
         OSError, ValueError: /proc is not as proc_pid_stat(5) and proc_pid_statm(5) say.
@@ -37,15 +23,30 @@ def read(proc: Path = Path("/proc")) -> Mapping[str, Samples]:
     page = resource.getpagesize()
     virtual, resident = (int(pages) for pages in (proc / "self/statm").read_text().split()[:2])
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    values = {
-        "process_virtual_memory_bytes": virtual * page,
-        "process_resident_memory_bytes": resident * page,
-        "process_start_time_seconds": _started_at(proc),
-        "process_cpu_seconds_total": time.process_time(),
-        "process_open_fds": sum(1 for _ in (proc / "self/fd").iterdir()),
-        "process_max_fds": None if limit == resource.RLIM_INFINITY else limit,
-    }
-    return {name: [("", value)] for name, value in values.items()}
+    files = sum(1 for _ in (proc / "self/fd").iterdir())
+    most = None if limit == resource.RLIM_INFINITY else limit
+    spent, started_at = time.process_time(), _started_at(proc)
+    values: tuple[tuple[str, float | None, str], ...] = (
+        ("virtual_memory_bytes", virtual * page, "Virtual memory size in bytes."),
+        ("resident_memory_bytes", resident * page, "Resident memory size in bytes."),
+        (
+            "start_time_seconds",
+            started_at,
+            "Start time of the process since unix epoch in seconds.",
+        ),
+        ("cpu_seconds_total", spent, "Total user and system CPU time spent in seconds."),
+        ("open_fds", files, "Number of open file descriptors."),
+        ("max_fds", most, "Maximum number of open file descriptors."),
+    )
+    return tuple(
+        Family(
+            name=f"process_{name}",
+            kind="counter" if name.endswith("_total") else "gauge",
+            help=text,
+            samples=[("", value)],
+        )
+        for name, value, text in values
+    )
 
 
 # /proc/stat is long where there are many CPUs; and alerts take another start time for a restart, so

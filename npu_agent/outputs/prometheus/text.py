@@ -8,13 +8,12 @@ compare the two. Formats: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from npu_agent.core.counts import Histogram
 
-Source = TypeVar("Source")
 Kind = Literal["gauge", "counter", "histogram"]
 
 LONGEST = 256
@@ -40,22 +39,22 @@ Samples = Iterable[tuple[str, float | Histogram | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition(Generic[Source]):
-    """A family of metrics: its name, type and help, and how its samples come from a source."""
+class Family:
+    """A family of metrics: its name, type, help and samples."""
 
     name: str
     """As queries spell it, with a counter's ``_total``."""
     kind: Kind = "gauge"
     help: str
     """One sentence for people, which names the unit."""
-    samples: Callable[[Source], Samples]
-    """Samples that are None, not finite, there already, or counters below 0 are left out."""
+    samples: Samples
+    """Those that are None, not finite, there already, or counters below 0 are left out."""
 
-    def render(self, source: Source, *, openmetrics: bool) -> bytes:
-        """Renders its part of a page; empty if `source` has no samples of it."""
+    def render(self, *, openmetrics: bool) -> bytes:
+        """Renders its part of a page; empty without samples."""
         lines: list[str] = []
         seen: set[str] = set()
-        for labels, value in self.samples(source):
+        for labels, value in self.samples:
             if value is None or labels in seen:
                 continue
             seen.add(labels)
@@ -71,10 +70,6 @@ class Definition(Generic[Source]):
             name = name.removesuffix("_total") if self.kind == "counter" else name
             text = text.replace('"', r"\"")
         return f"# HELP {name} {text}\n# TYPE {name} {self.kind}\n{''.join(lines)}".encode()
-
-
-def by_name(name: str, text: str, kind: Kind = "gauge") -> Definition[Mapping[str, Samples]]:
-    return Definition(name=name, kind=kind, help=text, samples=lambda source: source.get(name, ()))
 
 
 def _line(name: str, labels: str, value: float) -> str:

@@ -27,8 +27,8 @@ from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.outputs.prometheus import cards
+from npu_agent.outputs.prometheus import own as own_metrics
 from npu_agent.outputs.prometheus.lag import LoopLag
-from npu_agent.outputs.prometheus.own import DEFINITIONS, read
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE, holdings
@@ -133,8 +133,8 @@ def page_of_cards(
     """The cards' part of the page, with who holds what as the ledger finds it."""
     held_now = holdings(found, *assignments, claims=claims, uses=uses)
     shown = cards.series(found, held_now, hostname=hostname, pod_labels=pod_labels)
-    definitions = cards.definitions(schemas)
-    return b"".join(each.render(shown, openmetrics=openmetrics) for each in definitions)
+    families = cards.families(schemas, shown)
+    return b"".join(family.render(openmetrics=openmetrics) for family in families)
 
 
 def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any) -> list[Metric]:
@@ -144,8 +144,8 @@ def families_of_cards(found: Snapshot, *assignments: Assignment, **settings: Any
 
 def own_page(state: AgentState, *, openmetrics: bool = False) -> bytes:
     """The agent's own part of the page, but for ``process_*``."""
-    samples = read(state)
-    return b"".join(each.render(samples, openmetrics=openmetrics) for each in DEFINITIONS)
+    families = own_metrics.families(state)
+    return b"".join(family.render(openmetrics=openmetrics) for family in families)
 
 
 def families(state: AgentState) -> list[Metric]:

@@ -35,7 +35,7 @@ def rows_of(schema: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_metric_of_cards_is_listed_in_the_order_of_the_page(schema: str) -> None:
-    names = [definition.name for definition in cards.definitions((SCHEMAS[schema],))]
+    names = [family.name for family in cards.families((SCHEMAS[schema],), ())]
     assert list(rows_of(schema)) == names
 
 
@@ -44,7 +44,8 @@ def test_what_is_unproven_is_marked_on_the_page_and_in_its_help(schema: str) -> 
     marked = {name for name, cells in rows_of(schema).items() if "#unproven" in cells[-1]}
     metrics = SCHEMAS[schema].metrics
     assert {metric.name for metric in metrics if "rngd" in metric.unproven} == marked
-    said = {each.name for each in cards.definitions((SCHEMAS[schema],)) if "Unproven" in each.help}
+    families = cards.families((SCHEMAS[schema],), ())
+    said = {family.name for family in families if "Unproven" in family.help}
     assert said == marked
 
 
@@ -70,7 +71,7 @@ def test_the_names_of_opentelemetry_are_mapped_from_metrics_that_there_are() -> 
 
 def test_every_metric_of_the_agent_is_listed_with_its_type() -> None:
     listed = {name: cells[0] for name, cells in rows("npu_agent_").items()}
-    assert listed == {definition.name: definition.kind for definition in own.DEFINITIONS}
+    assert listed == {family.name: family.kind for family in own.families(helpers.own())}
 
 
 @pytest.mark.parametrize("name", rows("npu_agent_"))

@@ -4,7 +4,7 @@ import pytest
 
 from npu_agent.core.counts import RESULTS, Counts
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
-from npu_agent.outputs.prometheus.own import DEFINITIONS
+from npu_agent.outputs.prometheus import own as own_metrics
 from tests.outputs.helpers import RESOURCE
 from tests.outputs.prometheus.helpers import (
     families,
@@ -62,6 +62,6 @@ def test_config_in_force_refused_and_waiting(config: ConfigState, shown: list[fl
 
 
 def test_names_say_what_they_are() -> None:
-    for definition in DEFINITIONS:
-        assert definition.name.endswith("_total") == (definition.kind == "counter")
-        assert definition.help.endswith(".")
+    for family in own_metrics.families(own()):
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        assert family.help.endswith(".")

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from npu_agent.core.state import AgentState, stale_after
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.page import Page, PageSettings
-from npu_agent.outputs.prometheus.text import Definition
+from npu_agent.outputs.prometheus.text import Family
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
     card,
@@ -110,17 +111,18 @@ def test_it_has_an_end_in_openmetrics_and_the_process_in_both() -> None:
 def test_a_family_that_fails_is_left_out_logged_once_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: cards.Cards) -> Any:
-        raise ZeroDivisionError("odd value")
+    def broken() -> Iterator[Any]:
+        yield 1 / 0
 
-    bad: Definition[cards.Cards] = Definition(
-        name="furiosa_npu_alive", help="Broken.", samples=broken
-    )
-    good = cards.definitions
-    some = (bad, *good((SCHEMAS["0.8"],))[1:])
+    good = cards.families
+
+    def some(schemas: Any, series: cards.Cards) -> tuple[Family, ...]:
+        bad = Family(name="furiosa_npu_alive", help="Broken.", samples=broken())
+        return (bad, *good(schemas, series)[1:])
+
     room = Room()
     room.snapshots.publish(snapshot(card(index=0, reading=full_reading())))
-    monkeypatch.setattr(cards, "definitions", lambda _: some)
+    monkeypatch.setattr(cards, "families", some)
     for _ in range(3):
         text = room.text()
         assert "furiosa_npu_alive{" not in text
@@ -131,9 +133,9 @@ def test_a_family_that_fails_is_left_out_logged_once_and_counted(
     ]
     assert caplog.records[0].exc_info is not None
     # It works again, and what fails after that is news.
-    monkeypatch.setattr(cards, "definitions", good)
+    monkeypatch.setattr(cards, "families", good)
     assert "\nfuriosa_npu_alive{" in room.text()
-    monkeypatch.setattr(cards, "definitions", lambda _: some)
+    monkeypatch.setattr(cards, "families", some)
     assert "\nfuriosa_npu_alive{" not in room.text()
     assert len(caplog.records) == 2
 

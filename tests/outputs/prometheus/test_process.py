@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from npu_agent.outputs.prometheus.process import DEFINITIONS, read
+from npu_agent.outputs.prometheus import process
 from tests.outputs.prometheus.helpers import parsed
 
 CHANGES = {
@@ -18,8 +18,7 @@ CHANGES = {
 
 
 def families(proc: Path = Path("/proc")) -> dict[str, Metric]:
-    now = read(proc)
-    page = b"".join(each.render(now, openmetrics=False) for each in DEFINITIONS)
+    page = b"".join(family.render(openmetrics=False) for family in process.families(proc))
     return {metric.name: metric for metric in parsed(page, openmetrics=False)}
 
 

@@ -1,4 +1,4 @@
-"""Labels, definitions and rendering, compared with prometheus_client's own encoder and parsers."""
+"""Labels, families and rendering, compared with prometheus_client's own encoder and parsers."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as library_
 from prometheus_client.registry import Collector
 
 from npu_agent.core.counts import Histogram
-from npu_agent.outputs.prometheus.text import LONGEST, Definition, clean, finite, label_text
+from npu_agent.outputs.prometheus.text import LONGEST, Family, clean, finite, label_text
 from tests.outputs.prometheus.helpers import parsed
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -33,8 +33,7 @@ class _Only(Collector):
 def _render(
     samples: Any, name: str = "x", kind: Any = "gauge", help_: str = "X.", *, openmetrics: bool
 ) -> bytes:
-    definition: Definition[Any] = Definition(name=name, kind=kind, help=help_, samples=iter)
-    return definition.render(samples, openmetrics=openmetrics)
+    return Family(name=name, kind=kind, help=help_, samples=samples).render(openmetrics=openmetrics)
 
 
 Given = list[tuple[dict[str, str | None], float | None]]
