@@ -10,7 +10,6 @@ has to recover without help, also if its driver has no such file.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import Cause, Health, HealthState
@@ -19,24 +18,14 @@ _COOL_DOWN = 5.0
 """°C below health.maxTemperature at which a card that was too hot is good again."""
 
 
-class Outcome(enum.Enum):
-    """The result of one probe."""
-
-    GOOD = "good"
-    DEAD = "dead"
-    BAD = "bad"
-    """The probe found a fault: a read failed or hung, or a node is missing."""
-    HOT = "hot"
-    SILENT = "silent"
-    """The probe found no fault, and the driver does not report health."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one probe of a card. `reason` is for people."""
+    """The verdict on one probe of a card."""
 
-    outcome: Outcome
+    state: HealthState
+    """Unhealthy: the probe found a fault. Unknown: it found none, and the driver does not say."""
     reason: str
+    """For people."""
     cause: Cause | None = None
 
 
@@ -65,31 +54,14 @@ class HealthTracker:
     """Whether it is fenced, and has been too hot since."""
 
 
-_STATE = {
-    Outcome.GOOD: HealthState.HEALTHY,
-    Outcome.DEAD: HealthState.UNHEALTHY,
-    Outcome.BAD: HealthState.UNHEALTHY,
-    Outcome.HOT: HealthState.UNHEALTHY,
-    Outcome.SILENT: HealthState.UNKNOWN,
-}
-_CAUSE = {Outcome.DEAD: Cause.DEAD, Outcome.HOT: Cause.HOT}
-
-
 def begin(verdict: Verdict, now: float) -> HealthTracker:
     """The tracker after the first probe, which is believed.
 
     A card that is dead at the agent's start is never offered.
     """
-    health = Health(
-        state=_STATE[verdict.outcome],
-        reason=verdict.reason,
-        since=now,
-        cause=_CAUSE.get(verdict.outcome, verdict.cause),
-    )
+    health = Health(state=verdict.state, reason=verdict.reason, since=now, cause=verdict.cause)
     return HealthTracker(
-        health=health,
-        dead=verdict.outcome is Outcome.DEAD,
-        hot=verdict.outcome is Outcome.HOT,
+        health=health, dead=verdict.cause is Cause.DEAD, hot=verdict.cause is Cause.HOT
     )
 
 
@@ -101,23 +73,25 @@ def with_heat(
     A card that was fenced for heat has to cool down by some degrees more, or it would come and go.
     """
     limit = policy.max_temperature
-    if limit is None or temperature is None or _STATE[verdict.outcome] is HealthState.UNHEALTHY:
+    if limit is None or temperature is None or verdict.state is HealthState.UNHEALTHY:
         return verdict
     if tracker is not None and tracker.hot:
         limit -= _COOL_DOWN
     if temperature <= limit:
         return verdict
-    return Verdict(Outcome.HOT, f"{temperature:g} °C, above {limit:g} °C")
+    reason = f"{temperature:g} °C, above {limit:g} °C"
+    return Verdict(HealthState.UNHEALTHY, reason, Cause.HOT)
 
 
 def step(tracker: HealthTracker, verdict: Verdict, policy: Policy, now: float) -> HealthTracker:
     """The tracker after one more probe at `now` (seconds of `time.monotonic`)."""
     fenced = tracker.health.state is HealthState.UNHEALTHY
-    bad = _STATE[verdict.outcome] is HealthState.UNHEALTHY
-    dead = tracker.dead
-    if verdict.outcome in (Outcome.GOOD, Outcome.DEAD):
-        dead = verdict.outcome is Outcome.DEAD
-    if verdict.outcome is Outcome.SILENT and dead:
+    bad = verdict.state is HealthState.UNHEALTHY
+    # Only a healthy answer takes back that the driver has called the card dead.
+    dead = verdict.cause is Cause.DEAD or (
+        tracker.dead and verdict.state is not HealthState.HEALTHY
+    )
+    if verdict.state is HealthState.UNKNOWN and dead:
         streak = tracker.streak
     elif bad == fenced:
         streak = 0
@@ -125,9 +99,9 @@ def step(tracker: HealthTracker, verdict: Verdict, policy: Policy, now: float) -
         streak = tracker.streak + 1
         if streak >= (policy.recoveries if fenced else policy.failures):
             return replace(begin(verdict, now), dead=dead)
-    hot = fenced and (tracker.hot or verdict.outcome is Outcome.HOT)
+    hot = fenced and (tracker.hot or verdict.cause is Cause.HOT)
     tracker = replace(tracker, streak=streak, dead=dead, hot=hot)
-    if fenced or bad or _STATE[verdict.outcome] is tracker.health.state:
+    if fenced or bad or verdict.state is tracker.health.state:
         return tracker
     # Of the two states that are not fenced, the latest probe decides.
     return replace(tracker, health=begin(verdict, now).health)

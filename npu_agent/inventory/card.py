@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, fields, replace
 from npu_agent import text
 from npu_agent.backoff import Backoff
 from npu_agent.core import comparison, health
-from npu_agent.core.hardware import Card, Cause, CoreReading, Health, Reading, SkippedDevice
-from npu_agent.core.health import Outcome, Verdict
+from npu_agent.core.hardware import (
+    Card,
+    Cause,
+    CoreReading,
+    Health,
+    HealthState,
+    Reading,
+    SkippedDevice,
+)
+from npu_agent.core.health import Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, UtilizationTracker
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
 from npu_agent.logs import logger
@@ -227,7 +235,7 @@ class CardWatch:
         if self._known is None:
             self.view = _not_served(self.entry, late)
             return
-        verdict = Verdict(Outcome.BAD, late, Cause.HANGS)
+        verdict = Verdict(HealthState.UNHEALTHY, late, Cause.HANGS)
         self._step(verdict, settings, now)
 
     def crashed(self, error: Exception) -> None:
@@ -293,18 +301,18 @@ class CardWatch:
 def _verdict(card: Card, answers: Answers) -> Verdict:
     probe = answers.probe
     if probe is None:
-        return Verdict(Outcome.BAD, answers.trouble, Cause.NONSENSE)
+        return Verdict(HealthState.UNHEALTHY, answers.trouble, Cause.NONSENSE)
     missing = sorted(card.nodes - probe.nodes)
     if probe.alive is False:
-        return Verdict(Outcome.DEAD, probe.reason)
+        return Verdict(HealthState.UNHEALTHY, probe.reason, Cause.DEAD)
     if answers.not_served:
-        return Verdict(Outcome.BAD, answers.not_served, Cause.NONSENSE)
+        return Verdict(HealthState.UNHEALTHY, answers.not_served, Cause.NONSENSE)
     if missing:
         names = text.listed((f"/dev/{node}" for node in missing), 3)
-        return Verdict(Outcome.BAD, f"{names} missing", Cause.NODES)
+        return Verdict(HealthState.UNHEALTHY, f"{names} missing", Cause.NODES)
     if probe.alive is None:
-        return Verdict(Outcome.SILENT, "the driver does not say")
-    return Verdict(Outcome.GOOD, "works")
+        return Verdict(HealthState.UNKNOWN, "the driver does not say")
+    return Verdict(HealthState.HEALTHY, "works")
 
 
 def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:

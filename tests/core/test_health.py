@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -5,16 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core import health
-from npu_agent.core.hardware import HealthState
-from npu_agent.core.health import HealthTracker, Outcome, Policy, Verdict, begin, step
+from npu_agent.core.hardware import Cause, HealthState
+from npu_agent.core.health import HealthTracker, Policy, Verdict, begin, step
 
-LETTERS = {"g": Outcome.GOOD, "d": Outcome.DEAD, "b": Outcome.BAD, "s": Outcome.SILENT}
+LETTERS = {
+    "g": Verdict(HealthState.HEALTHY, "works"),
+    "d": Verdict(HealthState.UNHEALTHY, "alive says 0", Cause.DEAD),
+    "b": Verdict(HealthState.UNHEALTHY, "a node is missing", Cause.NODES),
+    "s": Verdict(HealthState.UNKNOWN, "the driver does not say"),
+}
 STATES = {"H": HealthState.HEALTHY, "U": HealthState.UNHEALTHY, "?": HealthState.UNKNOWN}
 
 
 def courses(looks: str, policy: Policy) -> list[HealthTracker]:
     """The course after each of some looks; the time is their number."""
-    verdicts = [Verdict(LETTERS[letter], f"{letter}{at}") for at, letter in enumerate(looks)]
+    verdicts = [replace(LETTERS[letter], reason=f"{letter}{at}") for at, letter in enumerate(looks)]
     found = [begin(verdicts[0], 0.0)]
     for at, verdict in enumerate(verdicts[1:], 1):
         found.append(step(found[-1], verdict, policy, float(at)))
@@ -73,10 +79,8 @@ def test_courses(looks: str, expected: str) -> None:
 def test_a_policy_changed_meanwhile_counts_from_the_next_look() -> None:
     course = courses("gd", Policy(failures=5))[-1]
     strict = Policy(failures=1)
-    assert (
-        step(course, Verdict(Outcome.SILENT, ""), strict, 2.0).health.state is HealthState.UNKNOWN
-    )
-    assert step(course, Verdict(Outcome.BAD, ""), strict, 2.0).health.state is HealthState.UNHEALTHY
+    assert step(course, LETTERS["s"], strict, 2.0).health.state is HealthState.UNKNOWN
+    assert step(course, LETTERS["b"], strict, 2.0).health.state is HealthState.UNHEALTHY
 
 
 LOOKS = st.text("gdbs", min_size=1, max_size=60)
@@ -149,10 +153,9 @@ HOT_AT_90 = Policy(failures=2, recoveries=2, max_temperature=90.0)
 
 def heated(*temperatures: float | None, policy: Policy = HOT_AT_90) -> list[HealthState]:
     """The state after each look at a card that works, at these temperatures."""
-    works = Verdict(Outcome.GOOD, "works")
     course, states = None, []
     for temperature in temperatures:
-        verdict = health.with_heat(works, temperature, course, policy)
+        verdict = health.with_heat(LETTERS["g"], temperature, course, policy)
         course = begin(verdict, 0.0) if course is None else step(course, verdict, policy, 0.0)
         states.append(course.health.state)
     return states
@@ -174,10 +177,10 @@ def test_heat_is_no_reason_unless_asked_for_and_known() -> None:
 
 
 def test_a_dead_card_is_dead_and_not_hot() -> None:
-    dead = Verdict(Outcome.DEAD, "alive says 0")
+    dead = LETTERS["d"]
     assert health.with_heat(dead, 200, None, HOT_AT_90) == dead
 
 
 def test_the_reason_says_how_hot() -> None:
-    works = Verdict(Outcome.GOOD, "works")
-    assert health.with_heat(works, 95.5, None, HOT_AT_90).reason == "95.5 °C, above 90 °C"
+    verdict = health.with_heat(LETTERS["g"], 95.5, None, HOT_AT_90)
+    assert verdict.reason == "95.5 °C, above 90 °C"
