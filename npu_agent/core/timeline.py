@@ -62,38 +62,24 @@ class Timeline:
         by_subject = dict(self._by_subject)
         for entry in happened:
             new = replace(entry, text=entry.text[:_LONGEST], at=now, first=now)
-            known = by_subject.get(entry.subject, ())
+            known = [old for old in by_subject.get(entry.subject, ()) if now - old.at < SPAN]
             if same := next((old for old in known if old.is_same(new)), None):
                 new = replace(new, first=same.first, count=same.count + 1)
-            by_subject[entry.subject] = (*(old for old in known if old is not same), new)[-MOST:]
-        return _around(now, by_subject, self.gone)
+                known.remove(same)
+            by_subject[entry.subject] = (*known, new)[-MOST:]
+        return replace(self, _by_subject=by_subject)
 
     def left(self, gone: Iterable[CardState], present: Iterable[CardState], now: float) -> Timeline:
         here = [state.card for state in present]
-        left = [GoneCard(replace(state, reading=None), now) for state in gone]
-        known = [*left, *self.gone]
-        kept = (
-            gone
-            for at, gone in enumerate(known)
-            if not any(gone.state.card.same_as(card) for card in here)
-            and gone.state.id not in {other.state.id for other in known[:at]}
-        )
-        return _around(now, self._by_subject, tuple(kept)[:GONE])
+        left = (GoneCard(replace(state, reading=None), now) for state in gone)
+        by_id: dict[str, GoneCard] = {}
+        for card in (*left, *self.gone):
+            if now - card.since < SPAN and not any(map(card.state.card.same_as, here)):
+                by_id.setdefault(card.state.id, card)
+        return replace(self, gone=tuple(by_id.values())[:GONE])
 
     def entries(self, now: float) -> tuple[TimelineEntry, ...]:
         entries = (
             entry for past in self._by_subject.values() for entry in past if now - entry.at < SPAN
         )
         return tuple(sorted(entries, key=lambda entry: -entry.at))
-
-
-def _around(
-    now: float, happened: Mapping[Subject, tuple[TimelineEntry, ...]], gone: Iterable[GoneCard]
-) -> Timeline:
-    return Timeline(
-        {
-            subject: tuple(entry for entry in entries if now - entry.at < SPAN)
-            for subject, entries in happened.items()
-        },
-        tuple(card for card in gone if now - card.since < SPAN),
-    )
