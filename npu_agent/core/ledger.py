@@ -141,6 +141,9 @@ class PreparedClaim:
         """Footprints of its devices, without those with admin access."""
         return tuple(device.footprint for device in self.devices if not device.admin)
 
+    def assignment(self, device: PreparedDevice, pod: str, container: str = "") -> Assignment:
+        return Assignment(self.namespace, pod, container, self.driver, device.device, self.name)
+
     def allocation(
         self, without: Collection[str] = (), except_for: Collection[Footprint] = ()
     ) -> Allocation | None:
@@ -643,7 +646,7 @@ def _assigned(
             containers.setdefault(use.pod, set()).add(use.container)
     several = len({device.request for device in claim.devices}) > 1
     return [
-        Assignment(claim.namespace, pod, name, claim.driver, device.device, claim.name)
+        claim.assignment(device, pod, name)
         for pod, names in sorted(containers.items())
         for name in ([""] if not names or (several and len(names) > 1) else sorted(names))
     ]

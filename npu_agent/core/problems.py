@@ -191,7 +191,7 @@ def _lasting(
         detail = ". ".join(named)
     elif kind is TrendKind.FLAPPING:
         detail += ", repeatedly"
-        away = (pod for card in cards for pod in state.pods_of_gone.get(_key(card), ()))
+        away = (pod for card in cards for pod in state.pods_of_gone.get(card.id, ()))
         pods = tuple(dict.fromkeys((*pods, *away)))
     command = about.command.format(card=cards[0].card.name)
     remedy, here = about.remedy, set(_ids(state.snapshot.cards))
@@ -277,46 +277,38 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
     )
 
 
-def _key(card: CardState) -> tuple[str, str]:
-    """ID and name: families number their cards alike."""
-    return card.id, card.card.name
-
-
 def _missed(state: AgentState) -> list[GoneCard]:
     """Returns the cards that left and are still a problem by name; the others are notes."""
     return [
         gone
         for gone in state.missing
         if (TrendKind.FLAPPING, gone.state.id) in state.trends.found
-        or _key(gone.state) in state.pods_of_gone
+        or gone.state.id in state.pods_of_gone
         or (state.monotonic - gone.since < _MISSED and state.cordon_of_gone(gone) is None)
     ]
 
 
 def _gone(state: AgentState) -> Iterator[Note]:
     """Yields cards that left, those that Pods hold first, and Pods with missing devices."""
-    held = dict(state.pods_of_gone)
-    left: dict[bool, list[GoneCard]] = {True: [], False: []}
-    pods: list[str] = []
-    for lost in _missed(state):
-        holders = held.pop(_key(lost.state), ())
-        if (TrendKind.FLAPPING, lost.state.id) not in state.trends.found:
-            pods += holders
-            left[bool(holders)].append(lost)
-    for cards in filter(None, left.values()):
-        yield _left(cards, tuple(dict.fromkeys(pods)) if cards is left[True] else ())
-    if held:
-        pods = [*dict.fromkeys(pod for several in held.values() for pod in several)]
-        several = len(held) > 1
+    missed, held = _missed(state), state.pods_of_gone
+    flapping = state.trends.of(TrendKind.FLAPPING)
+    steady = [gone for gone in missed if gone.state.id not in flapping]
+    if used := [gone for gone in steady if gone.state.id in held]:
+        yield _left(used, tuple(dict.fromkeys(pod for g in used for pod in held[g.state.id])))
+    if free := [gone for gone in steady if gone.state.id not in held]:
+        yield _left(free, ())
+    named = {gone.state.id for gone in missed}
+    if unknown := [device for device in state.gone if device.card_id not in named]:
+        pods = tuple(dict.fromkeys(device.assignment.pod_name for device in unknown))
+        names = tuple(dict.fromkeys(device.name for device in unknown))
         yield Note(
             "assignments",
-            f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} "
-            f"{', '.join(name for _, name in held)}, whose "
-            f"card{'s are' if several else ' is'} gone",
+            f"{', '.join(pods)} {'hold' if len(pods) > 1 else 'holds'} {', '.join(names)}, whose "
+            f"card{'s are' if len(names) > 1 else ' is'} gone",
             remedy=f"delete the Pod if it hangs: its devices no longer exist; {_LOST}",
             runbook="npucardmissing",
             severity="critical",
-            pods=tuple(pods),
+            pods=pods,
             command=_delete(pods),
         )
 
@@ -710,7 +702,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             "node", f"the Node is under maintenance: {state.maintenance}; alerts are suppressed"
         )
     for gone in state.missing:
-        if _key(gone.state) in state.pods_of_gone:
+        if gone.state.id in state.pods_of_gone:
             continue
         cordoned = state.cordon_of_gone(gone)
         if state.monotonic - gone.since >= _MISSED or cordoned is not None:

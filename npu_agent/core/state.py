@@ -18,10 +18,17 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, PreparedClaim, Usage, card_of, footprints_of
+from npu_agent.core.ledger import (
+    Assignment,
+    Footprint,
+    PreparedClaim,
+    Usage,
+    card_of,
+    footprints_of,
+)
 from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.pool import PoolDevice
-from npu_agent.core.timeline import GoneCard, Timeline
+from npu_agent.core.timeline import SPAN, GoneCard, Timeline
 from npu_agent.core.trends import Trends
 from npu_agent.core.trouble import Trouble
 
@@ -218,6 +225,17 @@ class Invocation:
         return shlex.join(("npu-agent", *words))
 
 
+@dataclass(frozen=True, slots=True)
+class GoneDevice:
+    """A device that a container holds, and whose card is gone."""
+
+    assignment: Assignment
+    card_id: str
+    """The device's own ID where its card left before this agent started."""
+    name: str
+    """The former name of the card, or again the device's ID."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
     """The state of the agent and its node. Its counters may go on counting."""
@@ -308,68 +326,55 @@ class AgentState:
     """Connections ended for newer ones, by listener (``metrics``, ``probes``) and reason."""
 
     @cached_property
-    def gone(self) -> tuple[Assignment, ...]:
-        """The assignments of our resources, and of prepared claims, whose card is gone."""
+    def gone(self) -> tuple[GoneDevice, ...]:
+        """The devices of our resources, and of prepared claims, whose card is gone."""
         ours = {resource.session.resource for resource in self.resources}
         present = {usage.assignment for usage in self.usages}
-        by_plugin = (
-            assignment
+        cards = [gone.state.card for gone in self.timeline.gone]
+        devices = [
+            self._gone_device(assignment, footprints_of(assignment.device, cards))
             for assignment in self.assignments
             if assignment.resource in ours and assignment not in present
-        )
-        by_claim = (
-            Assignment(claim.namespace, pod, "", driver.name, device.device, claim.name)
+        ]
+        devices += (
+            self._gone_device(claim.assignment(device, pod), {device.footprint})
             for driver in (self.dra if self.snapshot.complete else ())
             for claim in driver.claims
             for device in claim.devices
             if not device.admin and card_of(device.footprint, self.snapshot.cards) is None
             for pod in claim.pods
         )
-        return (*by_plugin, *by_claim)
+        return tuple(devices)
+
+    def _gone_device(self, assignment: Assignment, footprints: Iterable[Footprint]) -> GoneDevice:
+        for gone in self.timeline.gone:
+            if any(card_of(footprint, [gone.state]) for footprint in footprints):
+                return GoneDevice(assignment, gone.state.id, gone.state.card.name)
+        return GoneDevice(assignment, assignment.device, assignment.device)
 
     @cached_property
-    def pods_of_gone(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """The Pods that hold a card that is gone, by its ID and its name, or by their device."""
-        held: dict[tuple[str, str], tuple[str, ...]] = {}
-        for assignment in self.gone:
-            key = self.gone_card(assignment)
-            held[key] = tuple(dict.fromkeys((*held.get(key, ()), assignment.pod_name)))
-        return held
+    def pods_of_gone(self) -> Mapping[str, tuple[str, ...]]:
+        """The Pods that hold a device whose card is gone, by `GoneDevice.card_id`."""
+        pods: dict[str, dict[str, None]] = {}
+        for device in self.gone:
+            pods.setdefault(device.card_id, {})[device.assignment.pod_name] = None
+        return {card_id: tuple(names) for card_id, names in pods.items()}
 
     @cached_property
     def missing(self) -> tuple[GoneCard, ...]:
         """Returns the cards that left within a day and whose place is empty."""
         taken = {card.card.place for card in self.snapshot.cards}
-        return tuple(gone for gone in self.timeline.gone if gone.state.card.place not in taken)
+        return tuple(
+            gone
+            for gone in self.timeline.gone
+            if gone.state.card.place not in taken and self.monotonic - gone.since < SPAN
+        )
 
     def cordon_of_gone(self, gone: GoneCard) -> str | None:
         """Why a card that left was cordoned; None: it was not."""
         called = names(gone.state)
         lost = self.cordons_lost.items()
         return next((reason for name, reason in lost if name.lower() in called), None)
-
-    def name_of_gone(self, assignment: Assignment) -> str:
-        """Returns the former name of a card that is gone; else the device of the assignment."""
-        return self.gone_card(assignment)[1]
-
-    def gone_card(self, assignment: Assignment) -> tuple[str, str]:
-        """Returns ID and former name of a card that is gone; else the device of the assignment."""
-        footprints = footprints_of(
-            assignment.device, (gone.state.card for gone in self.timeline.gone)
-        )
-        if assignment.claim:
-            footprints = {
-                device.footprint
-                for driver in self.dra
-                for claim in driver.claims
-                if (claim.namespace, claim.name) == (assignment.namespace, assignment.claim)
-                for device in claim.devices
-                if device.device == assignment.device
-            }
-        for gone in self.timeline.gone:
-            if any(card_of(footprint, [gone.state]) for footprint in footprints):
-                return gone.state.id, gone.state.card.name
-        return assignment.device, assignment.device
 
     @cached_property
     def _usages_by_card(self) -> Mapping[str, tuple[Usage, ...]]:

@@ -147,9 +147,9 @@ def _look(card: CardState, state: AgentState) -> str:
 def _gone(lost: GoneCard, state: AgentState) -> str:
     card = lost.state.card
     holders = [
-        f"{holder.namespace} / {holder.pod}"
-        for holder in state.gone
-        if state.gone_card(holder)[0] == lost.state.id
+        f"{device.assignment.namespace} / {device.assignment.pod}"
+        for device in state.gone
+        if device.card_id == lost.state.id
     ]
     held = (
         f'<ul class="users"><li>{translate("held by {0}", m.text(", ".join(holders)))}</li></ul>'

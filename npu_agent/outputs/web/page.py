@@ -282,8 +282,8 @@ def _assignments(state: AgentState) -> str:
         ]
     gone = m.pill("bad", "unhealthy")
     held += [
-        (lost, f"{translate('gone: {0}', m.text(state.name_of_gone(lost)))} {gone}")
-        for lost in state.gone
+        (device.assignment, f"{translate('gone: {0}', m.text(device.name))} {gone}")
+        for device in state.gone
     ]
     rows = [
         (

@@ -52,7 +52,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "expected_cards": state.expected_cards,
         "not_served": [_pick(skipped, "entry", "reason") for skipped in state.snapshot.skipped],
         "assignments": {
-            "missing": [_holder(gone, cores=None) for gone in state.gone],
+            "missing": [_holder(device.assignment, cores=None) for device in state.gone],
             "error": state.assignments_error,
         },
         "resources": [
