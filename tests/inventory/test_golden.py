@@ -190,7 +190,7 @@ def test_hosts_look_as_in_their_golden_files(
     root = tree(tmp_path / "host", cards)
     edit(root)
     snapshot = asyncio.run(read_once([Furiosa(root)]))
-    view.show(view.cards_table(snapshot))
+    print(view.drawn(view.cards_table(snapshot)))
     table = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
     cards_json = json.dumps(view.cards_as_json(snapshot), indent=2)
     found = f"{_picture(snapshot)}\n# info\n{table}\n# info --format json\n{cards_json}\n"

@@ -40,6 +40,5 @@ async def _text(args: argparse.Namespace, directory: Path, snapshot: Snapshot) -
     if not held:
         return "no container holds a device"
     wide = args.output == "wide"
-    width = None if wide else view.terminal_width()
-    table = view.allocations_table(snapshot, held, width=width)
+    table = view.allocations_table(snapshot, held, wide=wide)
     return view.drawn(table, wide=wide, headers=not args.no_headers)

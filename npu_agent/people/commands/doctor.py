@@ -39,12 +39,12 @@ def main(args: argparse.Namespace) -> int:
         if view.is_data(args):
             print(view.data([check.as_json() for check in checks], args))
         elif not args.all and not context.in_pod and no_node(checks):
-            view.show(NO_NODE.format(directory=context.directory))
+            print(NO_NODE.format(directory=context.directory))
         else:
             wide = args.output == "wide"
             columns = None if wide else view.terminal_width()
             parts = report.parts(checks, everything=wide or args.all, columns=columns)
-            view.show(*parts, wide=wide)
+            print(view.drawn(*parts, wide=wide))
         # Shown here: what hangs after all, such as a name that is resolved, may delay the end.
         sys.stdout.flush()
         return FAILED if report.failed(checks) else 0

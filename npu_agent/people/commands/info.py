@@ -7,19 +7,18 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from npu_agent.cli.common import host_root, plugin_dir, quiet, vendors
 from npu_agent.config import Config
-from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
 from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import has_loads, read_once
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
-from npu_agent.outputs.web.report import Report
+from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people import page
 from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
@@ -34,8 +33,12 @@ def main(args: argparse.Namespace) -> int:
     """Shows them once, or with --watch at every change."""
     wanted = quiet(args)
     directory = plugin_dir(args, wanted)
+
+    async def watched(snapshot: Snapshot, trends: Trends) -> str:
+        return await _shown(args, directory, snapshot, view.described(trends))
+
     if args.watch:
-        return run_until_signal(watch_cards(args, partial(_watched, args, directory)))
+        return run_until_signal(watch_cards(args, watched))
     asyncio.run(_once(args, wanted, directory))
     return 0
 
@@ -59,54 +62,37 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
 
     Any process may answer in its place, so no card gets better by it; warnings by the card's ID.
     """
-    unhealthy = {card.id: card for card in report.cards if card.health.state == "unhealthy"}
-    loads = {
-        (card.id, core.core): core.utilization
-        for card in report.cards
-        for core in (card.reading.cores if card.reading else ())
-    }
+    reported = {card.id: card for card in report.cards}
     cards = tuple(
-        replace(
-            state,
-            health=replace(
-                state.health,
-                state=HealthState.UNHEALTHY,
-                reason=one_line(unhealthy[state.id].health.reason),
-                cause=None,
-            ),
-        )
-        if state.id in unhealthy and state.health.state is not HealthState.UNHEALTHY
-        else state
-        for state in (_with_load(state, loads) for state in snapshot.cards)
+        _as_reported(state, reported[state.id]) if state.id in reported else state
+        for state in snapshot.cards
     )
-    warnings: dict[str, list[str]] = {}
-    for state in cards:
-        if state.health.state is not HealthState.UNHEALTHY:
-            warnings[state.id] = [
-                one_line(problem.text).removeprefix(f"{state.card.name} ")
-                for problem in report.problems
-                if state.id in problem.cards
-            ]
+    warnings = {
+        state.id: [
+            one_line(problem.text).removeprefix(f"{state.card.name} ")
+            for problem in report.problems
+            if state.id in problem.cards
+        ]
+        for state in cards
+        if state.health.state is not HealthState.UNHEALTHY
+    }
     return replace(snapshot, cards=cards), warnings
 
 
-def _with_load(state: CardState, loads: Mapping[tuple[str, int], float | None]) -> CardState:
-    """Returns the card with the load of cores that one read does not show."""
-    if state.reading is None:
-        return state
-    cores = tuple(
-        replace(core, utilization=loads.get((state.id, core.core)))
-        if core.utilization is None
-        else core
-        for core in state.reading.cores
-    )
-    return replace(state, reading=replace(state.reading, cores=cores))
-
-
-async def _watched(
-    args: argparse.Namespace, directory: Path, snapshot: Snapshot, trends: Trends
-) -> str:
-    return await _shown(args, directory, snapshot, view.described(trends))
+def _as_reported(state: CardState, card: ReportedCard) -> CardState:
+    """Returns the card with the load of cores that one read does not show, or as unhealthy."""
+    health, reading = state.health, state.reading
+    if card.health.state == "unhealthy" and health.state is not HealthState.UNHEALTHY:
+        reason = one_line(card.health.reason)
+        health = Health(state=HealthState.UNHEALTHY, reason=reason, since=health.since)
+    if reading and card.reading:
+        loads = {core.core: core.utilization for core in card.reading.cores}
+        cores = tuple(
+            replace(core, utilization=loads.get(core.core)) if core.utilization is None else core
+            for core in reading.cores
+        )
+        reading = replace(reading, cores=cores)
+    return replace(state, health=health, reading=reading)
 
 
 async def _shown(
@@ -123,10 +109,7 @@ async def _shown(
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)
-    width = None if wide else view.terminal_width()
-    table = view.cards_table(
-        snapshot, held, cordons=cordons, warnings=warnings, wide=wide, width=width
-    )
+    table = view.cards_table(snapshot, held, cordons=cordons, warnings=warnings, wide=wide)
     return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)
 
 

@@ -58,11 +58,8 @@ async def _show_or_apply(
             rows = [{"label": row.key, "value": row.value, "why": row.why} for row in explained]
             print(view.data(rows, args))
         else:
-            view.show(
-                view.labels_table(explained),
-                wide=args.output == "wide",
-                headers=not args.no_headers,
-            )
+            wide, table = args.output == "wide", view.labels_table(explained)
+            print(view.drawn(table, wide=wide, headers=not args.no_headers))
         if doubt:
             print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
         return

@@ -9,11 +9,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.comparison import plain
-from npu_agent.core.hardware import CardState, CoreRange, HealthState, Limits, Snapshot
+from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trends import Trends, at_one_moment
@@ -59,7 +59,8 @@ def cards_as_json(
     The keys are a contract: those that there are stay. `assignments` None: it is not known who
     holds them; `cordons` are the reasons by the card's ID, `warnings` those of the running agent.
     """
-    held, lasts = holders(snapshot, assignments or ()), _lasting(snapshot, warnings or {})
+    held = _holders(snapshot, assignments or ())
+    shown, lasting = described(at_one_moment(snapshot)), warnings or {}
     return [
         {
             **state.card.as_json(),
@@ -71,28 +72,17 @@ def cards_as_json(
             "pci_dev": state.card.dev,
             "temperature": state.reading.temperature() if state.reading else None,
             "power": state.reading.power() if state.reading else None,
-            "warnings": lasts[state.id],
+            "warnings": lasting.get(state.id) or shown[state.id],
             "load": _load(state),
             "memory": _memory(state),
             "errors": dict(state.reading.errors) if state.reading else None,
             "error_text": state.reading and state.reading.error_text,
             "throttle": state.reading and state.reading.throttle,
             "limits": _limits_as_json(state),
-            "pods": None
-            if assignments is None
-            else [
-                {"namespace": holder.namespace, "pod": holder.pod, "cores": holder.part or None}
-                for holder in held[state.id]
-            ],
+            "pods": None if assignments is None else held[state.id],
         }
         for state in snapshot.cards
     ]
-
-
-def _lasting(snapshot: Snapshot, warnings: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Returns the `warnings` of each card, else what one Snapshot shows."""
-    lasts = described(at_one_moment(snapshot))
-    return {state.id: warnings.get(state.id) or lasts[state.id] for state in snapshot.cards}
 
 
 def described(trends: Trends) -> Mapping[str, Sequence[str]]:
@@ -120,28 +110,22 @@ def _memory(state: CardState) -> dict[str, int] | None:
     return {"used": sum(used), "total": sum(total)} if used and total else None
 
 
-class Holder(NamedTuple):
-    """A Pod that holds a card or some of its cores."""
+def _holders(
+    snapshot: Snapshot, assignments: Sequence[Assignment]
+) -> dict[str, list[dict[str, str | None]]]:
+    """The Pods that hold each card, by the card's ID, in the order of the cores.
 
-    part: str
-    """The cores: ``0-3``; "" for all of them."""
-    namespace: str
-    pod: str
-
-    @property
-    def name(self) -> str:
-        """``namespace/pod``."""
-        return f"{self.namespace}/{self.pod}"
-
-
-def holders(snapshot: Snapshot, assignments: Sequence[Assignment]) -> dict[str, list[Holder]]:
-    """The Pods that hold each card, by the card's ID; in the order of the cores."""
+    ``cores`` are ``0-3``; None for all of them.
+    """
     cards = {state.id: state.card for state in snapshot.cards}
-    by_card: dict[str, list[Holder]] = {id_: [] for id_ in cards}
+    by_card: dict[str, list[dict[str, str | None]]] = {id_: [] for id_ in cards}
     usages = sorted(_held(snapshot, assignments), key=lambda usage: usage[1:])
     for card_id, cores, assignment in usages:
-        part = "" if cores == cards[card_id].all_cores else str(cores)
-        holder = Holder(part, assignment.namespace, assignment.pod)
+        holder = {
+            "namespace": assignment.namespace,
+            "pod": assignment.pod,
+            "cores": None if cores == cards[card_id].all_cores else str(cores),
+        }
         if holder not in by_card[card_id]:
             by_card[card_id].append(holder)
     return by_card
@@ -183,44 +167,37 @@ def cards_table(
     cordons: Mapping[str, str] | None = None,
     warnings: Mapping[str, Sequence[str]] | None = None,
     wide: bool = False,
-    width: int | None = None,
 ) -> Table:
-    """The cards for people.
+    """The cards for people, as wide as the terminal; `wide` has all that identifies a card.
 
     The column of Pods is there only where some are known; the one that says how cards are cut, and
-    for whom, only where one of them has a part of a card. Arguments as of `cards_as_json`; `wide`
-    has all that identifies a card, and `width` None as many columns as are needed.
+    for whom, only where one of them has a part of a card. Other arguments as of `cards_as_json`.
     """
-    held = holders(snapshot, assignments or ())
-    lasts = _lasting(snapshot, warnings or {})
-    rows = [
-        _cells(state, held[state.id], lasts[state.id], (cordons or {}).get(state.id))
-        for state in snapshot.cards
-    ]
+    cards = cards_as_json(snapshot, assignments, cordons, warnings)
+    rows = [_cells(state, card) for state, card in zip(snapshot.cards, cards, strict=True)]
     columns = ["NPU", "Name", "Temp.", "Power", "Load", "Memory"]
     columns += ["PCI-BDF", "PCI-DEV", "Cores", "Health"] if wide else ["Health"]
-    columns += ["Cut"] if any(holder.part for card in held.values() for holder in card) else []
+    columns += ["Cut"] if any(row["Cut"] != "-" for row in rows) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
         columns += ["Limit", "Throttled", "Errors"]
         columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
-    if width is not None:
-        columns = fitting(columns, rows, width)
+    else:
+        columns = fitting(columns, rows, terminal_width())
     table = _table(columns, right=("Temp.", "Power", "Load", "Memory", "Cores"))
-    for state, cells in zip(snapshot.cards, rows, strict=True):
-        bad = lasts[state.id] or state.health.state is HealthState.UNHEALTHY
-        style = "red" if bad else None
-        table.add_row(*(one_line(cells[name]) for name in columns), style=style)
+    for card, row in zip(cards, rows, strict=True):
+        bad = card["warnings"] or card["health"] == HealthState.UNHEALTHY.value
+        table.add_row(*(one_line(row[name]) for name in columns), style="red" if bad else None)
     return table
 
 
 def fitting(
     columns: Sequence[str],
     rows: Sequence[Mapping[str, str]],
-    width: int,
+    width: int | None,
     go_first: Sequence[str] = _GO_FIRST,
 ) -> list[str]:
-    """The columns that `width` has room for."""
+    """The columns that `width` has room for; None: there is no limit."""
     from rich.cells import cell_len  # a Korean letter takes two columns
 
     def wanted(name: str) -> int:
@@ -229,51 +206,47 @@ def fitting(
 
     left = list(columns)
     for name in go_first:
-        if sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
+        if width is None or sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
             break
         left = [column for column in left if column != name]
     return left
 
 
-def _cells(
-    state: CardState, held: Sequence[Holder], lasts: Sequence[str], cordoned: str | None
-) -> dict[str, str]:
-    card, reading = state.card, state.reading
-    temperature = reading.temperature() if reading else None
-    power = reading.power() if reading else None
-    health = state.health.state.value
+def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of a card by their columns; `card` is its JSON."""
+    health = card["health"]
     if state.health.state is not HealthState.HEALTHY:
         health += f": {plain_reason(state.health)}"
-    health = ", but ".join((health, *lasts))
-    if cordoned is not None:
-        health += f"; cordoned: {cordoned}"
-    load, memory = _load(state), _memory(state)
-    throttle = reading.throttle if reading else None
-    errors = [f"{label} {count}" for label, count in (reading.errors if reading else ()) if count]
-    errors += [reading.error_text] if reading and reading.error_text else []
+    health = ", but ".join((health, *card["warnings"]))
+    if card["cordoned"] is not None:
+        health += f"; cordoned: {card['cordoned']}"
+    memory, throttle = card["memory"], card["throttle"]
+    errors = [f"{label} {count}" for label, count in (card["errors"] or {}).items() if count]
+    errors += [card["error_text"]] if card["error_text"] else []
+    pods = [(pod["cores"], f"{pod['namespace']}/{pod['pod']}") for pod in card["pods"] or ()]
     return {
-        "NPU": card.name,
-        "Name": card.title,
-        "Temp.": "-" if temperature is None else f"{temperature:.0f}°C",
-        "Power": "-" if power is None else f"{power:.2f} W",
-        "PCI-BDF": card.pci_bus_id or "-",
-        "PCI-DEV": card.dev or "-",
-        "Cores": str(card.core_count),
+        "NPU": card["name"],
+        "Name": card["title"],
+        "Temp.": "-" if card["temperature"] is None else f"{card['temperature']:.0f}°C",
+        "Power": "-" if card["power"] is None else f"{card['power']:.2f} W",
+        "PCI-BDF": card["pci_bus_id"] or "-",
+        "PCI-DEV": card["pci_dev"] or "-",
+        "Cores": str(card["cores"]),
         "Health": health,
-        "Cut": ", ".join(f"{holder.part} {holder.name}" for holder in held if holder.part) or "-",
-        "Pod": ", ".join(sorted({holder.name for holder in held})) or "-",
-        "Load": "-" if load is None else f"{load:.0f}%",
+        "Cut": ", ".join(f"{cores} {name}" for cores, name in pods if cores) or "-",
+        "Pod": ", ".join(sorted({name for _, name in pods})) or "-",
+        "Load": "-" if card["load"] is None else f"{card['load']:.0f}%",
         "Memory": "-"
         if memory is None
         else f"{memory['used'] / _GIB:.1f}/{memory['total'] / _GIB:.0f} GiB",
-        "Limit": _limit(reading.limits) if reading else "-",
+        "Limit": _limit(card["limits"] or {}),
         "Throttled": "-" if throttle is None else ", ".join(map(plain, throttle)) or "no",
         "Errors": ", ".join(errors) or "-",
-        "UUID": card.uuid or "-",
-        "Serial": card.serial or "-",
-        "Driver": card.driver_version or "-",
-        "Firmware": card.firmware_version or "-",
-        "NUMA": "-" if card.numa_node is None else str(card.numa_node),
+        "UUID": card["uuid"] or "-",
+        "Serial": card["serial"] or "-",
+        "Driver": card["driver_version"] or "-",
+        "Firmware": card["firmware_version"] or "-",
+        "NUMA": "-" if card["numa_node"] is None else str(card["numa_node"]),
     }
 
 
@@ -283,11 +256,12 @@ def _limits_as_json(state: CardState) -> dict[str, float] | None:
     return {key: value for key, value in limits.items() if value is not None} or None
 
 
-def _limit(limits: Limits) -> str:
-    if limits.power is None:
+def _limit(limits: Mapping[str, float]) -> str:
+    if "power" not in limits:
         return "-"
-    lowered = limits.default_power is not None and limits.power < limits.default_power
-    return f"{limits.power:g}{f' of {limits.default_power:g}' if lowered else ''} W"
+    power = limits["power"]
+    default = limits.get("default_power", power)
+    return f"{power:g} of {default:g} W" if power < default else f"{power:g} W"
 
 
 def allocations_as_json(
@@ -310,17 +284,17 @@ def allocations_as_json(
 
 
 def allocations_table(
-    snapshot: Snapshot, assignments: Sequence[Assignment], *, width: int | None = None
+    snapshot: Snapshot, assignments: Sequence[Assignment], *, wide: bool = False
 ) -> Table:
-    """Returns the allocations for people; `width` in columns."""
+    """Returns the allocations for people, as wide as the terminal; `wide` has all columns."""
     columns = ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"]
     columns += ["Claim"] if any(assignment.claim for assignment in assignments) else []
     rows = [
         {key.capitalize(): value or "-" for key, value in allocation.items()}
         for allocation in allocations_as_json(snapshot, assignments)
     ]
-    if width is not None:
-        columns = fitting(columns, rows, width, _IDS_GO_FIRST)
+    if not wide:
+        columns = fitting(columns, rows, terminal_width(), _IDS_GO_FIRST)
     table = _table(columns)
     for cells in rows:
         table.add_row(*(one_line(cells[name]) for name in columns))
@@ -372,11 +346,6 @@ def terminal_width() -> int | None:
 
     console = Console()
     return console.width if console.is_terminal else None
-
-
-def show(*parts: object, wide: bool = False, headers: bool = True) -> None:
-    """Prints tables and lines to stdout: see `drawn`."""
-    print(drawn(*parts, wide=wide, headers=headers))
 
 
 def drawn(*parts: object, wide: bool = False, headers: bool = True) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rich.table import Table
 
 from npu_agent.core.hardware import (
     CardState,
@@ -34,26 +35,24 @@ CARD = CardState(
 )
 
 
-def rows(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The rows that were printed, without the padding."""
+def rows(table: Table) -> list[str]:
+    """The rows as they are printed, without the padding."""
     return [
         " | ".join(cell.strip() for cell in line.strip("|").split("|"))
-        for line in capsys.readouterr().out.splitlines()
+        for line in view.drawn(table).splitlines()
         if line.startswith("|")
     ]
 
 
-def test_a_card_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    view.show(view.cards_table(Snapshot((CARD,))))
-    assert rows(capsys) == [
+def test_a_card_in_a_row() -> None:
+    table = view.cards_table(Snapshot((CARD,)))
+    assert rows(table) == [
         "NPU | Name | Temp. | Power | Load | Memory | Health",
         "npu0 | FuriosaAI Warboy | 40°C | 1.37 W | - | - | healthy",
     ]
 
 
-def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() -> None:
     assert CARD.reading
     cores = tuple(
         CoreReading(core=core, utilization=30.0 + core, dram_used=2**29, dram_total=2**33)
@@ -63,8 +62,8 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
     errors = (("axi_post_error", 3), ("device_error", 0))
     reading = replace(CARD.reading, sensors=sensors, cores=cores, errors=errors)
     seen = Snapshot((replace(CARD, reading=reading),))
-    view.show(view.cards_table(seen, wide=True))
-    head, row = rows(capsys)
+    table = view.cards_table(seen, wide=True)
+    head, row = rows(table)
     assert "Load | Memory | PCI-BDF | PCI-DEV | Cores | Health | Limit | Throttled | Errors" in head
     assert " | 30% | 1.0/16 GiB | " in row
     assert "healthy, but is hot: above 90 °C | - | - | axi_post_error 3 | " in row
@@ -75,23 +74,23 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors(
     assert found["errors"] == {"axi_post_error": 3, "device_error": 0}
 
 
-def test_what_is_not_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_known_is_a_dash() -> None:
     bare = replace(
         CARD,
         card=FAMILIES["rngd"].card(12, product="rngd"),
         health=Health(state=HealthState.UNKNOWN, reason="the driver does not say", since=0.0),
         reading=None,
     )
-    view.show(view.cards_table(Snapshot((bare,))))
-    assert rows(capsys)[1] == (
+    table = view.cards_table(Snapshot((bare,)))
+    assert rows(table)[1] == (
         "npu12 | FuriosaAI RNGD | - | - | - | - | unknown: the driver does not say"
     )
     unnamed = replace(bare.card, uuid="", serial="", driver_version="", firmware_version=None)
-    view.show(view.cards_table(Snapshot((replace(bare, card=unnamed),)), wide=True))
-    assert rows(capsys)[1].endswith(" | - | - | - | - | -")
+    table = view.cards_table(Snapshot((replace(bare, card=unnamed),)), wide=True)
+    assert rows(table)[1].endswith(" | - | - | - | - | -")
 
 
-def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pods_that_hold_a_card() -> None:
     first = replace(CARD, card=replace(CARD.card, uuid="UUID-0", pci_bus_id=None))
     other = replace(CARD, id="UUID-1", card=replace(first.card, index=1, uuid="UUID-1"))
     held = [
@@ -103,13 +102,13 @@ def test_the_pods_that_hold_a_card(capsys: pytest.CaptureFixture[str]) -> None:
         Assignment("ai", "y", "main", "other.example/gpu", "npu-uuid-1"),
     ]
     assert "npu-uuid-1" in devices_by_name((first, other))
-    view.show(view.cards_table(Snapshot((first, other)), held))
-    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "ai/a, ai/b", "-"]
-    view.show(view.cards_table(Snapshot((first, other)), held[-1:]))
-    assert [row.split(" | ")[-1] for row in rows(capsys)] == ["Pod", "-", "-"]
+    table = view.cards_table(Snapshot((first, other)), held)
+    assert [row.split(" | ")[-1] for row in rows(table)] == ["Pod", "ai/a, ai/b", "-"]
+    table = view.cards_table(Snapshot((first, other)), held[-1:])
+    assert [row.split(" | ")[-1] for row in rows(table)] == ["Pod", "-", "-"]
 
 
-def test_how_a_card_is_cut_and_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_card_is_cut_and_for_whom() -> None:
     card, whole = state("rngd", 0, id_="R"), state("rngd", 1, id_="S")
 
     def claim(pod: str, device: str) -> Assignment:
@@ -122,46 +121,41 @@ def test_how_a_card_is_cut_and_for_whom(capsys: pytest.CaptureFixture[str]) -> N
         claim("d", "npu-s"),
         claim("gone", "npu-x-cores-0"),
     ]
-    view.show(view.cards_table(Snapshot((card, whole)), held))
-    assert [row.split(" | ")[-2:] for row in rows(capsys)] == [
+    table = view.cards_table(Snapshot((card, whole)), held)
+    assert [row.split(" | ")[-2:] for row in rows(table)] == [
         ["Cut", "Pod"],
         ["0-3 ai/b, 4-5 ai/a, 6 ai/c", "ai/a, ai/b, ai/c"],
         ["-", "ai/d"],
     ]
-    view.show(view.cards_table(Snapshot((card, whole)), [claim("d", "npu-s")]))
-    assert "Cut" not in rows(capsys)[0]
+    table = view.cards_table(Snapshot((card, whole)), [claim("d", "npu-s")])
+    assert "Cut" not in rows(table)[0]
 
 
-def test_what_a_driver_writes_is_shown_and_never_obeyed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_driver_writes_is_shown_and_never_obeyed() -> None:
     reason = "[red]:smile: [link=x]"
     odd = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason=reason, since=0.0))
-    view.show(view.cards_table(Snapshot((odd,))), f"not served: {reason}")
-    shown = capsys.readouterr().out
+    shown = view.drawn(view.cards_table(Snapshot((odd,))), f"not served: {reason}")
     assert f"unhealthy: {reason}" in shown
-    assert f"\nnot served: {reason}\n" in shown
+    assert f"\nnot served: {reason}" in shown
     assert "\x1b" not in shown
 
 
-def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown() -> None:
     names = ("\x1b[2Ja", "b\x9b1m", "c\nd", "furiosa.ai/\x07rngd", "UUID-0")
     held = [Assignment(*names), Assignment(*names, "\x1b]0;e")]
-    view.show(view.allocations_table(Snapshot(()), held))
-    shown = capsys.readouterr().out
+    shown = view.drawn(view.allocations_table(Snapshot(()), held))
     assert "| ?[2Ja     | b?1m |" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 
-def test_a_narrow_terminal_keeps_who_has_which_card(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal_keeps_who_has_which_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "terminal_width", lambda: 60)
     held = [Assignment("default", "train", "main", "furiosa.ai/warboy", "UUID-0" * 6)]
-    view.show(view.allocations_table(Snapshot((CARD,)), held, width=60))
-    assert rows(capsys)[0] == "Namespace | Pod | Container | Card | Cores"
+    table = view.allocations_table(Snapshot((CARD,)), held)
+    assert rows(table)[0] == "Namespace | Pod | Container | Card | Cores"
 
 
-def test_a_table_that_goes_to_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_goes_to_a_program_is_not_cut() -> None:
     long = replace(CARD, health=Health(state=HealthState.UNHEALTHY, reason="x" * 200, since=0.0))
-    view.show(view.cards_table(Snapshot((long,))))
-    assert rows(capsys)[1].endswith("unhealthy: " + "x" * 200)
+    table = view.cards_table(Snapshot((long,)))
+    assert rows(table)[1].endswith("unhealthy: " + "x" * 200)
