@@ -13,16 +13,11 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from weakref import WeakValueDictionary
 
-import aiofiles
 import aiofiles.os
-from aiofiles.threadpool.binary import AsyncFileIO
 
 from npu_agent.threads import DaemonThread, within
 
@@ -67,14 +62,11 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
     """
     thread = _thread_of(path)
     async with within(deadline), thread.lock:
-        return await _read(path, most, thread, follow=follow)
+        return await _read(path, most, follow=follow, executor=thread)
 
 
 async def stamp(path: Path, *, deadline: float = _DEADLINE) -> tuple[int, ...]:
-    """What changes when a file is edited or replaced; raises OSError as `read`.
-
-    One step of its thread, where a read takes three.
-    """
+    """What changes when a file is edited or replaced; raises OSError as `read`."""
     thread = _thread_of(path)
     async with within(deadline), thread.lock:
         status = await aiofiles.os.stat(path, executor=thread)
@@ -115,7 +107,7 @@ async def replace(
         # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
         # unreadable. A directory stays, and is reported below.
         with contextlib.suppress(IrregularError, PermissionError, FileNotFoundError):
-            if await _read(path, len(content) + 1, thread, follow=False) == content:
+            if await _read(path, len(content) + 1, follow=False, executor=thread) == content:
                 return False
         if make_directory:
             await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
@@ -130,10 +122,24 @@ async def names(directory: Path, pattern: str, *, deadline: float = _DEADLINE) -
     )
 
 
-async def _read(path: Path, most: int, thread: _FileThread, *, follow: bool) -> bytes:
+def _content(path: Path, most: int, *, follow: bool) -> bytes:
     flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
-    async with _opened(path, flags, thread) as file:
-        return await file.read(most)
+    with os.fdopen(regular(path, flags), "rb") as file:
+        return file.read(most)
+
+
+def _create(path: Path, content: bytes, *, durable: bool) -> None:
+    descriptor = regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(descriptor)
+
+
+# Not `aiofiles.open`: a caller that gives up between its steps would leave the file open.
+_read = aiofiles.os.wrap(_content)
+_write = aiofiles.os.wrap(_create)
 
 
 async def _put(path: Path, content: bytes, thread: _FileThread, *, durable: bool) -> None:
@@ -141,7 +147,7 @@ async def _put(path: Path, content: bytes, thread: _FileThread, *, durable: bool
     # two agents of a rolling update may both be process 1 of their containers.
     temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
     try:
-        await _write(temporary, content, thread, durable=durable)
+        await _write(temporary, content, durable=durable, executor=thread)
         await aiofiles.os.replace(temporary, path, executor=thread)
     except BaseException as error:
         # In its turn: after a call that hangs, which has no caller any more.
@@ -149,43 +155,6 @@ async def _put(path: Path, content: bytes, thread: _FileThread, *, durable: bool
         if isinstance(error, Exception):
             await asyncio.shield(asyncio.wrap_future(removal))
         raise
-
-
-async def _write(path: Path, content: bytes, thread: _FileThread, *, durable: bool) -> None:
-    async with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, thread) as file:
-        if await file.write(content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if durable:
-            await aiofiles.os.wrap(os.fsync)(file.fileno(), executor=thread)
-
-
-@asynccontextmanager
-async def _opened(path: Path, flags: int, thread: _FileThread) -> AsyncIterator[AsyncFileIO]:
-    """Opens a regular file without a buffer, and closes it on its thread.
-
-    `async with aiofiles.open` closes on asyncio's default executor, and waits for that.
-    """
-    descriptors: list[int] = []
-
-    def open_() -> int:
-        descriptors.append(regular(path, flags))
-        return descriptors[0]
-
-    def close() -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    mode: Literal["rb", "wb"] = "wb" if flags & os.O_WRONLY else "rb"
-    opened = thread.submit(open_)
-    try:
-        descriptor = await asyncio.wrap_future(opened)
-        yield await aiofiles.open(descriptor, mode, buffering=0, closefd=False, executor=thread)
-    finally:
-        never_ran = opened.cancelled()
-        del opened  # its error has this frame: both would be kept
-        if not never_ran:
-            closed = thread.submit(close)  # in its turn: it may still be opened
-    await asyncio.shield(asyncio.wrap_future(closed))
 
 
 def _thread_of(path: Path) -> _FileThread:
@@ -218,13 +187,10 @@ def regular(path: Path, flags: int) -> int:
 
 def content(path: Path, most: int, *, follow: bool = True) -> bytes | None:
     """Reads like `read`; None if there is no such file. May block."""
-    flags = os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW
     try:
-        descriptor = regular(path, flags)
+        return _content(path, most, follow=follow)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(most)
 
 
 def identity(path: Path) -> tuple[int, int]:
