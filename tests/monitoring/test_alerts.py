@@ -60,9 +60,9 @@ def test_each_alert_tells_what_to_do(alert: str) -> None:
     runbook = "http://npu-agent.kube-system.svc:9100/runbook"
     assert rule["annotations"]["runbook_url"] == f"{runbook}#{alert.lower()}"
     [section] = re.findall(rf"^## {alert}\n(.+?)(?=^##|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
-    assert section.startswith(f"\n*{rule['labels']['severity']}"), "its severity comes first"
+    assert section.startswith(f"\n*{rule['labels']['severity']}*: "), "its severity comes first"
     parts = re.findall(r"^- \*\*(\w+)\*\*: ", section, re.MULTILINE)
-    assert parts == ["Meaning", "Impact", "Check", "Fix"]
+    assert parts in (["Check", "Fix"], ["Fix"])
 
 
 def test_the_alert_of_a_card_has_the_words_of_the_status_page_for_its_reason() -> None:
