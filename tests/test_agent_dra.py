@@ -312,7 +312,7 @@ async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
         await until(lambda: len(room.cluster.calls) > 1)  # it goes on asking
         words = "cannot tell yet" if allocation is DRA else "allocation.api: auto is not decided"
         await until(lambda: any(words in one for one in reasons(agent)))
-        now = condition(agent.state(), None, 2)
+        now = condition(agent.state(), 2)
         assert now
         assert (now.status, now.reason) == (False, "DRANotServed")
         assert room.node.kubelet.calls == 0

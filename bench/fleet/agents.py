@@ -35,7 +35,6 @@ from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.credentials import at as credentials_at
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet.allocator import ClaimPool
-from npu_agent.outputs import condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra import support
 from npu_agent.outputs.dra.publisher import SlicePublisher
@@ -90,7 +89,7 @@ class Agent:
         self.snapshots = Feed(WELL)
         self.partitions = Feed(False)
         self.sets: Feed[tuple[str, ...]] = Feed(())
-        self.condition_type: Feed[str | None] = Feed(None)
+        self.condition_type: Feed[str] = Feed("")
         self._name, self._credentials = name, credentials
         self._task: asyncio.Task[None] | None = None
         self.parts: Parts | None = None
@@ -156,12 +155,11 @@ class Parts:
         pool = ClaimPool(NAMES, (), wishes, snapshots)
         pool.offered = devices
         self.slices = SlicePublisher(api, name, pool)
-        wanted = agent.condition_type.map(lambda type_: condition.ConditionSettings(type_, None))
         self.condition = ConditionWriter(
             api=api,
             node_name=name,
             observed=Observed(self._state, (snapshots, self.slices.state)),
-            wanted=wanted,
+            type_=agent.condition_type,
             directory=Path(tempfile.gettempdir()) / "npu-bench-fleet",
         )
         self._began, self._config, self._lag = began, config, LoopLag()
@@ -242,7 +240,7 @@ class Fleet:
         await self._each(agents, spread, lambda one: one.condition_type.publish(CONDITION))
 
     async def no_condition(self, agents: list[Agent], spread: float) -> None:
-        await self._each(agents, spread, lambda one: one.condition_type.publish(None))
+        await self._each(agents, spread, lambda one: one.condition_type.publish(""))
 
     @staticmethod
     async def _each(agents: list[Agent], spread: float, do: Callable[[Agent], object]) -> None:

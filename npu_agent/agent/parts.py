@@ -35,7 +35,6 @@ from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources, socket_beside
 from npu_agent.kubelet.pods import Pods
-from npu_agent.outputs import condition as node_condition
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.session import Plugin, Session
@@ -333,6 +332,7 @@ def cluster(
         wanted=common.configs.map(lambda config: config.events),
     )
     causes: tuple[Feed[Any], ...] = (
+        common.configs,
         inventory.hardware,
         allocator.usages,
         allocation.cordons.cards,
@@ -347,7 +347,7 @@ def cluster(
         api=common.api,
         node_name=name,
         observed=Observed(state, causes),
-        wanted=common.configs.map(_condition),
+        type_=common.configs.map(lambda config: config.health.condition.type or ""),
         directory=common.directory,
     )
     return ClusterParts(_labeller(common, inventory, node), events, condition)
@@ -373,12 +373,6 @@ def _label_settings(config: Config) -> LabelSettings:
 
 def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
     return None if own is None else own.labels
-
-
-def _condition(config: Config) -> node_condition.ConditionSettings:
-    return node_condition.ConditionSettings(
-        config.health.condition.type, config.health.expected_cards
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

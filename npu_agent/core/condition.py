@@ -42,17 +42,15 @@ def usable(state: AgentState) -> int:
     return sum(_excused(card, state) or not is_fenced(card) for card in state.snapshot.cards)
 
 
-def condition(state: AgentState, expected: int | None, seen: int) -> NodeCondition | None:
+def condition(state: AgentState, seen: int) -> NodeCondition | None:
     """The condition; None before the cards are known.
 
-    Args:
-        state: how everything stands.
-        expected: the config's health.expectedCards.
-        seen: the most cards that were `usable` at a time since the Node booted.
+    `seen` is the most cards that were `usable` at a time since the Node booted.
     """
     if not state.snapshot.complete:
         return None
-    healthy, wanted = usable(state), seen if expected is None else expected
+    healthy, expected = usable(state), state.expected_cards
+    wanted = seen if expected is None else expected
     fenced = [*_fenced(state)]
     gone = [card.state.card.name for card in state.missing] if healthy < wanted else []
     services = [note for note in blocking(state) if note.subject in _SERVICES]

@@ -53,31 +53,12 @@ class ConditionTiming:
     """Pause between attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionSettings:
-    """The config of the condition."""
-
-    type: str | None
-    """None: there is to be none."""
-    expected: int | None
-
-
 class _Seen(msgspec.Struct, frozen=True):
     boot: str
     cards: int
     """The most that were healthy at a time since the Node booted."""
     type: str = ""
     """The type of the condition that was written last, and not removed since."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The wanted condition."""
-
-    type: str
-    """Empty: no condition."""
-    condition: NodeCondition | None = None
-    """None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +90,25 @@ class ConditionWriter:
         api: Api,
         node_name: str | None,
         observed: Observed,
-        wanted: Feed[ConditionSettings],
+        type_: Feed[str],
         directory: Path,
         timing: ConditionTiming = ConditionTiming(),
     ) -> None:
-        """Starts nothing yet; `node_name` None: nothing is written."""
+        """Starts nothing yet.
+
+        Without a `node_name` nothing is written; an empty `type_` removes the condition.
+        """
         self.state: Feed[ConditionState | None] = Feed(None)
         self._api = api
         self._node_name = node_name
         self._observed = observed
-        self._wanted = wanted
+        self._type = type_
         self._file = directory / SEEN
         self._timing = timing
         self._seen = _Seen("", 0)
-        self._target: Feed[_Target | None] = Feed(None)
-        """None: not known yet."""
+        self._judged: Feed[NodeCondition | None] = Feed(None)
+        """None: not known yet, or not wanted."""
+        self._target = type_.map_with(self._judged, lambda type_, judged: (type_, judged))
         self._since = -math.inf
         """The start of the wanted status, by `time.monotonic`."""
         self._fault = 0.0
@@ -156,22 +141,20 @@ class ConditionWriter:
         self._seen = recalled if recalled.boot == boot else _Seen(boot, 0, recalled.type)
 
     async def _follow(self) -> None:
-        async for _ in changes_of(*self._observed.changes, self._wanted):
-            wanted = self._wanted.value
-            if wanted.type is None:
-                self._target.publish(_Target(""))
+        async for _ in changes_of(*self._observed.changes, self._type):
+            if not self._type.value:
+                self._judged.publish(None)
                 continue
             state = self._observed.state()
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
                 await self._note(cards=cards)
-            target = self._target.value
-            before = target.condition if target else None
-            now, at = condition(state, wanted.expected, self._seen.cards), time.monotonic()
+            before, at = self._judged.value, time.monotonic()
+            now = condition(state, self._seen.cards)
             if now and (before is None or before.status != now.status):
                 if not now.status and at - self._since > self._timing.recovered:
                     self._fault = at
                 self._since = at
-            self._target.publish(_Target(wanted.type, now))
+            self._judged.publish(now)
 
     async def _note(self, **seen: Any) -> None:
         self._seen = msgspec.structs.replace(self._seen, **seen)
@@ -186,22 +169,20 @@ class ConditionWriter:
         pause = Backoff(longest=self._timing.longest_pause)
         live: _Live | None = None
         """None: it has to be read."""
-        await self._target.until(lambda target: target is not None)
         while True:
-            changed, target = self._target.changed, self._target.value
-            assert target  # noqa: S101 (it was waited for)
+            changed, (type_, wanted) = self._target.changed, self._target.value
             try:
-                if live is None or live.type != target.type:
-                    live = await self._find(name, target.type)
-                wait = self._wait(live, target.condition)
-                if target.condition is None or wait is None or wait > 0:
+                if live is None or live.type != type_:
+                    live = await self._find(name, type_)
+                wait = self._wait(live, wanted)
+                if wanted is None or wait is None or wait > 0:
                     self._works(live)
                     await set_within(changed, wait)
                     continue
-                live = await self._write(name, live, target.condition)
+                live = await self._write(name, live, wanted)
             except ApiError as error:
                 live = None  # it may still have taken effect
-                self._failed(target.type, error)
+                self._failed(type_, error)
                 await asyncio.sleep(pause.next(error.retry_after))
             else:
                 pause.reset()
@@ -283,11 +264,15 @@ class ConditionWriter:
 
     def _works(self, live: _Live) -> None:
         self._writing.works()
-        state = ConditionState(type=live.type)
+        state = ConditionState(type=live.type) if live.type else None
         if current := live.condition:
-            said = {"reason": current.reason, "message": current.message}
-            state = replace(state, status=current.status == "True", **said)
-        self.state.publish(state if live.type else None)
+            state = ConditionState(
+                type=live.type,
+                status=current.status == "True",
+                reason=current.reason,
+                message=current.message,
+            )
+        self.state.publish(state)
 
     def _failed(self, type_: str, error: ApiError) -> None:
         self._writing.failed(error)

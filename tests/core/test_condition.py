@@ -35,7 +35,7 @@ def gone(*cards: CardState) -> Timeline:
 
 
 def judged(scene: Scene, expected: int | None = None, seen: int = 2) -> NodeCondition:
-    found = condition(scene.state(), expected, seen)
+    found = condition(replace(scene.state(), expected_cards=expected), seen)
     assert found
     return found
 
@@ -46,7 +46,7 @@ def said(scene: Scene, expected: int | None = None, seen: int = 2) -> tuple[bool
 
 
 def test_nothing_is_said_before_the_cards_are_known() -> None:
-    assert condition(Scene(cards=(card(),), complete=False).state(), None, 1) is None
+    assert condition(Scene(cards=(card(),), complete=False).state(), 1) is None
 
 
 def test_all_is_well() -> None:
@@ -93,7 +93,7 @@ def test_a_cordoned_card_is_nothing_to_repair_and_is_named(
 ) -> None:
     state = Scene(cards=(card(), where(1))).state()
     state = replace(state, cordons={state.snapshot.cards[1].id: "swap fan"})
-    found = condition(state, None, 2)
+    found = condition(state, 2)
     assert found == NodeCondition(
         status=True,
         reason="NPUsReady",
@@ -105,7 +105,7 @@ def test_degraded_is_not_dead() -> None:
     cards = (card(), replace(card(1), card=replace(card(1).card, lanes=(8, 16))))
     state = Scene(cards=cards).state()
     state = replace(state, trends=at_one_moment(state.snapshot))
-    assert condition(state, None, 2) == NodeCondition(
+    assert condition(state, 2) == NodeCondition(
         status=True,
         reason="NPUsDegraded",
         message="2 of 2 cards are healthy; npu1 has a narrow PCIe link: 8 of 16 lanes",
@@ -126,7 +126,7 @@ def test_work_on_the_node_is_named(
 ) -> None:
     assert maintenance(conditions, unschedulable=unschedulable) == found
     state = replace(Scene(cards=(card(), dead(1))).state(), maintenance=found)
-    now = condition(state, None, 2)
+    now = condition(state, 2)
     assert now
     assert now.status is False
     assert (f"; the Node is under maintenance: {found}" in now.message) is bool(found)

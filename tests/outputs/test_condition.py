@@ -17,7 +17,6 @@ from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.outputs import condition
 from npu_agent.outputs.condition import (
-    ConditionSettings,
     ConditionTiming,
     ConditionWriter,
     Observed,
@@ -46,7 +45,7 @@ class Room:
         self.node["status"]["conditions"] = [KUBELETS]
         self.scene = Scene(cards=(card(), card(1)))
         self.changes: Feed[int] = Feed(0)
-        self.wanted = Feed(ConditionSettings(TYPE, None))
+        self.type = Feed(TYPE)
         self.directory = directory
         self.now = 1_800_000_000
         monkeypatch.setattr(condition, "BOOT_ID", directory / "boot_id")
@@ -93,7 +92,7 @@ class Room:
             api=self.api,
             node_name="n1",
             observed=Observed(lambda: self.scene.state(), (self.changes,)),  # noqa: PLW0108 (it is exchanged)
-            wanted=self.wanted,
+            type_=self.type,
             directory=self.directory,
             timing=timing,
         )
@@ -224,21 +223,21 @@ async def test_a_node_that_never_had_cards_gets_no_condition(room: Room) -> None
     room.scene = replace(room.scene, cards=())
     async with room.agent():
         await settled(room, 0)
-        room.wanted.publish(ConditionSettings(TYPE, 0))
+        room.sees(expected_cards=0)
         await room.says("True", "NPUsReady")
         # One that had some is not ready without them.
-        room.wanted.publish(ConditionSettings(TYPE, None))
+        room.sees(expected_cards=None)
         await room.says("False", "NoCards")
 
 
 async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> None:
     async with room.agent() as writer:
         await room.says("True", "NPUsReady")
-        room.wanted.publish(ConditionSettings("AcceleratedHardwareReady", None))
+        room.type.publish("AcceleratedHardwareReady")
         await until(lambda: not room.found)
         types = [one["type"] for one in room.node["status"]["conditions"]]
         assert types == ["Ready", "AcceleratedHardwareReady"]
-        room.wanted.publish(ConditionSettings(None, None))
+        room.type.publish("")
         await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
         await until(lambda: writer.state.value is None)
         room.sees(dead(0))
@@ -253,7 +252,7 @@ async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
     async with room.agent():
         await room.says("True", "NPUsReady")
     room.boot(boot)
-    room.wanted.publish(ConditionSettings(None, None))
+    room.type.publish("")
     async with room.agent() as writer:
         await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
         await until(lambda: json.loads((room.directory / condition.SEEN).read_text())["type"] == "")
@@ -270,7 +269,7 @@ async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_d
     """The config and the component `node-condition` were removed together."""
     async with room.agent():
         await room.says("True", "NPUsReady")
-    room.wanted.publish(ConditionSettings(None, None))
+    room.type.publish("")
     refusal = ApiError("403 Forbidden", "do this", kind=ErrorKind.FORBIDDEN)
     room.api.refused = lambda request: refusal if request.verb == "apply" else None
     async with room.agent() as writer:
@@ -287,7 +286,7 @@ async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_d
 
 
 async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:
-    room.wanted.publish(ConditionSettings(None, None))
+    room.type.publish("")
     async with room.agent():
         room.sees(dead(0))
         await asyncio.sleep(0.1)
