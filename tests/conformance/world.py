@@ -227,11 +227,16 @@ class World:
     # --- claims -----------------------------------------------------------------------------
 
     async def claim(self, *devices: Device) -> Claim:
-        """A claim to which the scheduler has allocated these devices; none: not allocated."""
+        """A claim to which the scheduler has allocated these devices; none: not allocated.
+
+        Its requests ``r0``, ``r1`` are for the devices of one driver each.
+        """
         name = f"claim-{next(iter(self._numbers))}"
+        drivers = list(dict.fromkeys(device.driver for device in devices)) or [self.name]
         requests = [
-            {"name": f"r{number}", "exactly": {"deviceClassName": "any"}}
-            for number, _ in enumerate(devices or (None,))
+            {"name": f"r{at}", "exactly": {"deviceClassName": "any", "count": count}}
+            for at, driver in enumerate(drivers)
+            for count in [sum(device.driver == driver for device in devices) or 1]
         ]
         claim = {
             "apiVersion": "resource.k8s.io/v1",
@@ -242,8 +247,13 @@ class World:
         made = await self.api.ask("POST", _CLAIMS, claim)
         if devices:
             results = [
-                {"request": f"r{at}", "driver": one.driver, "pool": one.pool, "device": one.name}
-                for at, one in enumerate(devices)
+                {
+                    "request": f"r{drivers.index(device.driver)}",
+                    "driver": device.driver,
+                    "pool": device.pool,
+                    "device": device.name,
+                }
+                for device in devices
             ]
             made["status"] = {
                 "allocation": {"devices": {"results": results}},
