@@ -322,33 +322,6 @@ class TestHealth:
     def test_the_heartbeat_is_well_under_the_kubelets_30_s(self) -> None:
         assert 5 <= HEARTBEAT <= 12
 
-    async def test_a_device_has_the_time_of_its_last_change(
-        self, root: Path, driver: Driver
-    ) -> None:
-        now = 1000.9
-        health = HealthStream(POOL, driver.devices, clock=lambda: now)
-
-        async def times() -> list[int]:
-            return [one.last_updated_time for one in (await anext(messages)).devices]
-
-        async with (
-            driver.served(root, health=health) as endpoint,
-            Channel(path=str(endpoint.path)) as channel,
-        ):
-            messages = self.stub(channel)
-            assert await times() == [1000, 1000]
-            now = 2000.0
-            driver.devices.publish(listed(HealthState.HEALTHY, "it is even hotter"))
-            assert await times() == [1000, 1000]
-            now = 3000.0
-            driver.devices.publish(listed(HealthState.HEALTHY, HealthState.HEALTHY, "dead"))
-            assert await times() == [1000, 3000, 3000]
-            now = 4000.0
-            driver.devices.publish(listed(HealthState.HEALTHY))
-            assert await times() == [1000]
-            driver.devices.publish(listed(HealthState.HEALTHY, HealthState.HEALTHY))
-            assert await times() == [1000, 4000]
-
     async def test_a_message_has_1024_bytes_and_no_half_character(
         self, driver: Driver, channel: Channel
     ) -> None:
