@@ -126,7 +126,7 @@ class PreparedClaim:
     pods: tuple[str, ...] = ()
     """Names of the Pods, in its namespace, for which it was prepared."""
     pod_uids: tuple[str, ...] = ()
-    joined: bool = False
+    single_container: bool = False
     """Whether each container has all of its requests, and so the environment of all devices."""
     devices: tuple[PreparedDevice, ...]
 

@@ -39,7 +39,7 @@ LEDGER = Ledger(
             name="train",
             pods=("pod",),
             pod_uids=(UID,),
-            joined=True,
+            single_container=True,
             devices=(PREPARED,),
         )
     },

@@ -22,7 +22,7 @@ from npu_agent import text
 from npu_agent.core import plan
 from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
 from npu_agent.core.counts import DraCounts
-from npu_agent.core.grant import Grant, Refusal, RefusalError, grant
+from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
@@ -171,13 +171,9 @@ class Claims:
     def _recovered(self, claim: ResourceClaim, uses: Iterable[ClaimUse]) -> PreparedClaim:
         used, here = {use.device for use in uses}, self._devices()
         requests = {result.device: result.request for result in claim.results}
-        return PreparedClaim(
-            driver=self._names.driver,
-            uid=claim.uid,
-            namespace=claim.namespace,
-            name=claim.name,
+        return replace(
+            self._prepared(claim, ()),
             pods=tuple(sorted({use.pod for use in uses})),
-            pod_uids=claim.pod_uids,
             devices=tuple(
                 PreparedDevice(
                     request=requests.get(device, ""),
@@ -269,15 +265,30 @@ class Claims:
             RefusalError: its cards are gone, or have other nodes now.
         """
         claim = _claim_from_record(known)
-        pairs = [(result, self._device(claim, result)) for result in claim.results]
+        devices = [self._device(claim, result) for result in claim.results]
         given = [device.footprint for device in known.devices]
-        if given != [footprint(device) for _, device in pairs]:
+        if given != [footprint(device) for device in devices]:
             raise RefusalError(
                 Refusal.UNFIT, f"{claim} has other device nodes than its cards have now"
             )
-        return cdi.claim_spec(
-            self._names.claim_kind, known.uid, _grants(pairs, joined=known.joined)
-        )
+        return self._spec(known, devices)
+
+    def _spec(self, claim: PreparedClaim, devices: Iterable[Device]) -> bytes:
+        """The spec with a CDI device for each request of a claim that has these devices, in order.
+
+        Each has the nodes of its request, and the environment of all requests of its container.
+        """
+        by_request: dict[str, list[Device]] = {}
+        by_container: dict[str, list[Device]] = {}
+        for prepared, device in zip(claim.devices, devices, strict=True):
+            by_request.setdefault(prepared.request, []).append(device)
+            by_container.setdefault(_container(claim, prepared.request), []).append(device)
+        environments = {name: grant(of).environment for name, of in by_container.items()}
+        grants = {
+            request: replace(grant(of), environment=environments[_container(claim, request)])
+            for request, of in by_request.items()
+        }
+        return cdi.claim_spec(self._names.claim_kind, claim.uid, grants)
 
     async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
         result = "failed"
@@ -307,14 +318,16 @@ class Claims:
         await self._ready()
         if self._allocator.drivers_in_recovery.value:
             await self.recover()
-        claim, joined = await self._checked(ref), None
+        claim, single_container = await self._checked(ref), None
         while True:
             changed = self._allocator.states.changed  # before it is tried: no change is missed
             try:
                 self._usable(claim)  # before what the kubelet may be slow to answer
-                if joined is None:
-                    joined = await self._is_single_container(claim)
-                return await self._uncancellable(self._grant(claim, call, joined=joined))
+                if single_container is None:
+                    single_container = await self._is_single_container(claim)
+                return await self._uncancellable(
+                    self._grant(claim, call, single_container=single_container)
+                )
             except RefusalError as error:
                 if error.kind is not Refusal.HELD:
                     raise
@@ -399,13 +412,13 @@ class Claims:
         )
         if not containers:
             prepared = self._allocator.prepared.value.get(claim.uid)
-            return prepared is not None and prepared.joined
+            return prepared is not None and prepared.single_container
         return all(len(of_pod) == 1 for of_pod in containers)
 
     async def _grant(
-        self, claim: ResourceClaim, call: _Call, *, joined: bool
+        self, claim: ResourceClaim, call: _Call, *, single_container: bool
     ) -> tuple[PreparedResult, ...]:
-        """Grants the devices of a claim; `joined` as `PreparedClaim.joined`."""
+        """Grants a claim's devices; `single_container` is as in `PreparedClaim`."""
         async with self._changing:
             if claim.uid in call.unprepared:
                 raise RefusalError(
@@ -413,13 +426,11 @@ class Claims:
                 )
             before = self._allocator.prepared.value.get(claim.uid)
             pairs = self._usable(claim)
-            prepared = _prepared(claim, pairs, self._names.driver, joined=joined)
+            prepared = self._prepared(claim, pairs, single_container=single_container)
+            spec = self._spec(prepared, (device for _, device in pairs))
             own = [device for result, device in pairs if not result.admin]
             await self._allocator.prepare(prepared, own)
             try:
-                spec = cdi.claim_spec(
-                    self._names.claim_kind, claim.uid, _grants(pairs, joined=joined)
-                )
                 await self._specs.write(self._spec_name(claim.uid), spec)
                 await self._allocator.saved()
             except OSError:
@@ -437,6 +448,33 @@ class Claims:
                 )
                 for result in claim.results
             )
+
+    def _prepared(
+        self,
+        claim: ResourceClaim,
+        pairs: Iterable[tuple[Result, Device]],
+        *,
+        single_container: bool = False,
+    ) -> PreparedClaim:
+        return PreparedClaim(
+            driver=self._names.driver,
+            uid=claim.uid,
+            namespace=claim.namespace,
+            name=claim.name,
+            pods=claim.users,
+            pod_uids=claim.pod_uids,
+            single_container=single_container,
+            devices=tuple(
+                PreparedDevice(
+                    request=result.request,
+                    pool=result.pool,
+                    device=result.device,
+                    admin=result.admin,
+                    footprint=footprint(device),
+                )
+                for result, device in pairs
+            ),
+        )
 
     def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
         """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
@@ -551,30 +589,6 @@ def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
     return (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
 
 
-def _prepared(
-    claim: ResourceClaim, pairs: Iterable[tuple[Result, Device]], driver: str, *, joined: bool
-) -> PreparedClaim:
-    return PreparedClaim(
-        driver=driver,
-        uid=claim.uid,
-        namespace=claim.namespace,
-        name=claim.name,
-        pods=claim.users,
-        pod_uids=claim.pod_uids,
-        joined=joined,
-        devices=tuple(
-            PreparedDevice(
-                request=result.request,
-                pool=result.pool,
-                device=result.device,
-                admin=result.admin,
-                footprint=footprint(device),
-            )
-            for result, device in pairs
-        ),
-    )
-
-
 def _claim_from_record(known: PreparedClaim) -> ResourceClaim:
     results = tuple(
         Result(
@@ -609,25 +623,8 @@ def _check_overlap(claim: ResourceClaim, pairs: Sequence[tuple[Result, Device]])
                 )
 
 
-def _grants(pairs: Iterable[tuple[Result, Device]], *, joined: bool) -> dict[str, Grant]:
-    """Returns the grants of a container by request of a claim."""
-    by_request: dict[str, list[Device]] = {}
-    by_container: dict[str, list[Device]] = {}
-    for result, device in pairs:
-        by_request.setdefault(result.request, []).append(device)
-        by_container.setdefault(_container(result.request, joined=joined), []).append(device)
-    return {
-        request: Grant(
-            environment=grant(by_container[_container(request, joined=joined)]).environment,
-            nodes=grant(devices).nodes,
-            cdi_names=(),
-        )
-        for request, devices in by_request.items()
-    }
-
-
-def _container(request: str, *, joined: bool) -> str:
+def _container(claim: PreparedClaim, request: str) -> str:
     match = _EXTENDED.fullmatch(request)
     if match:
         return match[1]
-    return "" if joined else request
+    return "" if claim.single_container else request

@@ -273,7 +273,7 @@ async def test_each_request_has_its_own_devices(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    ("containers", "joined"),
+    ("containers", "single_container"),
     [
         ([("pod", "main")], True),
         ([("pod", "main"), ("other", "main")], True),  # two Pods that share a claim
@@ -282,7 +282,10 @@ async def test_each_request_has_its_own_devices(room: Room) -> None:
     ],
 )
 async def test_a_container_with_all_requests_has_the_variables_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, containers: list[tuple[str, str]], joined: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    containers: list[tuple[str, str]],
+    single_container: bool,
 ) -> None:
     room = Room(tmp_path)
     room.timing = PrepareTiming(containers=0.2)
@@ -300,8 +303,8 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     both = "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
     found = {name: edits["env"][0] for name, edits in spec(room).items()}
     assert found == {
-        "uid-c-a": both if joined else "NPU_DEVNAME=npu0pe0-1",
-        "uid-c-b": both if joined else "NPU_DEVNAME=npu1pe0-1",
+        "uid-c-a": both if single_container else "NPU_DEVNAME=npu0pe0-1",
+        "uid-c-b": both if single_container else "NPU_DEVNAME=npu1pe0-1",
     }
     assert "/dev/npu1" not in nodes(spec(room)["uid-c-a"])  # the runtime joins these itself
     uses.clear()  # a kubelet that has just started: what is known already stays
