@@ -13,6 +13,5 @@ by `ok`, `note`, `unused`, `unknown` or `wrong`. To add one:
    seen, raise `Unknown` or let an ApiError pass: the line is then unknown, and says why.
 3. What several checks need is an `async def` of the `Context` too: `context.probe(it)` runs it
    once.
-4. A line that cannot be well while another is wrong has a row in `causes.CAUSES`.
-5. tests/people/doctor/test_examine.py breaks a good node in one way at a time.
+4. tests/people/doctor/test_examine.py breaks a good node in one way at a time.
 """

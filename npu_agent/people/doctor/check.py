@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from npu_agent.core.trouble import TroubleKind
-
 SUDO = "run this as root: sudo npu-agent doctor"
 
 
@@ -57,11 +55,6 @@ def wrong(detail: str, remedy: str, command: str) -> Check:
 class Unknown(Exception):  # noqa: N818 (no error: the line says that it is unknown)
     """Something that a line needs could not be seen."""
 
-    def __init__(self, why: str, kind: TroubleKind = TroubleKind.OTHER) -> None:
+    def __init__(self, why: str, remedy: str = "") -> None:
         super().__init__(why)
-        self.why = why
-        self.kind = kind
-
-    @property
-    def check(self) -> Check:
-        return unknown(self.why, SUDO if self.kind is TroubleKind.DENIED else "")
+        self.check = unknown(why, remedy)

@@ -24,9 +24,6 @@ _COMPONENTS = {
 }
 """The component that has the rights for an API group, or for a resource."""
 
-_READER = {True: "Node (constrained impersonation)", False: "account"}
-"""As whom the agent's account reads from the API server."""
-
 Right = tuple[str, str, str]
 """A verb, an API group and a resource."""
 
@@ -136,8 +133,10 @@ async def access(context: Context) -> Rights:
 async def _server(context: Context) -> Check:
     try:
         server = await context.probe(access)
-        reads = "" if server.reads is None else f"; reads as its {_READER[server.reads.as_node]}"
-        return ok(f"{server.known_as}{reads}")
+        if server.reads is None:
+            return ok(server.known_as)
+        reader = "Node (constrained impersonation)" if server.reads.as_node else "account"
+        return ok(f"{server.known_as}; reads as its {reader}")
     except ApiError as error:
         if error.kind is ErrorKind.CREDENTIALS and not context.in_pod:
             return unknown(error.what, "ask in the agent's Pod, or set KUBECONFIG")

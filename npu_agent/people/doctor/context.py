@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
 from npu_agent.config.resources import resources_of
 from npu_agent.core.offer import Resource
-from npu_agent.core.trouble import TroubleKind, kind_of
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.kube import Api, ApiError, ApiTiming
 from npu_agent.kube.credentials import DIRECTORY
-from npu_agent.people.doctor.check import Check, Unknown, ok, wrong
+from npu_agent.people.doctor.check import SUDO, Check, Unknown, ok, wrong
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
 
@@ -167,10 +166,8 @@ def os_errors_are_unknown() -> Iterator[None]:
     """Raises Unknown in place of OSError."""
     try:
         yield
-    except TimeoutError as error:
-        raise Unknown(error.strerror or "no answer in time", TroubleKind.TIMEOUT) from error
     except OSError as error:
-        raise Unknown(reason(error), kind_of(error)) from error
+        raise Unknown(reason(error), SUDO if isinstance(error, PermissionError) else "") from error
 
 
 def _own_namespace() -> str:

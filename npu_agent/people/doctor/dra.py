@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from npu_agent.config.resources import asks_for
 from npu_agent.files import SOCKET_PATH_MAX
@@ -15,7 +16,7 @@ from npu_agent.outputs.dra.support import Support, support
 from npu_agent.people.doctor.agent import owner
 from npu_agent.people.doctor.check import Check, Lines, Unknown, note, ok, unused, wrong
 from npu_agent.people.doctor.context import Context
-from npu_agent.people.doctor.directories import existing, usable
+from npu_agent.people.doctor.host import usable
 
 _MOST_SLICES = 64
 _FIND = "kubectl get daemonsets -A | grep -i -e dra -e npu"
@@ -106,6 +107,13 @@ async def _directory(context: Context, driver: str) -> Check:
     remedy = f"let the agent write the host's {path}, by the same path: {_COMPONENT}"
     place = await context.in_thread(lambda: existing(path))
     return await usable(context, place, remedy, write=True)
+
+
+def existing(path: Path) -> Path:
+    """The directory itself, or the one above it that exists; may block."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 async def _slices(context: Context, driver: str) -> Check:

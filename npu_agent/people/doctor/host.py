@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from npu_agent.files import SIMULATION, content, is_device
 from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.pods import CGROUPS
 from npu_agent.people.doctor.agent import reported
-from npu_agent.people.doctor.check import Check, Lines, Unknown, note, ok, unused, wrong
+from npu_agent.people.doctor.check import SUDO, Check, Lines, Unknown, note, ok, unused, wrong
 from npu_agent.people.doctor.context import Context, os_errors_are_unknown
-from npu_agent.people.doctor.directories import look, usable
 from npu_agent.text import listed
+from npu_agent.threads import within
 
 _PASSED_THROUGH = "vfio"
 _DRIVER_LOG = "dmesg | tail -n 50"
@@ -53,6 +53,37 @@ async def _mounted(context: Context, below: str) -> Check:
         f"mount the host's /{below} at {path} (hostPath, readOnly), and name the directory above "
         "it by --host-root",
     )
+
+
+async def usable(context: Context, path: Path, remedy: str, *, write: bool = False) -> Check:
+    """Whether this process may read a directory, or write to it.
+
+    Raises:
+        Unknown: this user may not, and root may.
+    """
+    command = context.apply_again() if context.in_pod else f"ls -ld {path}"
+    owner, fault = await context.in_thread(lambda: look(path, write=write))
+    if not fault:
+        return ok(f"{path} can be {'written' if write else 'read'}")
+    if owner and context.uid and not context.in_pod:
+        raise Unknown(f"{path} ({owner}) {fault} by uid {context.uid}", SUDO)
+    return wrong(f"{path} {f'({owner}) ' if owner else ''}{fault}", remedy, command)
+
+
+def look(path: Path, *, write: bool) -> tuple[str, str]:
+    """Returns the owner of a directory, for people, and why it cannot be used; may block."""
+    try:
+        info = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "", "is missing"
+    if not stat.S_ISDIR(info.st_mode):
+        return "", "is not a directory"
+    if write and os.statvfs(path).f_flag & os.ST_RDONLY:
+        return "", "is mounted read-only"
+    owner = f"uid {info.st_uid}, gid {info.st_gid}, mode {stat.S_IMODE(info.st_mode):04o}"
+    if not os.access(path, (os.W_OK if write else os.R_OK) | os.X_OK, effective_ids=True):
+        return owner, f"may not be {'written' if write else 'read'}"
+    return owner, ""
 
 
 def _simulated_without(path: Path, context: Context) -> bool:
@@ -139,7 +170,8 @@ def _id(path: Path) -> str:
 async def snapshot(context: Context) -> Snapshot:
     await context.probe(sys_readable)
     with os_errors_are_unknown():
-        return await asyncio.wait_for(read_once(context.vendors), context.timing.read)
+        async with within(context.timing.read):
+            return await read_once(context.vendors)
 
 
 async def _cards(context: Context) -> Check:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 from npu_agent import typedjson
 from npu_agent.core.ledger import footprints_of
-from npu_agent.core.trouble import TroubleKind
 from npu_agent.files import content
 from npu_agent.kubelet import KUBELET_SOCKET, pods
 from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
-from npu_agent.people.doctor.check import Check, Lines, Unknown, ok, unknown, wrong
+from npu_agent.people.doctor.check import SUDO, Check, Lines, Unknown, ok, unknown, wrong
 from npu_agent.people.doctor.context import Context
-from npu_agent.people.doctor.directories import usable
-from npu_agent.people.doctor.host import snapshot
+from npu_agent.people.doctor.host import snapshot, usable
 from npu_agent.text import listed, reason
 
 _OURS = "-[0-9a-f]{8}[.]sock"
@@ -73,7 +71,7 @@ async def _kubelet_socket(context: Context) -> Check:
         )
     except PermissionError as error:
         if context.uid:
-            raise Unknown(f"{path}: {reason(error)}", TroubleKind.DENIED) from error
+            raise Unknown(f"{path}: {reason(error)}", SUDO) from error
         fault = reason(error)
     except TimeoutError:
         fault = f"does not answer within {context.timing.connection:g} s"

@@ -34,7 +34,7 @@ from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.people import page
-from npu_agent.people.doctor import agent, cluster, directories
+from npu_agent.people.doctor import agent, cluster, dra, host
 from npu_agent.people.doctor.check import SUDO, Check, Lines, State, Unknown
 from npu_agent.people.doctor.context import CheckTiming, Context
 from npu_agent.people.doctor.examine import examine, run
@@ -87,9 +87,9 @@ def ordinary_user() -> Iterator[int]:
 async def test_a_directory_and_who_may_use_it(
     found: tuple[str, str], context: Context, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "look", lambda *_, **__: found)
+    monkeypatch.setattr(host, "look", lambda *_, **__: found)
     try:
-        line = await directories.usable(context, Path("/x"), "the remedy", write=True)
+        line = await host.usable(context, Path("/x"), "the remedy", write=True)
     except Unknown as error:
         line = error.check
     assert line.state is state
@@ -106,11 +106,11 @@ def test_what_a_directory_is(tmp_path: Path) -> None:
         ("file/below", "is missing"),
         ("missing", "is missing"),
     ):
-        assert directories.look(tmp_path / name, write=True)[1] == fault
-    assert directories.existing(tmp_path / "a" / "b") == tmp_path
+        assert host.look(tmp_path / name, write=True)[1] == fault
+    assert dra.existing(tmp_path / "a" / "b") == tmp_path
     tmp_path.chmod(0o500)
     with ordinary_user(), pytest.raises(PermissionError):
-        directories.look(tmp_path / "file", write=False)
+        host.look(tmp_path / "file", write=False)
 
 
 async def test_an_ordinary_user_reads_what_is_left_out(node: Node) -> None:
