@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, applied, served
+from npu_agent.people.simulator.apiserver import NODES, served
+from tests.kube.apiserver import FaultyApiServer, applied
 from tests.kube.helpers import authority
 
 
-class Node(StandInApiServer):
+class Node(FaultyApiServer):
     """The API server of one node."""
 
     def __init__(self, name: str, account: Path) -> None:

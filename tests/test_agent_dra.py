@@ -36,18 +36,11 @@ from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
-from npu_agent.people.simulator.apiserver import (
-    GROUP,
-    NODES,
-    SLICES,
-    StandInApiServer,
-    drops,
-    served,
-    status,
-)
+from npu_agent.people.simulator.apiserver import GROUP, NODES, SLICES, served
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.people.simulator.pluginmanager import PrepareError, StandInPluginManager
-from tests.kube.helpers import kubeconfig
+from tests.kube.apiserver import FaultyApiServer
+from tests.kube.helpers import drops, kubeconfig, status
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.dra.api import DRIVER, api_server
 from tests.test_agent import NPU, UUIDS, Node
@@ -72,7 +65,7 @@ class Room:
     """A node of a cluster."""
 
     node: Node
-    cluster: StandInApiServer
+    cluster: FaultyApiServer
     manager: StandInPluginManager
 
     @property

@@ -14,8 +14,8 @@ import pytest
 from npu_agent.agent.agent import Agent
 from npu_agent.config import AllocationConfig, poller
 from npu_agent.core.problems import notes
-from npu_agent.people.simulator.apiserver import drops, status
 from npu_agent.people.simulator.pluginmanager import PrepareError
+from tests.kube.helpers import drops, status
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
 from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, reasons, room, timing

@@ -8,8 +8,8 @@ from npu_agent.config.schema import DraConfig
 from npu_agent.core.problems import notes
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.people import simulator
-from npu_agent.people.simulator.apiserver import COUNTERS
 from npu_agent.people.simulator.pluginmanager import PrepareError
+from tests.kube.apiserver import COUNTERS
 from tests.outputs.dra.api import DRIVER, pools
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import until

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,7 @@ from aiohttp import web
 
 from npu_agent.kube import Api, ApiTiming
 from npu_agent.kube.credentials import of_kubeconfig
-from npu_agent.people.simulator.apiserver import Reply, drops, hangs, says, served, status
-
-__all__ = ["Reply", "drops", "hangs", "says", "status"]
+from npu_agent.people.simulator.apiserver import served
 
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
@@ -50,6 +50,45 @@ NODE: dict[str, Any] = {
         ],
     },
 }
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def says(
+    body: object, status: int = 200, headers: dict[str, str] | None = None, **kwargs: Any
+) -> Reply:
+    """A reply with the JSON of `body`, or the text or bytes that it is."""
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    data = content.encode() if isinstance(content, str) else content
+
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=data, status=status, headers=headers, **kwargs)
+
+    return reply
+
+
+def failure(code: int, message: str) -> dict[str, Any]:
+    """The Status by which Kubernetes refuses."""
+    return {"kind": "Status", "status": "Failure", "message": message, "code": code}
+
+
+def status(code: int, message: str, **headers: str) -> Reply:
+    """A reply with such a Status."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return says(failure(code, message), code, named)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    """Never replies."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def drops(request: web.Request) -> web.StreamResponse:
+    """Ends the connection before there is an answer."""
+    if request.transport:
+        request.transport.close()
+    return web.Response()
 
 
 @dataclass(frozen=True)

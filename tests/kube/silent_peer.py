@@ -9,7 +9,8 @@ from npu_agent.kube import Api, ApiError, ApiTiming
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.credentials import at
 from npu_agent.kube.request import Request
-from npu_agent.people.simulator.apiserver import hangs, served
+from npu_agent.people.simulator.apiserver import served
+from tests.kube.helpers import hangs
 from tests.kube.test_watch import line, streams
 
 WATCH = Request("watch", "Node", WatchEvent, query={"watch": "true"})

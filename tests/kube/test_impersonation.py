@@ -21,8 +21,9 @@ from npu_agent.kube import (
     resourceslices,
     reviews,
 )
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, says, served, status
-from tests.kube.helpers import TIMING
+from npu_agent.people.simulator.apiserver import NODES, served
+from tests.kube.apiserver import FaultyApiServer
+from tests.kube.helpers import TIMING, says, status
 
 DRIVER = "npu.furiosa.ai"
 PROBE = "get n1"
@@ -34,7 +35,7 @@ def jwt(claims: object) -> str:
 
 
 @asynccontextmanager
-async def connected(server: StandInApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
+async def connected(server: FaultyApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
     """A client with the token of a Pod on this Node."""
     async with served(server.answer) as url:
         api = Api(lambda: credentials.at(url, "a Pod", node=bound), timing=TIMING)
@@ -73,7 +74,7 @@ async def refused(api: Api, namespace: str = "default", name: str = "gone") -> A
 
 
 async def test_reads_are_the_nodes_and_writes_the_accounts() -> None:
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
     server.readers = {"node"}
     server.allocate(DRIVER, "c", ["npu0"], pod="p")
     async with connected(server) as api:
@@ -103,7 +104,7 @@ async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
 
 
 async def test_others_are_refused_and_a_claim_that_is_gone_is_unrelated() -> None:
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
     server.readers = {"node"}
     async with connected(server) as api:
         error = await refused(api)
@@ -121,7 +122,7 @@ async def test_without_the_right_the_account_reads(
     bound: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
     async with connected(server, bound) as api:
         for _ in range(2):
             assert (await node.read(api, "n1")).name == "n1"
@@ -137,7 +138,7 @@ async def test_without_the_right_the_account_reads(
 
 
 async def test_rights_that_are_taken_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
 
     async def reads(api: Api, *readers: str) -> bool | None:
         """Whether as the Node; None: it is refused."""
@@ -161,7 +162,7 @@ async def test_rights_that_are_taken_and_given_back(caplog: pytest.LogCaptureFix
 
 
 async def test_an_api_server_that_fails_decides_nothing() -> None:
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
     server.trouble = status(503, "not yet")
     async with connected(server) as api:
         with pytest.raises(ApiError, match="503"):
@@ -173,7 +174,7 @@ async def test_an_api_server_that_fails_decides_nothing() -> None:
 
 
 async def test_a_node_that_is_not_there_may_be_read_as_such() -> None:
-    server = StandInApiServer("n1")
+    server = FaultyApiServer("n1")
     server.readers = {"node"}
     del server.objects[NODES]["n1"]
     async with connected(server) as api:

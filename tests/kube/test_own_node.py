@@ -11,7 +11,9 @@ from pathlib import Path
 from npu_agent.feed import Feed
 from npu_agent.kube.follow import WatchTiming
 from npu_agent.kube.own_node import NodeWatch, OwnNode
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, hangs, says, status
+from npu_agent.people.simulator.apiserver import NODES
+from tests.kube.apiserver import FaultyApiServer
+from tests.kube.helpers import hangs, says, status
 from tests.outputs.dra.api import NODE, cluster
 from tests.until import first, until
 
@@ -20,7 +22,7 @@ KEY = "npu-agent/cordoned"
 
 @dataclass
 class World:
-    server: StandInApiServer
+    server: FaultyApiServer
     watch: NodeWatch
     wanted: Feed[bool]
 
@@ -129,7 +131,7 @@ async def test_nothing_is_asked_unless_wanted(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.watching()
         here.wanted.publish(False)
-        await until(lambda: not here.server._open)
+        await until(lambda: not here.server.open)
         calls = list(here.server.calls)
         here.server.instead["watch nodes"] = hangs
         here.wanted.publish(True)

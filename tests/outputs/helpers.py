@@ -30,10 +30,10 @@ from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
-from npu_agent.people.simulator.apiserver import StandInApiServer
 from npu_agent.typedjson import convert
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.kube.apiserver import FaultyApiServer
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ NODE = "node-1"
 class DirectApi(Api):
     """Asks the stand-in for the API server without a connection, so that it takes no time."""
 
-    def __init__(self, server: StandInApiServer) -> None:
+    def __init__(self, server: FaultyApiServer) -> None:
         super().__init__()
         self.server = server
         self.calls: Feed[int] = Feed(0)
@@ -63,7 +63,7 @@ class DirectApi(Api):
         if refusal := self.refused(request):
             raise refusal
         self.server.calls.append(request.verb)
-        status, found = self.server.act(request.verb, request.path, request.body or {})
+        status, found = self.server.act(request.verb, request.path, {**(request.body or {})})
         if status >= 400:
             raise answered(request, status, {}, json.dumps(found).encode(), None)
         found = copy.deepcopy(found)

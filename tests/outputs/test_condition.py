@@ -21,8 +21,9 @@ from npu_agent.outputs.condition import (
     ConditionWriter,
     Observed,
 )
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer
+from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.supervise import background
+from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DirectApi
 from tests.outputs.web.helpers import Scene, fenced
@@ -41,7 +42,7 @@ class Room:
     """A Node with two cards at an API server, and the writer's files."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.api = DirectApi(StandInApiServer("n1"))
+        self.api = DirectApi(FaultyApiServer("n1"))
         self.node["status"]["conditions"] = [KUBELETS]
         self.scene = Scene(cards=(card(), card(1)))
         self.changes: Feed[int] = Feed(0)

@@ -29,8 +29,8 @@ from npu_agent.outputs.events import (
     driver_events,
     trend_events,
 )
-from npu_agent.people.simulator.apiserver import StandInApiServer
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.helpers import DirectApi
 from tests.until import first, until
 
@@ -195,7 +195,7 @@ class Server(DirectApi):
     """Has one Node, and keeps Events."""
 
     def __init__(self) -> None:
-        super().__init__(StandInApiServer("node-1"))
+        super().__init__(FaultyApiServer("node-1"))
         self.objects = self.server.objects["/api/v1/namespaces/default/events"]
 
     def refuse(self, kind: ErrorKind | None, card: str = "") -> None:

@@ -7,19 +7,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent.kube import Api
-from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer, served
+from npu_agent.people.simulator.apiserver import SLICES, served
+from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import client, kubeconfig
 
 NODE = "n1"
 DRIVER = "npu.furiosa.ai"
 
 
-def api_server(node: str = NODE) -> StandInApiServer:
+def api_server(node: str = NODE) -> FaultyApiServer:
     """With this node."""
-    return StandInApiServer(node, uid="uid-1")
+    return FaultyApiServer(node, uid="uid-1")
 
 
-def pools(server: StandInApiServer) -> list[tuple[int, ...]]:
+def pools(server: FaultyApiServer) -> list[tuple[int, ...]]:
     """After each change: how many slices of the highest generation there were, and should be."""
     found = []
     slices = dict[str, tuple[int, int]]()
@@ -36,8 +37,8 @@ def pools(server: StandInApiServer) -> list[tuple[int, ...]]:
 
 @asynccontextmanager
 async def cluster(
-    directory: Path, server: StandInApiServer | None = None
-) -> AsyncIterator[tuple[StandInApiServer, Api]]:
+    directory: Path, server: FaultyApiServer | None = None
+) -> AsyncIterator[tuple[FaultyApiServer, Api]]:
     """The server, and a client of it."""
     state = server or api_server()
     async with served(state.answer) as url:

@@ -25,8 +25,9 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.driver import Driver, DriverHost, DriverTiming
 from npu_agent.outputs.dra.endpoint import REGISTRY
-from npu_agent.people.simulator.apiserver import SLICES, StandInApiServer
+from npu_agent.people.simulator.apiserver import SLICES
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
+from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card
@@ -41,7 +42,7 @@ FAMILY = frozenset({"rngd"})
 @dataclass
 class World:
     root: Path
-    server: StandInApiServer
+    server: FaultyApiServer
     driver: Driver
     allocator: Allocator
     kubelet: Kubelet

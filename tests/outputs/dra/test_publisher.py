@@ -19,16 +19,9 @@ from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, follow
 from npu_agent.outputs.dra.publisher import SlicePublisher, SliceTiming
-from npu_agent.people.simulator.apiserver import (
-    COUNTERS,
-    NODES,
-    Reply,
-    StandInApiServer,
-    drops,
-    says,
-    status,
-)
-from tests.kube.helpers import authority
+from npu_agent.people.simulator.apiserver import NODES
+from tests.kube.apiserver import COUNTERS, FaultyApiServer
+from tests.kube.helpers import Reply, authority, drops, says, status
 from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.helpers import bare_pool
@@ -55,7 +48,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: Path)
 
 @dataclass
 class World:
-    server: StandInApiServer
+    server: FaultyApiServer
     api: Api
     devices: Feed[tuple[PoolDevice, ...] | None]
     publisher: SlicePublisher
@@ -96,7 +89,7 @@ class World:
 async def running(
     directory: Path,
     devices: tuple[PoolDevice, ...] | None,
-    server: StandInApiServer | None = None,
+    server: FaultyApiServer | None = None,
     **timing: float,
 ) -> AsyncIterator[World]:
     async with cluster(directory, server) as (fresh, api):
@@ -268,20 +261,27 @@ async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None
 
 async def test_watches_follow_each_other_without_a_list(tmp_path: Path) -> None:
     """All that an idle agent asks about slices: one watch of 5 to 10 minutes after the other."""
+
+    async def bookmark(request: web.Request) -> web.StreamResponse:
+        """Something else has happened; then the time of the watch is over."""
+        version = str(int(request.query["resourceVersion"]) + 1)
+        object_ = {"kind": "ResourceSlice", "metadata": {"resourceVersion": version}}
+        event = {"type": "BOOKMARK", "object": object_}
+        return await says(f"{json.dumps(event)}\n")(request)
+
     async with running(tmp_path, rngd(2), steady=0.0, retry_longest=0.01) as world:
         await world.in_place()
-        await world.watching()
+        await until(lambda: world.server.open)
         calls = len(world.server.calls)
-        for number in range(2, 12):
-            world.server.bookmark()
-            version = str(world.server.version.value)
-            await world.quiet()
-            world.server.end()
-            await world.watching(number)
-            assert world.server.watches[-1]["resourceVersion"] == version
-        assert world.server.calls[calls:] == ["watch"] * 10
-        assert all(each["allowWatchBookmarks"] == "true" for each in world.server.watches)
-        asked = {int(each["timeoutSeconds"]) for each in world.server.watches}
+        world.server.instead["watch"] = bookmark
+        world.server.cut()
+        await world.watching(12)
+        assert set(world.server.calls[calls:]) == {"watch"}
+        watches = world.server.watches[1:12]
+        versions = [int(query["resourceVersion"]) for query in watches]
+        assert versions == list(range(versions[0], versions[0] + 11))
+        assert all(query["allowWatchBookmarks"] == "true" for query in watches)
+        asked = {int(query["timeoutSeconds"]) for query in watches}
         assert len(asked) > 5
         assert asked <= set(range(300, 601))
 
@@ -417,7 +417,7 @@ async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.Mo
             tries.clear()
         # So it is with watches that end too soon, or cannot be opened, and one that lasts.
         world.server.instead["watch"] = says("")
-        world.server.end()
+        world.server.cut()
         await until(lambda: len(tries) >= 4)
         world.server.instead["watch"] = status(503, "not now")
         tried = len(tries)

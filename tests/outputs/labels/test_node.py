@@ -12,7 +12,8 @@ import pytest
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.outputs.labels.labeller import OutputError
 from npu_agent.outputs.labels.node import NodeOutput
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, applied, own
+from npu_agent.people.simulator.apiserver import NODES
+from tests.kube.apiserver import FaultyApiServer, applied, own
 from tests.outputs.helpers import DirectApi
 
 WANTED = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "warboy"}
@@ -22,7 +23,7 @@ class Server(DirectApi):
     """Has one Node."""
 
     def __init__(self) -> None:
-        super().__init__(StandInApiServer("n1"))
+        super().__init__(FaultyApiServer("n1"))
 
     @property
     def node(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ async def test_careful_puts_labels_where_there_are_none(output: NodeOutput) -> N
 
 async def test_a_node_that_was_made_anew_is_read_again(server: Server, output: NodeOutput) -> None:
     await output.put(WANTED, careful=False)
-    server.server = StandInApiServer("n1")
+    server.server = FaultyApiServer("n1")
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
     with pytest.raises(OutputError, match="another object") as refused:
         await output.put(less, careful=False)

@@ -20,7 +20,9 @@ from npu_agent.people import simulator
 from npu_agent.people.commands import cordon, drain
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
-from npu_agent.people.simulator.apiserver import NODES, StandInApiServer, served, status
+from npu_agent.people.simulator.apiserver import NODES, served
+from tests.kube.apiserver import FaultyApiServer
+from tests.kube.helpers import status
 from tests.people.commands.reached import reach
 from tests.people.commands.test_kubectl import DAEMON_SET, agent, asks, device, pod
 
@@ -44,7 +46,7 @@ def slice_() -> dict[str, Any]:
 class Cluster:
     """A Node with two cards, and the Pods that hold them."""
 
-    server: StandInApiServer = field(default_factory=lambda: StandInApiServer(NODE))
+    server: FaultyApiServer = field(default_factory=lambda: FaultyApiServer(NODE))
     held: dict[str, str] = field(default_factory=dict)
     """By Pod, the name of the card."""
     refusals: list[web.Response] = field(default_factory=list)

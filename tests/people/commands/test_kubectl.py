@@ -23,7 +23,8 @@ from npu_agent.kube import node as kube_node
 from npu_agent.people.cluster import fetch
 from npu_agent.people.cluster.why import Explanation, Fact
 from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
-from npu_agent.people.simulator.apiserver import served, status
+from npu_agent.people.simulator.apiserver import served
+from tests.kube.helpers import status
 from tests.people.commands.reached import reach
 
 Object = dict[str, Any]
