@@ -448,26 +448,14 @@ def _merge(notes: Iterable[Note], alike: Sequence[Note], **changes: Any) -> Iter
 
 
 def _served(state: AgentState) -> Iterator[Note]:
-    """Yields resources that new Pods do not get; one entry if the kubelet is away."""
-    notes = []
+    """Yields resources and drivers that new Pods do not get; one entry if the kubelet is away."""
+    notes: list[Note] = []
     for resource in state.resources:
-        session = resource.session
-        if why := _unserved(session, state):
-            remedy = _REMEDIES.get(session.phase, _KUBELET)
-            if not state.snapshot.complete and session.phase in _WITHOUT_CARDS:
-                remedy = ""
-            note = Note(
-                "resource",
-                f"new Pods get no {why}",
-                remedy=remedy,
-                runbook="npuresourcenotregistered",
-                unready=why,
-                severity="critical",
-                since=session.since,
-                command=_COMMANDS.get(remedy, ""),
-            )
-            notes.append(note)
-    notes += (note for driver in state.dra for note in _of_driver(driver))
+        if not state.snapshot.complete or _has_cards(resource.session, state):
+            notes += _unserved("resource", resource.session, state)
+    for driver in state.dra:
+        notes += _unserved("dra", driver.session, state)
+        notes += _of_slices(driver)
     away = [note for note in notes if note.remedy is _KUBELET]
     text = "; ".join(note.unready if at else note.text for at, note in enumerate(away))
     return _merge(notes, away, text=text, unready="; ".join(note.unready for note in away))
@@ -583,57 +571,54 @@ def _noted(state: AgentState, subject: Subject) -> float | None:
     return next(bad, None)
 
 
-_WITHOUT_CARDS = (SessionPhase.NO_CARDS, SessionPhase.REGISTERING)
 _AGAIN = "check what the agent needs with doctor; it retries by itself"
-_REMEDIES = {SessionPhase.WAITING: _AGAIN, SessionPhase.BLOCKED: _AGAIN}
 _KUBELET = (
     "check the kubelet with `systemctl status kubelet` on the node; the agent registers as soon "
     "as it is back"
 )
-_COMMANDS = {_AGAIN: _DOCTOR, _KUBELET: KUBELET}
-"""The commands for these remedies."""
 
 
-def _unserved(session: SessionStatus, state: AgentState) -> str | None:
-    """Returns why this resource is not fully served; None if it is."""
-    doing = session.phase.value
-    if session.phase in (SessionPhase.REGISTERED, SessionPhase.STANDBY):
-        return None
-    if session.phase in _WITHOUT_CARDS:
-        doing = "registering again" if session.registrations else "registering"
-        if not state.snapshot.complete:
-            doing = "registering: still searching for cards"
-        elif not _has_cards(session.resource, state):
-            return None
-    return _reasoned(f"{session.resource}: {doing}", session)
-
-
-def _has_cards(name: str, state: AgentState) -> bool:
+def _has_cards(session: SessionStatus, state: AgentState) -> bool:
     """Computed from the hardware: a session gets its cards a moment after they were found."""
-    return any(
+    return session.phase not in (SessionPhase.NO_CARDS, SessionPhase.REGISTERING) or any(
         advertise(state.snapshot, resource, state.disabled)
         for resource in state.wanted
-        if resource.name == name
+        if resource.name == session.resource
     )
 
 
-def _of_driver(driver: DraState) -> Iterator[Note]:
-    """Yields reasons why claims are not fully served."""
+def _unserved(
+    subject: Literal["resource", "dra"], session: SessionStatus, state: AgentState
+) -> Iterator[Note]:
+    """Yields why a resource or driver is not served, if it is not."""
+    doing, remedy, command = session.phase.value, _KUBELET, KUBELET
+    match session.phase:
+        case SessionPhase.REGISTERED | SessionPhase.STANDBY:
+            return
+        case SessionPhase.WAITING | SessionPhase.BLOCKED:
+            remedy, command = _AGAIN, _DOCTOR
+        case SessionPhase.NO_CARDS | SessionPhase.REGISTERING if not state.snapshot.complete:
+            doing, remedy, command = "registering: still searching for cards", "", ""
+        case SessionPhase.NO_CARDS | SessionPhase.REGISTERING:
+            doing = "registering again" if session.registrations else "registering"
+    what = session.resource if subject == "resource" else f"DRA driver {session.resource}"
+    why = _reasoned(f"{what}: {doing}", session)
+    yield Note(
+        subject,
+        f"new Pods get no {why}" if subject == "resource" else why,
+        remedy=remedy,
+        runbook="npuresourcenotregistered" if subject == "resource" else "npudranotregistered",
+        unready=why,
+        severity="critical",
+        since=session.since,
+        command=command,
+    )
+
+
+def _of_slices(driver: DraState) -> Iterator[Note]:
+    """Yields why the scheduler does not see all cards of a registered driver."""
     session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
-    if session.phase not in (SessionPhase.STANDBY, SessionPhase.REGISTERED):
-        text = _reasoned(f"{what}: {session.phase.value}", session)
-        remedy = _REMEDIES.get(session.phase, _KUBELET)
-        yield Note(
-            "dra",
-            text,
-            remedy=remedy,
-            runbook="npudranotregistered",
-            unready=text,
-            severity="critical",
-            since=session.since,
-            command=_COMMANDS[remedy],
-        )
-    elif session.phase is SessionPhase.REGISTERED and not slices.published:
+    if session.phase is SessionPhase.REGISTERED and not slices.published:
         text = str(slices.trouble or f"{what}: its cards are not published yet")
         yield Note(
             "dra",
@@ -644,7 +629,7 @@ def _of_driver(driver: DraState) -> Iterator[Note]:
             command=_DOCTOR,
             waits="its ResourceSlices are not published" if slices.trouble else "",
         )
-    elif slices.incomplete:
+    elif session.phase in (SessionPhase.REGISTERED, SessionPhase.STANDBY) and slices.incomplete:
         yield Note(
             "dra",
             f"{what}: its ResourceSlices are incomplete: the scheduler ignores this node's cards",
@@ -660,28 +645,30 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
     if state.tls is None:
         return
     expires_at, error = state.tls.expires_at, state.tls.error
-    closed = expires_at is None and f"metrics.tls: {error or 'the certificate is not read yet'}"
-    if error is not None or closed:
-        kept = "the last good one is kept"
-        if expires_at is None:
-            kept = "metrics are not served"
-        elif expires_at < state.now:
-            kept = "and the one in force has expired"
-        yield Note(
-            "config",
-            f"the certificate of metrics.tls is refused, {kept}: {error}" if error else str(closed),
-            remedy="correct the Secret, or what renews it; the agent reads the files again"
-            if error
-            else "",
-            runbook="npucertificateinvalid",
-            unready=closed or "",
-            command=_DOCTOR,
-        )
-    elif expires_at is not None and expires_at < state.now:
+    refused, unready, since = "the certificate of metrics.tls is refused", "", None
+    if expires_at is None:
+        unready = f"metrics.tls: {error or 'the certificate is not read yet'}"
+        text = f"{refused}, metrics are not served: {error}" if error else unready
+    elif error is not None:
+        expired = expires_at < state.now
+        kept = "and the one in force has expired" if expired else "the last good one is kept"
+        text = f"{refused}, {kept}: {error}"
+    elif expires_at < state.now:
         text = "the certificate of metrics.tls has expired: renew it"
         since = state.monotonic - (state.now - expires_at)
-        runbook = "npucertificateinvalid"
-        yield Note("config", text, runbook=runbook, since=since, command=_DOCTOR)
+    else:
+        return
+    yield Note(
+        "config",
+        text,
+        remedy="correct the Secret, or what renews it; the agent reads the files again"
+        if error
+        else "",
+        runbook="npucertificateinvalid",
+        unready=unready,
+        since=since,
+        command=_DOCTOR,
+    )
 
 
 def _reasoned(text: str, session: SessionStatus) -> str:

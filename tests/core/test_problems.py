@@ -71,7 +71,7 @@ _REGISTERING, _BLOCKED = SessionPhase.REGISTERING, SessionPhase.BLOCKED
         (scene(_REGISTERED, dra=(driver(phase=_STANDBY, slices=SlicesState()),)), ()),
         (
             scene(_REGISTERED, dra=(driver(phase=_REGISTERING, reason="why"),)),
-            (f"DRA driver {DRIVER}: registering: why",),
+            (f"DRA driver {DRIVER}: registering again: why",),
         ),
         (
             scene(_REGISTERED, dra=(driver(slices=SlicesState()),)),
