@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from npu_agent.core.claim import ClaimUse
-from npu_agent.core.hardware import Card, CardState, CoreRange
+from npu_agent.core.hardware import Card, CardState, CoreRange, by_kind
 from npu_agent.core.offer import Device, device_id
 
 SETTLED = 1.0
@@ -144,23 +144,6 @@ class PreparedClaim:
     def assignment(self, device: PreparedDevice, pod: str, container: str = "") -> Assignment:
         return Assignment(self.namespace, pod, container, self.driver, device.device, self.name)
 
-    def allocation(
-        self, without: Collection[str] = (), except_for: Collection[Footprint] = ()
-    ) -> Allocation | None:
-        """The allocation that blocks others; None: none.
-
-        `without` are names of devices, and `except_for` footprints, that do not count.
-        """
-        footprints = tuple(
-            device.footprint
-            for device in self.devices
-            if not (device.admin or device.device in without or device.footprint in except_for)
-        )
-        if not footprints:
-            return None
-        uids = frozenset(self.pod_uids)
-        return Allocation(footprints=footprints, by=self.holder, since=0.0, pod_uids=uids)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
@@ -200,6 +183,10 @@ class Allocation:
 
     def with_grace_period(self, until: float) -> Allocation:
         return replace(self, first_absent=None, kept_until=max(self.kept_until, until))
+
+
+_FREE = Allocation(footprints=(), since=0.0)
+"""In place of an allocation where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,10 +285,10 @@ class Ledger:
         )
         allocations: dict[DeviceName, Allocation] = {}
         for name, containers in listed.items():
-            before = noted.allocations.get(name)
-            if before is not None and asked_at < before.since:
+            before = noted.allocations.get(name, _FREE)
+            if asked_at < before.since:
                 continue  # granted meanwhile: this names the holder before
-            known = set(before.footprints if before else ())
+            known = set(before.footprints)
             if not known:
                 known = footprints_of(name.device, present)
                 if name in self.offered:
@@ -311,7 +298,7 @@ class Ledger:
                     footprints=_sorted(known),
                     containers=tuple(sorted(containers)),
                     since=asked_at,
-                    pod_uids=(before.pod_uids if before else _NONE) | pods.get(name, _NONE),
+                    pod_uids=before.pod_uids | pods.get(name, _NONE),
                 )
         orphans = {
             uid: orphan
@@ -336,8 +323,7 @@ class Ledger:
             else:
                 ledger = ledger.with_orphans(orphaned, before, asked_at)
         unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
-        ledger = replace(ledger, allocations=allocations, unreadable=unreadable)
-        return self if ledger == self else ledger
+        return replace(ledger, allocations=allocations, unreadable=unreadable)
 
     def with_notes(
         self,
@@ -380,7 +366,7 @@ class Ledger:
                     since=now,
                     pod_uids=living,
                 )
-        return self if allocations == self.allocations else replace(self, allocations=allocations)
+        return replace(self, allocations=allocations)
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
         """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
@@ -389,15 +375,12 @@ class Ledger:
             for name, hold in self.allocations.items()
             if not pods.get(name, _NONE) <= hold.pod_uids
         }
-        if not changed:
-            return self
         return replace(self, allocations={**self.allocations, **changed})
 
     def has_pods_beyond(self, before: Ledger) -> bool:
         """Whether it knows of a Pod of an allocation that `before` does not know of."""
-        known = before.allocations
         return any(
-            not hold.pod_uids <= (known[name].pod_uids if name in known else _NONE)
+            not hold.pod_uids <= before.allocations.get(name, _FREE).pod_uids
             for name, hold in self.allocations.items()
         )
 
@@ -411,25 +394,25 @@ class Ledger:
         return frozenset(self.orphans).union(*absent, noted.difference(*back))
 
     def with_orphans(
-        self, uids: Iterable[str], held: Allocation, now: float, *, by_claim: bool = False
+        self, uids: Iterable[str], held: Allocation | PreparedClaim, now: float
     ) -> Ledger:
         """Returns a ledger with Pods that run although the kubelet treats their devices as free."""
         orphans = dict(self.orphans)
         for uid in uids:
             before = orphans[uid].footprints if uid in orphans else ()
-            holder = held.holder if held.containers or by_claim else f"the Pod with the UID {uid}"
+            holder = f"the Pod with the UID {uid}"
+            if isinstance(held, PreparedClaim) or held.containers:
+                holder = held.holder
             opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
             orphans[uid] = OrphanedPod(
                 footprints=_sorted({*before, *held.footprints}),
                 by=f"{opened}not listed by the kubelet, but its containers still run)",
-                by_claim=by_claim,
+                by_claim=isinstance(held, PreparedClaim),
                 since=now,
             )
-        return self if orphans == self.orphans else replace(self, orphans=orphans)
+        return replace(self, orphans=orphans)
 
     def with_claim(self, claim: PreparedClaim) -> Ledger:
-        if self.prepared.get(claim.uid) == claim:
-            return self
         return replace(self, prepared={**self.prepared, claim.uid: claim})
 
     def before_replacing(
@@ -442,12 +425,16 @@ class Ledger:
         that are `running` keep what they had, or what `claim` lacks of it if it is for them.
         """
         ledger, before = self, self.prepared.get(claim.uid)
-        for uid in before.pod_uids if before else ():
-            kept = claim.footprints if uid in claim.pod_uids else ()
-            lost = before and uid in running and before.allocation(except_for=kept)
-            orphan = ledger.orphans.get(uid)
-            if lost and not (orphan and set(lost.footprints).issubset(orphan.footprints)):
-                ledger = ledger.with_orphans([uid], lost, now, by_claim=True)
+        if before is None:  # it was unprepared meanwhile
+            return self
+        for uid in (uid for uid in before.pod_uids if uid in running):
+            kept = set(claim.footprints if uid in claim.pod_uids else ())
+            if uid in self.orphans:
+                kept.update(self.orphans[uid].footprints)
+            left = [device for device in before.devices if device.footprint not in kept]
+            lost = replace(before, devices=tuple(left))
+            if lost.footprints:
+                ledger = ledger.with_orphans([uid], lost, now)
         return ledger
 
     def has_claim(self, use: ClaimUse) -> bool:
@@ -460,8 +447,6 @@ class Ledger:
         )
 
     def without_claim(self, uid: str) -> Ledger:
-        if uid not in self.prepared:
-            return self
         return replace(self, prepared={k: v for k, v in self.prepared.items() if k != uid})
 
     def with_published(self, driver: str, cards: Iterable[CardState]) -> Ledger:
@@ -469,18 +454,14 @@ class Ledger:
         for state in cards:
             before = published[state.id].keys if state.id in published else _NONE
             published[state.id] = PublishedCard(driver, keys_of(state.card) | before)
-        return self if published == self.published else replace(self, published=published)
+        return replace(self, published=published)
 
     def without_published(self, ids: Collection[str]) -> Ledger:
-        if self.published.keys().isdisjoint(ids):
-            return self
         left = {id_: card for id_, card in self.published.items() if id_ not in ids}
         return replace(self, published=left)
 
     def is_published(self, id_: str, card: Card) -> bool:
         """Whether a slice may have this card, under this ID or another one."""
-        if not self.published:
-            return False
         keys = keys_of(card)
         return id_ in self.published or any(keys & card.keys for card in self.published.values())
 
@@ -502,8 +483,6 @@ class Ledger:
             for device in listed
         }
         known = {state.id: keys_of(state.card) for state in cards}
-        if offered == self.offered and known == self.cards:
-            return self
         return replace(self, offered=offered, cards=known)
 
     def with_predecessor(self, before: Ledger, now: float) -> Ledger:
@@ -513,14 +492,14 @@ class Ledger:
         """
         allocations = dict(self.allocations)
         for name, held in before.for_successor().allocations.items():
-            ours = allocations.get(name)
+            ours = allocations.get(name, _FREE)
             allocations[name] = Allocation(
-                footprints=_sorted({*held.footprints, *(ours.footprints if ours else ())}),
-                containers=ours.containers if ours else (),
+                footprints=_sorted({*held.footprints, *ours.footprints}),
+                containers=ours.containers,
                 by="a container from before the agent's start",
-                since=max(now, ours.since if ours else now),
-                kept_until=ours.kept_until if ours else 0.0,
-                pod_uids=held.pod_uids | (ours.pod_uids if ours else _NONE),
+                since=max(now, ours.since),
+                kept_until=ours.kept_until,
+                pod_uids=held.pod_uids | ours.pod_uids,
             )
         orphans = {uid: replace(orphan, since=now) for uid, orphan in before.orphans.items()}
         ledger = replace(
@@ -542,7 +521,7 @@ class Ledger:
             name: Allocation(
                 footprints=_sorted(known),
                 since=0.0,
-                pod_uids=self.allocations[name].pod_uids if name in self.allocations else _NONE,
+                pod_uids=self.allocations.get(name, _FREE).pod_uids,
             )
             for name, known in footprints.items()
         }
@@ -582,16 +561,19 @@ class Ledger:
             cards: all of them.
             without: names of devices for which claims do not count.
         """
-        conflicts = Conflicts(cards)
-        conflicts.unreadable = self.unreadable
+        conflicts = Conflicts(cards, self.unreadable)
         for name, held in self.allocations.items():
-            conflicts.add(name, held)
+            conflicts.add(name, held.holder, held.footprints)
         for uid, orphan in self.orphans.items():
-            held = Allocation(footprints=orphan.footprints, by=orphan.by, since=orphan.since)
-            conflicts.add(PodHolder(uid), held)
+            conflicts.add(PodHolder(uid), orphan.by, orphan.footprints)
         for claim in self.prepared.values():
-            if kept := claim.allocation(without):
-                conflicts.add(ClaimHolder(claim.uid), kept)
+            footprints = [
+                device.footprint
+                for device in claim.devices
+                if not device.admin and device.device not in without
+            ]
+            if footprints:
+                conflicts.add(ClaimHolder(claim.uid), claim.holder, footprints)
         return conflicts
 
     def usages(
@@ -601,9 +583,9 @@ class Ledger:
         present = [(keys_of(state.card), state) for state in cards]
         usages = []
         for held in self.allocations.values():
-            if held.first_absent is None and held.containers:
-                best = _best(held.footprints, present)
-                usages += [Usage(*best, container) for container in held.containers] if best else []
+            best = _best(held.footprints, present)
+            if best and held.first_absent is None:
+                usages += [Usage(best[0].id, best[1], holder) for holder in held.containers]
         users: dict[tuple[str, str], list[ClaimUse]] = {}
         for use in uses:
             users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
@@ -612,24 +594,23 @@ class Ledger:
             for device in claim.devices:
                 best = None if device.admin else _best([device.footprint], present)
                 if best:
-                    usages += [
-                        Usage(*best, assignment) for assignment in _assigned(claim, device, named)
-                    ]
+                    holders = _assigned(claim, device, named)
+                    usages += [Usage(best[0].id, best[1], holder) for holder in holders]
         return tuple(sorted(usages, key=lambda usage: usage.assignment))
 
 
 def _best(
     footprints: Iterable[Footprint], present: Sequence[tuple[frozenset[str], CardState]]
-) -> tuple[str, CoreRange] | None:
-    """Returns card ID and cores that the footprints most likely stand for."""
+) -> tuple[CardState, CoreRange] | None:
+    """Returns the card and the cores that the footprints most likely stand for."""
     alike = (
-        (len(held.keys & keys), held.cores, state)
+        (len(held.keys & keys), state, held.cores)
         for held in footprints
         for keys, state in present
         if held.keys & keys and state.card.all_cores.includes(held.cores)
     )
-    best = max(alike, key=lambda pair: pair[0], default=None)
-    return best and (best[2].id, best[1])
+    best = max(alike, key=lambda match: match[0], default=None)
+    return best and best[1:]
 
 
 def _assigned(
@@ -655,23 +636,26 @@ def _assigned(
 class Conflicts:
     """The allocations of a Ledger, indexed: a device is compared with few of them."""
 
-    def __init__(self, cards: Iterable[Card]) -> None:
-        self.unreadable: Allocation | None = None
-        self._allocations: dict[Holder, Allocation] = {}
+    def __init__(self, cards: Iterable[Card], unreadable: Allocation | None) -> None:
+        self._unreadable = unreadable
+        self._names: dict[Holder, str] = {}
+        """The holders, for people."""
         self._by_mark: dict[str, dict[tuple[Holder, Footprint], None]] = {}
-        """Allocations by key and by node; sets that keep their order."""
-        self._unidentified: dict[Holder, Allocation] = {}
+        """Footprints by key and by node; sets that keep their order."""
+        self._unidentified: list[Holder] = []
+        """Holders of which no footprint is known."""
         self._cards: dict[str, set[int]] = {}
         """The cards that have each key."""
         for number, card in enumerate(cards):
             for key in keys_of(card):
                 self._cards.setdefault(key, set()).add(number)
 
-    def add(self, holder: Holder, held: Allocation) -> None:
-        self._allocations[holder] = held
-        if not held.footprints:
-            self._unidentified[holder] = held
-        for what in held.footprints:
+    def add(self, holder: Holder, name: str, footprints: Collection[Footprint]) -> None:
+        """Adds a holder once; without footprints it may hold anything."""
+        self._names[holder] = name
+        if not footprints:
+            self._unidentified.append(holder)
+        for what in footprints:
             for mark in (*what.keys, *what.nodes):
                 self._by_mark.setdefault(mark, {})[holder, what] = None
 
@@ -683,27 +667,25 @@ class Conflicts:
         What this holder has already does not count, nor what the orphaned `pods` keep that get the
         device now.
         """
-        if self.unreadable:
-            return f"{self.unreadable.holder} may hold its cores"
+        if self._unreadable:
+            return f"{self._unreadable.holder} may hold its cores"
         own = {holder, *map(PodHolder, pods)}
-        for other, held in self._unidentified.items():
+        for other in self._unidentified:
             if other not in own:
                 if not isinstance(other, DeviceName):
-                    return f"{held.holder} may hold its cores"
+                    return f"{self._names[other]} may hold its cores"
                 name = f"{other.device} of {other.resource}"
-                return f"{held.holder} holds {name}, and no card here has that ID"
+                return f"{self._names[other]} holds {name}, and no card here has that ID"
         wanted = footprint(device)
         near: dict[tuple[Holder, Footprint], None] = {}  # each of them once: most have many marks
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
             near |= self._by_mark.get(mark, {})
         for other, what in near:
             if other not in own and (shared := self._shared(wanted, what)) is not None:
-                known_as = (
-                    f" as {other.device} of {other.resource}"
-                    if isinstance(other, DeviceName)
-                    else ""
-                )
-                return f"{self._allocations[other].holder} still holds {shared}{known_as}"
+                reason = f"{self._names[other]} still holds {shared}"
+                if isinstance(other, DeviceName):
+                    reason += f" as {other.device} of {other.resource}"
+                return reason
         return None
 
     def _shared(self, wanted: Footprint, held: Footprint) -> str | None:
@@ -725,17 +707,10 @@ def keys_of(card: Card) -> frozenset[str]:
     return card.identities or frozenset({f"number:{card.family}-{card.index}"})
 
 
-def card_of(held: Footprint, cards: Iterable[CardState]) -> str | None:
-    """Returns the ID of the present card that a footprint most likely stands for."""
+def card_of(held: Footprint, cards: Iterable[CardState]) -> CardState | None:
+    """Returns the present card that a footprint most likely stands for."""
     best = _best([held], [(keys_of(state.card), state) for state in cards])
     return best and best[0]
-
-
-def part_of(held: Footprint, cards: Collection[CardState]) -> CoreRange | None:
-    """Returns the cores of that card, unless they are all of them."""
-    card_id = card_of(held, cards)
-    whole = next((state.card.all_cores for state in cards if state.id == card_id), held.cores)
-    return None if held.cores == whole else held.cores
 
 
 def footprint(device: Device) -> Footprint:
@@ -766,7 +741,7 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 
 
 def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    mine, its = ({key.partition(":")[0]: key for key in keys} for keys in (one, other))
+    mine, its = by_kind(one), by_kind(other)
     return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
 
 

@@ -511,7 +511,7 @@ class Allocator:
         if before and before != claim:
             living = await self.pod_resources.pods.running(before.pod_uids)
             ledger = self._ledger.before_replacing(claim, living, self._clock())
-            if ledger is not self._ledger:
+            if ledger != self._ledger:
                 self._publish_with_orphans(ledger)
         if devices and not self.owned:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
@@ -525,9 +525,9 @@ class Allocator:
     async def unprepare(self, uid: str) -> None:
         """Forgets a claim; to be `saved`. Orphaned Pods keep its cores."""
         claim = self._ledger.prepared.get(uid)
-        if claim and (hold := claim.allocation()):
-            living = await self.pod_resources.pods.running(hold.pod_uids)
-            self._mark_orphaned(living, [hold], by_claim=True)
+        if claim and claim.footprints:
+            living = await self.pod_resources.pods.running(claim.pod_uids)
+            self._mark_orphaned(living, [claim])
         self.states.publish(self._ledger.without_claim(uid))
 
     # --- the kubelet's answers ------------------------------------------------------------------
@@ -640,13 +640,13 @@ class Allocator:
         return any(orphans.against(None, device) for device in devices)
 
     def _mark_orphaned(
-        self, living: frozenset[str], holds: Iterable[Allocation], *, by_claim: bool = False
+        self, living: frozenset[str], holds: Iterable[Allocation | PreparedClaim]
     ) -> None:
         """Records those of the living Pods whose devices the kubelet treats as free."""
         now, ledger = self._clock(), self._ledger
         for hold in holds:
-            ledger = ledger.with_orphans(living & hold.pod_uids, hold, now, by_claim=by_claim)
-        if ledger is not self._ledger:
+            ledger = ledger.with_orphans(living.intersection(hold.pod_uids), hold, now)
+        if ledger != self._ledger:
             self._publish_with_orphans(ledger)
 
     def _publish_with_orphans(self, ledger: Ledger) -> None:

@@ -540,8 +540,8 @@ def test_a_pod_with_a_device_of_no_card_blocks_all_until_the_card_is_known() -> 
 
 def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
-    assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) is ledger
-    assert ledger.with_pods({DeviceName(NPU, "U1"): frozenset({UID})}) is ledger
+    assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) == ledger
+    assert ledger.with_pods({DeviceName(NPU, "U1"): frozenset({UID})}) == ledger
     two = ledger.with_pods({DeviceName(NPU, "U0"): frozenset({"next"})}).allocations[
         DeviceName(NPU, "U0")
     ]

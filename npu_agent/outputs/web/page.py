@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.ledger import PreparedDevice, card_of, part_of
+from npu_agent.core.ledger import PreparedDevice, card_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import (
     AgentState,
@@ -386,10 +386,9 @@ def _not_yet() -> str:
 
 def _claimed(device: PreparedDevice, state: AgentState) -> str:
     """A device of a claim: its card, if that is present, and what it is for."""
-    cards = {card.id: card.card for card in state.snapshot.cards}
-    card = cards.get(card_of(device.footprint, state.snapshot.cards) or "")
-    what = m.text(card.name) if card else translate("gone: {0}", m.text(device.device))
-    if part := part_of(device.footprint, state.snapshot.cards):
+    card, part = card_of(device.footprint, state.snapshot.cards), device.footprint.cores
+    what = m.text(card.card.name) if card else translate("gone: {0}", m.text(device.device))
+    if card and part != card.card.all_cores:
         what += f" {translate('cores {0}' if len(part) > 1 else 'core {0}', part)}"
     admin = translate(", admin access") if device.admin else ""
     return translate("{0} for {1}", what, m.text(device.request)) + admin

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from npu_agent.core.hardware import CardState
-from npu_agent.core.ledger import Assignment, card_of, part_of
+from npu_agent.core.hardware import CardState, CoreRange
+from npu_agent.core.ledger import Assignment, card_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, SessionStatus
 
@@ -123,17 +123,22 @@ def _driver(driver: DraState, state: AgentState) -> dict[str, Any]:
                 "devices": [
                     {
                         **_pick(device, "request", "device"),
-                        "card": card_of(device.footprint, cards),
-                        # None where it is all of the card, or gone.
-                        "cores": (part := part_of(device.footprint, cards)) and str(part),
+                        "card": card and card.id,
+                        "cores": _part(device.footprint.cores, card) if card else None,
                         "admin": device.admin,
                     }
                     for device in claim.devices
+                    for card in [card_of(device.footprint, cards)]
                 ],
             }
             for claim in driver.claims
         ],
     }
+
+
+def _part(cores: CoreRange, card: CardState) -> str | None:
+    """The cores; None if they are all of the card's."""
+    return None if cores == card.card.all_cores else str(cores)
 
 
 def _holder(assignment: Assignment, *, cores: str | None) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
         "holders": [
             _holder(
                 holding.assignment,
-                cores=None if holding.cores == card.all_cores else str(holding.cores),
+                cores=_part(holding.cores, state),
             )
             for holding in agent.usages_of(state)
         ],
