@@ -126,8 +126,9 @@ class PreparedClaim:
     pods: tuple[str, ...] = ()
     """Names of the Pods, in its namespace, for which it was prepared."""
     pod_uids: tuple[str, ...] = ()
-    single_container: bool = False
-    """Whether each container has all of its requests, and so the environment of all devices."""
+    joined: bool = False
+    """Whether each container has all of its requests, and so the environment of all devices. The
+    record has all fields by these names: a new name would need a new version of it."""
     devices: tuple[PreparedDevice, ...]
 
     @property

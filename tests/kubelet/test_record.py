@@ -39,7 +39,7 @@ LEDGER = Ledger(
             name="train",
             pods=("pod",),
             pod_uids=(UID,),
-            single_container=True,
+            joined=True,
             devices=(PREPARED,),
         )
     },

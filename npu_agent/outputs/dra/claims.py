@@ -412,13 +412,13 @@ class Claims:
         )
         if not containers:
             prepared = self._allocator.prepared.value.get(claim.uid)
-            return prepared is not None and prepared.single_container
+            return prepared is not None and prepared.joined
         return all(len(of_pod) == 1 for of_pod in containers)
 
     async def _grant(
         self, claim: ResourceClaim, call: _Call, *, single_container: bool
     ) -> tuple[PreparedResult, ...]:
-        """Grants a claim's devices; `single_container` is as in `PreparedClaim`."""
+        """Grants a claim's devices; `single_container` is as `PreparedClaim.joined`."""
         async with self._changing:
             if claim.uid in call.unprepared:
                 raise RefusalError(
@@ -463,7 +463,7 @@ class Claims:
             name=claim.name,
             pods=claim.users,
             pod_uids=claim.pod_uids,
-            single_container=single_container,
+            joined=single_container,
             devices=tuple(
                 PreparedDevice(
                     request=result.request,
@@ -627,4 +627,4 @@ def _container(claim: PreparedClaim, request: str) -> str:
     match = _EXTENDED.fullmatch(request)
     if match:
         return match[1]
-    return "" if claim.single_container else request
+    return "" if claim.joined else request
