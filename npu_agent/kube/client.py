@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -240,6 +240,12 @@ class Api:
         """Describes server and identity for people; valid after another call."""
         source = self._credentials.source if self._credentials else "no credentials"
         return f"{errors.server(self._credentials)} accepts {source}"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Closes the connections within 0.3 s; to be called when no call is under way."""

@@ -91,6 +91,14 @@ def in_pod() -> bool:
     return all(map(os.environ.get, address)) and os.path.lexists(DIRECTORY / "token")
 
 
+def own_namespace() -> str:
+    """The namespace of this Pod; "": it has no service account."""
+    try:
+        return (DIRECTORY / "namespace").read_text()
+    except OSError:
+        return ""
+
+
 def trust_only_the_cluster() -> None:
     """In a Pod: else the import of aiohttp reads all authorities of the system (1.7 MB)."""
     if in_pod():

@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from npu_agent.kube import Api, ApiError, ErrorKind
-from npu_agent.kube.credentials import DIRECTORY, CredentialsError, at
+from npu_agent.kube.credentials import CredentialsError, at, own_namespace
 from npu_agent.kube.request import Request
 from npu_agent.text import one_line, shown
 from npu_agent.typedjson import InvalidJsonError, decode
@@ -133,16 +133,9 @@ async def _place(program: str, flags: Sequence[str]) -> Login:
     except (TimeoutError, InvalidJsonError, IndexError):
         with contextlib.suppress(ProcessLookupError):
             view.kill()
-        return Login(namespace=_own_namespace() or "default")
+        return Login(namespace=own_namespace() or "default")
     namespace = context.context.namespace or "default"
     return Login(context=context.name, server=cluster.server, namespace=namespace)
-
-
-def _own_namespace() -> str:
-    """That of this Pod; "": it is none."""
-    with contextlib.suppress(OSError):
-        return (DIRECTORY / "namespace").read_text()
-    return ""
 
 
 def _short_directory() -> str:

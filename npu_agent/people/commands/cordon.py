@@ -57,11 +57,8 @@ async def api_server(args: argparse.Namespace) -> AsyncIterator[Api]:
     """
     try:
         if not args.node and in_pod():
-            api = Api()
-            try:
+            async with Api() as api:
                 yield api
-            finally:
-                await api.close()
         else:
             async with through_kubectl(args.kubectl or ()) as (api, place):
                 print(f"{program()}: {place}", file=sys.stderr)

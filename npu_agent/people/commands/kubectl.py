@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,8 @@ _COMMANDS = {
     "uncordon": "Bring it back",
     "drain": "Cordon a card, and evict the Pods that hold it",
 }
+_CHANGES = ("cordon", "uncordon", "drain")
+"""These are commands of `npu-agent`, too."""
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -75,7 +79,7 @@ def parser() -> Parser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(command=name)
         _add_login(command)
-        if name in ("cordon", "uncordon", "drain"):
+        if name in _CHANGES:
             command.add_argument("node", metavar="NODE")
             command.add_argument("npu", metavar="CARD", help="its name, UUID or PCI address")
             if name != "uncordon":
@@ -108,9 +112,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _add_login(parser: Parser) -> None:
-    def add(*names: str, **how: Any) -> None:
-        parser.add_argument(*names, default=argparse.SUPPRESS, **how)
-
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--kubeconfig", type=Path, metavar="FILE", help="in place of $KUBECONFIG")
     add("--context", metavar="NAME", help="of the kubeconfig (default: the current one)")
     add("--as", dest="impersonate", metavar="USER", help="act as another user")
@@ -118,9 +120,7 @@ def _add_login(parser: Parser) -> None:
 
 
 def _add_listing(parser: Parser) -> None:
-    def add(*names: str, **how: Any) -> None:
-        parser.add_argument(*names, default=argparse.SUPPRESS, **how)
-
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add("-n", "--namespace", metavar="NAME", help="of Pods (default: that of the context)")
     add("-A", "--all-namespaces", action="store_true", help="Pods of all namespaces")
     outputs = ("table", "wide", "json", "yaml", "name")
@@ -146,14 +146,9 @@ def main(args: argparse.Namespace) -> int:
     gc.set_threshold(10**6)  # millions of objects that all stay: to look through them takes seconds
     try:
         args.kubectl = flags(args)
-        if args.command in ("cordon", "uncordon"):
-            from npu_agent.people.commands import cordon
-
-            return cordon.main(args)
-        if args.command == "drain":
-            from npu_agent.people.commands import drain
-
-            return drain.main(args)
+        if args.command in _CHANGES:
+            code: int = import_module(f"npu_agent.people.commands.{args.command}").main(args)
+            return code
         return run_until_signal(_show(args))
     except ApiError as error:
         lacks = error.kind is ErrorKind.FORBIDDEN

@@ -25,24 +25,23 @@ def main(args: argparse.Namespace) -> int:
 
 async def _act(args: argparse.Namespace) -> int:
     wanted, root = quiet(args, tolerant=False).labels, host_root(args)
-    api = Api()
     # Where the config wants no labels, these are about what the default would do.
     method = "api" if wanted.output == "none" else wanted.output
-    output = output_of(method, api=api, node_name=os.environ.get("NODE_NAME"), host_root=root)
-    assert output is not None  # noqa: S101  (for the type checker)
-    try:
-        if args.action == "clear":
+    node = os.environ.get("NODE_NAME")
+    async with Api() as api:
+        output = output_of(method, api=api, node_name=node, host_root=root)
+        assert output is not None  # noqa: S101  (for the type checker)
+        try:
+            if args.action != "clear":
+                await _show_or_apply(args, output, label_sets(SPECS, wanted.sets))
+                return 0
             cleared = sorted(await output.clear())
-            if view.is_data(args):
-                print(view.data(cleared, args))
-            else:
-                print(*cleared or ["nothing to clear"], sep="\n")
-        else:
-            await _show_or_apply(args, output, label_sets(SPECS, wanted.sets))
-    except OutputError as error:
-        raise CommandError(str(error)) from error
-    finally:
-        await api.close()
+        except OutputError as error:
+            raise CommandError(str(error)) from error
+    if view.is_data(args):
+        print(view.data(cleared, args))
+    else:
+        print(*cleared or ["nothing to clear"], sep="\n")
     return 0
 
 

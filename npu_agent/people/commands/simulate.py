@@ -7,23 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npu_agent.cli import WRONG, CommandError
-from npu_agent.people.simulator.cards import (
-    CardSpec,
-    default_cards,
-    example,
-    parse_cards,
-    with_driver,
-)
-from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
-from npu_agent.people.simulator.replay import load
-from npu_agent.people.simulator.tree import (
-    Simulation,
-    SimulatorError,
-    apply_fault,
-    cards,
-    make,
-    show,
-)
+from npu_agent.people import simulator
+from npu_agent.people.simulator import CardSpec, SimulatedCard, SimulatorError, replay
+from npu_agent.people.simulator.cards import example
 from npu_agent.text import one_line
 
 
@@ -44,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cards",
         metavar="LIST",
         help=f"cards in their order, such as "
-        f"{example()} (default: those that ROOT has, else {default_cards()})",
+        f"{example()} (default: those that ROOT has, else {simulator.default_cards()})",
     )
     add(
         "--driver",
@@ -87,15 +73,15 @@ def _act(args: argparse.Namespace) -> None:
     elif args.card is not None:
         raise ValueError(f"status: one argument too many: {args.card}")
     else:
-        for card in cards(args.root):
+        for card in simulator.cards(args.root):
             print(_line(card))
 
 
 def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> None:
     specs = _specs(root, wanted)
     if driver is not None:
-        specs = with_driver(specs, driver)
-    make(root, specs)
+        specs = simulator.with_driver(specs, driver)
+    simulator.make(root, specs)
     summary = _summary(root, specs, once=once)
     if once:
         print(summary)
@@ -105,8 +91,8 @@ def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> 
 
 
 def _replay(root: Path, file: Path) -> str:
-    record = load(file)
-    show(root, record.picture(), record.manifest.directories)
+    record = replay.load(file)
+    simulator.show(root, record.picture(), record.manifest.directories)
     incomplete, count = record.manifest.incomplete, len(record.contents)
     return "\n".join(
         (
@@ -120,15 +106,15 @@ def _replay(root: Path, file: Path) -> str:
 
 def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
     if wanted is not None:
-        return parse_cards(wanted)
+        return simulator.parse_cards(wanted)
     try:
-        return [card.spec for card in cards(root)]
-    except SimulatorError:  # not made yet, or not ours: make() says which
-        return parse_cards(default_cards())
+        return [card.spec for card in simulator.cards(root)]
+    except SimulatorError:  # not made yet, or not ours: simulator.make() says which
+        return simulator.parse_cards(simulator.default_cards())
 
 
 async def _live(root: Path, summary: str) -> None:
-    running = asyncio.create_task(Simulation(root).run())
+    running = asyncio.create_task(simulator.Simulation(root).run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, running.cancel)
@@ -143,8 +129,8 @@ def _fault(root: Path, card: str | None, fault: str | None) -> None:
         raise ValueError(
             f"fault: give a card and a fault, such as: fault npu0 dead\n{_faults_text()}"
         )
-    apply_fault(root, card, fault)
-    print(f"{card}: {FAULTS[fault].summary}")
+    simulator.apply_fault(root, card, fault)
+    print(f"{card}: {simulator.FAULTS[fault].summary}")
 
 
 def _line(card: SimulatedCard) -> str:
@@ -176,6 +162,6 @@ def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
 
 
 def _faults_text() -> str:
-    width = max(map(len, FAULTS))
-    lines = (f"  {fault.name:{width}}  {fault.summary}" for fault in FAULTS.values())
+    width = max(map(len, simulator.FAULTS))
+    lines = (f"  {fault.name:{width}}  {fault.summary}" for fault in simulator.FAULTS.values())
     return "\n".join(("faults:", *lines))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,7 @@ from npu_agent.core.offer import Resource
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec, merged
 from npu_agent.kube import Api, ApiError, ApiTiming
-from npu_agent.kube.credentials import DIRECTORY
+from npu_agent.kube.credentials import own_namespace
 from npu_agent.people.doctor.check import SUDO, Check, Unknown, ok, wrong
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
@@ -73,7 +73,7 @@ class Context:
             in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
             uid=os.geteuid(),
             hostname=platform.node(),
-            namespace=_own_namespace(),
+            namespace=own_namespace() or "kube-system",
             helm_release=os.environ.get("HELM_RELEASE", ""),
         )
 
@@ -152,13 +152,8 @@ class Context:
         with os_errors_are_unknown():
             return await DaemonThread("npu-doctor").call(function, deadline=self.timing.read)
 
-    @asynccontextmanager
-    async def api_server(self) -> AsyncIterator[Api]:
-        api = Api(timing=ApiTiming(deadline=self.timing.request))
-        try:
-            yield api
-        finally:
-            await api.close()
+    def api_server(self) -> Api:
+        return Api(timing=ApiTiming(deadline=self.timing.request))
 
 
 @contextmanager
@@ -168,13 +163,6 @@ def os_errors_are_unknown() -> Iterator[None]:
         yield
     except OSError as error:
         raise Unknown(reason(error), SUDO if isinstance(error, PermissionError) else "") from error
-
-
-def _own_namespace() -> str:
-    try:
-        return (DIRECTORY / "namespace").read_text()
-    except OSError:
-        return "kube-system"
 
 
 def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:

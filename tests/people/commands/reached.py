@@ -18,11 +18,8 @@ def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     @asynccontextmanager
     async def through_kubectl(*_: object, **__: object) -> AsyncIterator[tuple[Api, Login]]:
-        api = Api(lambda: at(url, "a test"))
-        try:
+        async with Api(lambda: at(url, "a test")) as api:
             yield api, Login(context="here", server="https://10.96.0.1")
-        finally:
-            await api.close()
 
     for command in (cordon, kubectl, kubectl_complete):
         monkeypatch.setattr(command, "through_kubectl", through_kubectl)

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent import config
 from npu_agent.config import Config, ConfigError, default_config
-from npu_agent.people.doctor import context as where
+from npu_agent.kube import credentials
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.doctor.context import Context, configuration
 from npu_agent.vendors import REGISTRY
@@ -116,7 +116,7 @@ def test_commands_are_for_how_the_agent_was_installed() -> None:
 def test_a_pod_knows_its_namespace_and_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(where, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(credentials, "DIRECTORY", tmp_path)
     monkeypatch.delenv("HELM_RELEASE", raising=False)
     here = Context.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("kube-system", "")
