@@ -65,20 +65,6 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
         return await _read(path, most, follow=follow, executor=thread)
 
 
-async def stamp(path: Path, *, deadline: float = _DEADLINE) -> tuple[int, ...]:
-    """What changes when a file is edited or replaced; raises OSError as `read`."""
-    thread = _thread_of(path)
-    async with within(deadline), thread.lock:
-        status = await aiofiles.os.stat(path, executor=thread)
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
-
-
 async def replace(
     path: Path,
     content: bytes | None,

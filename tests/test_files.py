@@ -31,11 +31,11 @@ async def test_a_file_is_written_with_its_directory_and_for_everybody(tmp_path: 
 async def test_what_is_so_already_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     await files.replace(path, b"content")
-    before = await files.stamp(path)
+    before = files.identity(path)
     await files.replace(path, b"content")
-    assert await files.stamp(path) == before
+    assert files.identity(path) == before
     await files.replace(path, b"content, and more")
-    assert await files.stamp(path) != before
+    assert files.identity(path) != before
     await files.replace(path, b"content")
     assert path.read_bytes() == b"content"
 

@@ -43,9 +43,15 @@ def load(path: Path, words: VendorSpec) -> Effective:
 
 def parsed_file(path: Path) -> ParsedFile:
     """Reads a configuration file, as it is written; raises a ConfigError if that fails."""
-    with refusals(path), os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
-        data = file.read(MAX_BYTES + 1)
+    with refusals(path):
+        data = content(path)
     return _parsed(data, str(path))
+
+
+def content(path: Path) -> bytes:
+    """The content of a file, as far as `parse` has to see it; may block. Raises as `files.read`."""
+    with os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 @contextmanager

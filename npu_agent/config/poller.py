@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from npu_agent import files
 from npu_agent.config.compare import changes
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.load import MAX_BYTES, Effective, parse, refusals
+from npu_agent.config.load import Effective, content, parse, refusals
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import Config
 from npu_agent.core.state import ConfigState
@@ -29,9 +28,7 @@ class PollTiming:
     """Seconds."""
 
     every: float = 1.0
-    """Pause between two checks whether the file has changed."""
-    read: float = 60.0
-    """Pause between two reads of a file that seems not to change: its file system may not say."""
+    """Pause between two reads."""
     settle: float = 0.1
     """For which new content has to stay the same before it is parsed: a file that is written in
     place may be read half written, and half a YAML file may be good YAML."""
@@ -60,15 +57,11 @@ class Poller:
         self._now = asyncio.Event()
         self._thread = DaemonThread("npu-config")
         self._judged: bytes | None = None
-        """None: what the file has now is still to be judged."""
-        self._stamp: tuple[int, ...] | None = None
-        """Of the file that was judged; None: the next poll reads it."""
-        self._read_at = 0.0
+        """The content that was judged last; None: what the file has now is still to be judged."""
         self._followed = False
 
     def read_now(self) -> None:
         """Reads the file without waiting for the next poll; for SIGHUP."""
-        self._stamp = None
         self._now.set()
 
     async def run(self) -> None:
@@ -77,53 +70,42 @@ class Poller:
             return
         while True:
             self._now.clear()
-            await self._read_and_judge(self._path)
+            await self._poll(self._path)
             await set_within(self._now, until_tick(self._timing.every))
 
-    async def _read_and_judge(self, path: Path) -> None:
-        judged, self._stamp = self._stamp, None
+    async def _poll(self, path: Path) -> None:
+        judged, self._judged = self._judged, None
         try:
             with refusals(path):
-                stamp = await files.stamp(path, deadline=self._timing.deadline)
-                if stamp != judged or time.monotonic() - self._read_at >= self._timing.read:
-                    data = await self._read(path)
-                    # Also so long that a later edit has another stamp: file systems count in ticks.
+                data = await self._read(path)
+                if data != judged:
                     await asyncio.sleep(self._timing.settle)
                     if data != await self._read(path):
                         return  # still being written: the next poll finds it complete
-                    if data != self._judged:
-                        await self._judge(data, path)
-                    self._read_at = time.monotonic()
+                    await self._judge(data, path)
         except ConfigError as error:
-            self._judged = None
             self._reject(str(error))
-            return
-        if self._judged is not None and not self._now.is_set():
-            self._stamp = stamp
+        else:
+            self._judged = data
 
     async def _read(self, path: Path) -> bytes:
-        return await files.read(path, MAX_BYTES + 1, deadline=self._timing.deadline)
+        return await self._thread.call(partial(content, path), deadline=self._timing.deadline)
 
     async def _judge(self, data: bytes, path: Path) -> None:
+        """Applies the content or reports what is wrong with it; raises OSError as the thread."""
         # At the start an empty file means all defaults. Later it is most likely one that an editor
         # has just cut to nothing, and must not turn the node over.
         emptied, self._followed = self._followed and not data.strip(), True
         if emptied:
-            self._judged = data
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
+        # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
+        parsing = partial(parse, data, str(path), self._words)
         try:
-            # On a thread: a file may have thousands of items, and the kubelet waits for the loop.
-            parsing = partial(parse, data, str(path), self._words)
             wanted = await self._thread.call(parsing, deadline=self._timing.parsing)
         except ConfigError as error:
-            self._judged = data
             self._reject(str(error))
-        except OSError as error:  # of the thread: the next poll tries again
-            self._judged = None
-            self._reject(f"{path}: {error.strerror}")
         else:
-            self._judged = data
             self._apply(wanted.config)
 
     def _apply(self, wanted: Config) -> None:

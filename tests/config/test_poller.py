@@ -17,7 +17,7 @@ from npu_agent import files
 from npu_agent.config import load
 from npu_agent.config.poller import Poller, PollTiming
 from npu_agent.vendors import REGISTRY
-from tests.until import first, until
+from tests.until import first
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -170,27 +170,6 @@ async def test_read_now_does_not_wait_for_the_next_poll(file: Path) -> None:
         await first(followed.configs, lambda config: config.interval == 3)
 
 
-async def test_read_now_during_a_check_reads_a_file_whose_stamp_tells_nothing(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamp = await files.stamp(file)
-
-    async def same(_: Path, **_named: object) -> object:
-        if not edited.is_set():
-            edited.set()
-            replace(file, "interval: 3\n")
-            followed.read_now()
-        return stamp
-
-    edited = asyncio.Event()
-    edited.set()
-    monkeypatch.setattr(files, "stamp", same)
-    async with following(file, every=0.01) as followed:
-        await asyncio.sleep(0)
-        edited.clear()
-        await first(followed.configs, lambda config: config.interval == 3)
-
-
 async def test_an_edit_whose_parse_was_given_up_is_judged_again(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,59 +207,3 @@ async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
         release.set()
         await first(followed.states, lambda s: s.error is None)
         assert followed.configs.value.interval == 7
-
-
-async def test_a_file_that_does_not_change_is_not_read_again(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three steps of a thread a second, for nothing, were half of what an idle agent did."""
-    reads, polls, stamp = 0, 0, files.stamp
-
-    async def count_reads(*_: object, **__: object) -> bytes:
-        nonlocal reads
-        reads += 1
-        return GOOD.encode()
-
-    async def count_polls(path: Path, *, deadline: float) -> tuple[int, ...]:
-        nonlocal polls
-        polls += 1
-        return await stamp(path, deadline=deadline)
-
-    async with following(file) as followed:
-        await first(followed.states, lambda _: followed._stamp)
-        monkeypatch.setattr(files, "read", count_reads)
-        monkeypatch.setattr(files, "stamp", count_polls)
-        await until(lambda: polls >= 3)
-        assert reads == 0
-
-
-async def test_an_edit_that_the_file_system_does_not_show_is_read_later(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def same(*_: object, **__: object) -> tuple[int, ...]:
-        return (1,)
-
-    monkeypatch.setattr(files, "stamp", same)
-    async with following(file, read=0.05) as followed:
-        replace(file, "interval: 7\n")
-        await first(followed.configs, lambda config: config.interval == 7)
-
-
-async def test_two_edits_in_one_tick_of_the_file_system_are_both_seen(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first one leaves the content as it is, and the stamp is the same after the second."""
-    read = files.read
-
-    async def edited_meanwhile(path: Path, most: int, *, deadline: float) -> bytes:
-        content = await read(path, most, deadline=deadline)
-        path.write_text("interval: 7\n")
-        return content
-
-    async def same(*_: object, **__: object) -> tuple[int, ...]:
-        return (1,)
-
-    async with following(file) as followed:
-        monkeypatch.setattr(files, "stamp", same)
-        monkeypatch.setattr(files, "read", edited_meanwhile)
-        await first(followed.configs, lambda config: config.interval == 7)
