@@ -65,16 +65,11 @@ class Outage:
         self.ask()
         return "7"
 
-    async def from_now(self) -> str:
-        """As the Node, which is not listed."""
-        return "0"
-
     @asynccontextmanager
     async def watch(
-        self, _request: Request[Any], *, silence: float
+        self, _request: Request[Any], _version: str, _seconds: float
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """As `Api.watch`: nothing happens in it."""
-        assert silence
         self.ask()
         self.back += 1
         yield _nothing()
@@ -82,7 +77,7 @@ class Outage:
 
 async def _nothing() -> AsyncIterator[WatchEvent]:
     await asyncio.Event().wait()
-    yield WatchEvent("BOOKMARK", {})
+    yield WatchEvent("BOOKMARK", "7", None)
 
 
 def outage(nodes: int, seconds: float) -> Outage:
@@ -94,7 +89,7 @@ def outage(nodes: int, seconds: float) -> Outage:
         tasks = [
             asyncio.create_task(_follow(api, watch, list_), name=f"{node}")
             for node in range(nodes)
-            for list_ in (found.list_, found.from_now)
+            for list_ in (found.list_, None)  # slices, and the Node
         ]
         await asyncio.sleep(seconds + PATIENCE)
         for task in tasks:

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -19,11 +19,12 @@ from npu_agent.core.state import ApiState
 from npu_agent.kube import credentials, errors
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.errors import ApiError, ErrorKind
+from npu_agent.kube.objects import Versioned
 from npu_agent.kube.request import METADATA, Request
 from npu_agent.logs import logger
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
-from npu_agent.typedjson import InvalidJsonError, decode
+from npu_agent.typedjson import InvalidJsonError, convert, decode
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -41,6 +42,9 @@ _METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DEL
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
 _CALLS = 8
+SILENCE = 150.0
+"""Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
+defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 _CLOSE = 0.3
 
 
@@ -54,11 +58,17 @@ class ApiTiming:
     """Until a watch whose peer does not acknowledge a probe of the kernel's counts as broken."""
 
 
-class WatchEvent(msgspec.Struct, frozen=True):
-    """One event of a watch."""
+class WatchEvent(NamedTuple):
+    """A change of a watched object."""
 
-    type: str
-    """``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``; ``ERROR`` is raised."""
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    version: str
+    object: Any
+    """As the answer of the watch's request; None: a bookmark has only a version."""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: dict[str, Any]
 
 
@@ -199,32 +209,41 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, request: Request[Any], *, silence: float
+        self, request: Request[Any], version: str, seconds: float
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """Opens a watch: its events, until the API server ends it.
+        """Opens a watch: the events after a version, until the API server ends it.
 
         Args:
-            request: a watch, with ``timeoutSeconds`` in its query.
-            silence: seconds without a byte after which the connection counts as broken.
+            request: a watch; its query says which objects.
+            version: a resourceVersion.
+            seconds: after which the API server ends it.
 
         Raises:
             ApiError: here or by the iterator. Its status is 410 if the resourceVersion is too old.
         """
-        seconds = self._timing.deadline
+        deadline = self._timing.deadline
+        query = {
+            **request.query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(round(seconds)),
+        }
+        request = replace(request, query=query)
         async with contextlib.AsyncExitStack() as stack:
-            with self._only_api_errors(request, seconds):
-                async with asyncio.timeout(seconds):
+            with self._only_api_errors(request, deadline):
+                async with asyncio.timeout(deadline):
                     response, _ = await stack.enter_async_context(self._opened(request))
             _probe_peer(response, self._timing.silence)
-            yield self._events(request, response, silence)
+            yield self._events(request, response)
 
     async def _events(
-        self, request: Request[Any], response: ClientResponse, silence: float
+        self, request: Request[Any], response: ClientResponse
     ) -> AsyncIterator[WatchEvent]:
         rest = bytearray()
         while True:
-            with self._only_api_errors(request, silence):
-                async with asyncio.timeout(silence):
+            with self._only_api_errors(request, SILENCE):
+                async with asyncio.timeout(SILENCE):
                     chunk = await response.content.readany()
             if not chunk:
                 return
@@ -425,11 +444,14 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
 def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
     """Decodes one event of a watch; raises ApiError if the watch failed or it is not an event."""
     try:
-        event = decode(line, WatchEvent)
+        event = decode(line, _Event)
+        if event.type != "ERROR":
+            version = convert(event.object, Versioned).metadata.resource_version
+            is_bookmark = event.type == "BOOKMARK"
+            value = None if is_bookmark else convert(event.object, request.answer)
+            return WatchEvent(event.type, version, value)
     except InvalidJsonError as error:
         raise errors.unusable(request, error) from error
-    if event.type != "ERROR":
-        return event
     code = event.object.get("code")
     status = code if isinstance(code, int) else 500
     raise errors.answered(request, status, {}, json.dumps(event.object).encode(), credentials)

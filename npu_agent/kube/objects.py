@@ -37,6 +37,18 @@ class ObjectList(Struct, Generic[T], frozen=True):
     items: tuple[T, ...] | None = None
 
 
+class ObjectVersion(Struct, frozen=True):
+    """The metadata of a list, or of an object."""
+
+    resource_version: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Versioned(Struct, frozen=True):
+    """An object or list with a version."""
+
+    metadata: ObjectVersion
+
+
 class OwnerReference(Struct, frozen=True):
     """An object that another one belongs to."""
 

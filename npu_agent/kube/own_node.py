@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from npu_agent.feed import Feed
 from npu_agent.kube import follow
-from npu_agent.kube.client import Api
+from npu_agent.kube.client import Api, WatchEvent
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.follow import WatchTiming
 from npu_agent.kube.node import ThisNode
@@ -66,14 +66,14 @@ class NodeWatch:
         if (name := self._node_name) is None:
             await asyncio.Event().wait()
             return
+        only = {"fieldSelector": f"metadata.name={name}"}
         while True:
             await self._wanted.until(bool)
             async with background(
                 follow.follow(
                     self._api,
-                    Request("watch", "Node", ThisNode, query=_only(name)),
+                    Request("watch", "Node", ThisNode, query=only),
                     follow.WatchHooks(
-                        list_=_from_now,
                         see=self._see,
                         opened=self._reporter.works,
                         failed=self._failed,
@@ -84,7 +84,7 @@ class NodeWatch:
                 await self._wanted.until(lambda wanted: not wanted)
             self._reporter.works()
 
-    def _see(self, event: follow.Seen) -> None:
+    def _see(self, event: WatchEvent) -> None:
         if event.type != "DELETED":
             self.state.publish(_followed(event.object))
 
@@ -100,12 +100,3 @@ def _followed(node: ThisNode) -> OwnNode:
         unschedulable=node.spec.unschedulable,
         conditions={condition.type: condition.status for condition in node.status.conditions},
     )
-
-
-async def _from_now() -> str:
-    """The version from which a watch begins with the Node as it is: no list is needed."""
-    return "0"
-
-
-def _only(name: str) -> dict[str, str]:
-    return {"fieldSelector": f"metadata.name={name}"}

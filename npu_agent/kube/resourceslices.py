@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
-from npu_agent.kube.follow import Versioned
-from npu_agent.kube.objects import ResourceSlice
+from npu_agent.kube.objects import ResourceSlice, Versioned
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 

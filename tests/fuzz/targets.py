@@ -36,7 +36,7 @@ from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.feed import Feed
-from npu_agent.kube import ThisNode, client, errors, follow, resourceclaims, resourceslices, reviews
+from npu_agent.kube import ThisNode, client, errors, resourceclaims, resourceslices, reviews
 from npu_agent.kube.credentials import at, node_of
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
@@ -376,7 +376,7 @@ class _Api:
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, request: Request[Any], **_: Any
+        self, request: Request[Any], *_: Any
     ) -> AsyncIterator[AsyncIterator[client.WatchEvent]]:
         async def events() -> AsyncIterator[client.WatchEvent]:
             for line in self._data.split(b"\n"):
@@ -429,7 +429,7 @@ def _slices(data: bytes) -> None:
         _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
 
     async def events(api: Any) -> None:
-        async with follow.watched(api, resourceslices.watch("n", "d"), "1", 1) as found:
+        async with api.watch(resourceslices.watch("n", "d"), "1", 1) as found:
             async for event in found:
                 assert event.version
                 assert (event.object is None) == (event.type == "BOOKMARK")

@@ -6,14 +6,13 @@ import asyncio
 import subprocess
 
 from npu_agent.kube import Api, ApiError, ApiTiming
-from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.credentials import at
 from npu_agent.kube.request import Request
 from npu_agent.people.simulator.apiserver import served
-from tests.kube.helpers import hangs
+from tests.kube.helpers import SLICE, hangs
 from tests.kube.test_watch import line, streams
 
-WATCH = Request("watch", "Node", WatchEvent, query={"watch": "true"})
+WATCH = Request("watch", "Node", dict)
 
 
 def loopback(state: str) -> None:
@@ -22,9 +21,9 @@ def loopback(state: str) -> None:
 
 async def main() -> None:
     loopback("up")
-    async with served(streams(line("ADDED", {}), then=hangs)) as url:
+    async with served(streams(line("ADDED", SLICE), then=hangs)) as url:
         api = Api(lambda: at(url, "a test"), timing=ApiTiming(silence=2))
-        async with api.watch(WATCH, silence=600) as events:
+        async with api.watch(WATCH, "1", 60) as events:
             await anext(events)
             loopback("down")
             try:

@@ -17,7 +17,6 @@ from npu_agent.kube import (
     Api,
     ApiError,
     ErrorKind,
-    follow,
     node,
     resourceclaims,
     resourceslices,
@@ -25,7 +24,6 @@ from npu_agent.kube import (
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.request import Request
 from tests.kube.helpers import (
-    DEADLINE,
     NODE,
     SLICE,
     Reply,
@@ -39,7 +37,7 @@ from tests.kube.helpers import (
 )
 
 CLAIM = {"kind": "ResourceClaim"}
-WATCH = Request(verb="watch", kind="ResourceSlice", answer=WatchEvent, query={"watch": "true"})
+WATCH = Request(verb="watch", kind="ResourceSlice", answer=dict)
 GONE = {"kind": "Status", "status": "Failure", "code": 410, "message": "too old"}
 
 
@@ -63,8 +61,8 @@ def streams(*chunks: bytes, then: Reply | None = None) -> Reply:
     return reply
 
 
-async def watched(api: Api, *, silence: float = DEADLINE, **options: Any) -> list[WatchEvent]:
-    async with api.watch(replace(WATCH, **options), silence=silence) as events:
+async def watched(api: Api, **options: Any) -> list[WatchEvent]:
+    async with api.watch(replace(WATCH, **options), "1", 60) as events:
         return [event async for event in events]
 
 
@@ -76,18 +74,19 @@ async def failure(api: Api, **options: Any) -> ApiError:
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 async def test_events_come_whole_however_they_are_sent(server: Server, api: Api, size: int) -> None:
-    sent = line("ADDED", {"a": "é"}) + line("MODIFIED", {"a": 2}) + line("DELETED", {})
+    accented = {**SLICE, "a": "é"}
+    sent = line("ADDED", accented) + line("MODIFIED", SLICE) + line("DELETED", SLICE)
     server.replies = [streams(*(sent[at : at + size] for at in range(0, len(sent), size)))]
     assert await watched(api) == [
-        WatchEvent("ADDED", {"a": "é"}),
-        WatchEvent("MODIFIED", {"a": 2}),
-        WatchEvent("DELETED", {}),
+        WatchEvent("ADDED", "7", accented),
+        WatchEvent("MODIFIED", "7", SLICE),
+        WatchEvent("DELETED", "7", SLICE),
     ]
 
 
 async def test_an_event_is_there_before_the_next_one_is_sent(server: Server, api: Api) -> None:
-    server.replies = [streams(line("ADDED", {}), then=hangs)]
-    async with api.watch(WATCH, silence=DEADLINE) as events:
+    server.replies = [streams(line("ADDED", SLICE), then=hangs)]
+    async with api.watch(WATCH, "1", 60) as events:
         assert (await anext(events)).type == "ADDED"
         # And other calls are made meanwhile, on another connection.
         server.replies = [says(NODE)]
@@ -102,18 +101,21 @@ async def test_a_version_that_is_too_old(server: Server, api: Api, reply: Reply)
     assert "too old" in str(error)
 
 
-async def test_silence_is_an_end_and_a_pause_is_none(server: Server, tmp_path: Path) -> None:
+async def test_silence_is_an_end_and_a_pause_is_none(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def pauses(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.6)
         return web.Response()
 
     # Longer than a call may take.
     api = client(kubeconfig(tmp_path, server.url), 0.5)
-    server.replies = [streams(line("ADDED", {}), then=pauses)]
+    server.replies = [streams(line("ADDED", SLICE), then=pauses)]
     assert len(await watched(api)) == 1
-    server.replies = [streams(line("ADDED", {}), then=hangs)]
-    assert (await failure(api, silence=0.05)).kind is ErrorKind.TIMEOUT
     server.replies = [hangs]
+    assert (await failure(api)).kind is ErrorKind.TIMEOUT
+    monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
+    server.replies = [streams(line("ADDED", SLICE), then=hangs)]
     assert (await failure(api)).kind is ErrorKind.TIMEOUT
     await api.close()
 
@@ -129,7 +131,7 @@ def test_a_peer_that_vanishes_without_a_word_is_noticed() -> None:
 
 
 async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
-    for reply in (streams(line("ADDED", {}), then=drops), drops):
+    for reply in (streams(line("ADDED", SLICE), then=drops), drops):
         server.replies = [reply]
         assert (await failure(api)).kind is ErrorKind.UNREACHABLE
 
@@ -154,7 +156,7 @@ async def test_a_line_without_an_end_is_not_kept(server: Server, api: Api) -> No
 async def test_a_watch_with_an_old_token_has_the_next_call_read_it_again(
     server: Server, api: Api, tmp_path: Path
 ) -> None:
-    server.replies = [status(401, "Unauthorized"), streams(line("ADDED", {}))]
+    server.replies = [status(401, "Unauthorized"), streams(line("ADDED", SLICE))]
     assert (await failure(api)).kind is ErrorKind.UNAUTHORIZED
     kubeconfig(tmp_path, server.url, user={"token": "another"})
     assert len(await watched(api)) == 1
@@ -170,8 +172,8 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
         await asked_again.wait()
         return web.Response()
 
-    server.replies = [streams(line("ADDED", {}), then=waits), hangs, says(CLAIM)]
-    async with api.watch(WATCH, silence=DEADLINE) as events:
+    server.replies = [streams(line("ADDED", SLICE), then=waits), hangs, says(CLAIM)]
+    async with api.watch(WATCH, "1", 60) as events:
         assert (await anext(events)).type == "ADDED"
         with pytest.raises(ApiError) as caught:
             await resourceclaims.get(api, "n", "c", deadline=0.2)
@@ -189,7 +191,7 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
 async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) -> None:
     bookmark = {"metadata": {"resourceVersion": "99"}}
     server.replies = [streams(line("MODIFIED", SLICE), line("BOOKMARK", bookmark))]
-    async with follow.watched(api, resourceslices.watch("n1", "d"), "42", 355.4) as events:
+    async with api.watch(resourceslices.watch("n1", "d"), "42", 355.4) as events:
         changed, mark = [event async for event in events]
     assert changed.object.metadata.name == SLICE["metadata"]["name"]
     assert changed[:2] == ("MODIFIED", SLICE["metadata"]["resourceVersion"])
@@ -216,6 +218,6 @@ async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) ->
 async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     with pytest.raises(ApiError) as caught:
-        async with follow.watched(api, resourceslices.watch("n1", "d"), "1", 60) as events:
+        async with api.watch(resourceslices.watch("n1", "d"), "1", 60) as events:
             await anext(events)
     assert caught.value.kind is ErrorKind.GARBAGE

@@ -18,6 +18,7 @@ from npu_agent.core.state import COUNTERS
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
+from npu_agent.kube.client import WatchEvent
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
@@ -163,7 +164,7 @@ class SlicePublisher:
         self._change(incomplete=slices.is_incomplete(listing.slices))
         return listing.resource_version
 
-    def _see(self, event: follow.Seen) -> None:
+    def _see(self, event: WatchEvent) -> None:
         known = (self.live.value or {}).get(event.object.metadata.name)
         version = known and known["metadata"].get("resourceVersion")
         if known if event.type == "DELETED" else version != event.version:

@@ -290,7 +290,7 @@ async def test_without_bookmarks_a_silent_watch_is_opened_again_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An API server without a watch cache (`--watch-cache=false`) sends none."""
-    monkeypatch.setattr(follow, "_SILENCE", 0.05)
+    monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
     async with running(tmp_path, rngd(2), retry_longest=0.01) as world:
         await world.in_place()
         await world.watching()
