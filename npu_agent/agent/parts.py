@@ -45,9 +45,8 @@ from npu_agent.outputs.events import Events, Sources
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.outputs.prometheus import page
 from npu_agent.outputs.prometheus.lag import LoopLag
-from npu_agent.outputs.prometheus.page import Page
+from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes
@@ -401,15 +400,9 @@ def pages(
     state: Callable[[], AgentState],
 ) -> PageParts:
     """Builds the two servers and what they show."""
-    metrics, snapshots = common.config.metrics, inventory.snapshots
-    page = Page(
-        snapshots=snapshots,
-        holdings=allocation.allocator.usages,
-        settings=common.configs.map(_page_settings),
-        hostname=common.host.hostname,
-        state=state,
-    )
-    history = History(snapshots)
+    metrics = common.config.metrics
+    page = Page(state, common.configs.map(_page_settings))
+    history = History(inventory.snapshots)
     files = tls_files(metrics.tls)
     certificates = Certificates(files) if files else None
     authorizer = Authorizer(common.api) if metrics.authorization == "kubernetes" else None
@@ -436,12 +429,9 @@ def pages(
     )
 
 
-def _page_settings(config: Config) -> page.PageSettings:
-    return page.PageSettings(
-        schemas=metric_schemas(SPECS, config.metrics.schema),
-        pod_labels=config.metrics.pod_labels,
-        interval=config.metrics.interval,
-    )
+def _page_settings(config: Config) -> PageSettings:
+    schemas = metric_schemas(SPECS, config.metrics.schema)
+    return PageSettings(schemas, config.metrics.pod_labels)
 
 
 def _recorder(

@@ -62,6 +62,7 @@ from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.helpers import devices, snapshot, state
 from tests.outputs.dra.cards import card, pool_of
 from tests.outputs.dra.helpers import StandInClaims
+from tests.outputs.prometheus.helpers import own as new_agent
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ def _sysfs_shown(found: Any, reading: Any) -> None:
     id_ = found.uuid or found.serial or found.pci_bus_id or "npu0"
     assert len(device_id(id_, found.all_cores)) <= 63
     seen = snapshot(CardState(id=id_, card=found, health=health, reading=reading))
-    shown = cards.series(seen, (), hostname="n", pod_labels=True)
+    shown = cards.series(new_agent(snapshot=seen), pod_labels=True)
     page = b"".join(family.render(openmetrics=False) for family in cards.families(_SCHEMAS, shown))
     assert [*text_string_to_metric_families(page.decode())]
     _labels(compute.labels(seen, compute.Machine(vendor=None, name=None), _SETS))

@@ -26,7 +26,7 @@ from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.monitoring.helpers import needs_promtool, promtool, rules, write_rules
-from tests.outputs.prometheus.helpers import card
+from tests.outputs.prometheus.helpers import card, own
 
 HOUR, SCRAPE, READ, RULES = 3600, 10, 5, 30
 """Seconds; the last three are how often."""
@@ -113,7 +113,8 @@ class Hour:
                 self.used[id_]["idle"] += READ
 
     def _scrape(self, now: int, snapshot: Snapshot) -> None:
-        series = cards.series(snapshot, self._usages(), hostname="node-1", pod_labels=True)
+        state = own(snapshot=snapshot, usages=tuple(self._usages()))
+        series = cards.series(state, pod_labels=True)
         instance = "new" if now > ROLLOUT else "old"
         for family in cards.families((SCHEMAS["2025"],), series):
             if family.name.removeprefix("furiosa_npu_") in FAMILIES_USED:

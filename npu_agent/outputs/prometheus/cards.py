@@ -8,7 +8,6 @@ are the same for all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,9 +18,9 @@ from npu_agent.core.hardware import (
     HealthState,
     Reading,
     SensorKind,
-    Snapshot,
 )
 from npu_agent.core.ledger import Assignment, Usage
+from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus.text import Family, Samples, clean, finite, label_text
 
@@ -42,39 +41,21 @@ Numbers = Iterable[tuple[str, float | None]]
 """Labels and values: `Samples` without histograms."""
 
 
-def series(
-    snapshot: Snapshot,
-    holdings: Iterable[Usage],
-    *,
-    hostname: str,
-    pod_labels: bool,
-    since: float = -math.inf,
-) -> Cards:
+def series(agent: AgentState, *, pod_labels: bool) -> Cards:
     """The cards with the labels of their series; none until all of them were read.
 
-    Readings from before `since` (`time.monotonic`) are left out: a card that stopped answering
-    keeps its last one. With `pod_labels`, series name the one container that holds their subject.
+    With `pod_labels`, series name the one container that holds their subject.
     """
-    if not snapshot.complete:
+    if not agent.snapshot.complete:
         return ()
-    by_card: dict[str, list[Usage]] = {}
-    for holding in holdings:
-        by_card.setdefault(holding.card_id, []).append(holding)
-    return tuple(
-        _series(
-            replace(state, reading=None) if state.reading and state.reading.at < since else state,
-            hostname,
-            tuple(by_card.get(state.id, ())),
-            pod_labels,
-        )
-        for state in snapshot.cards
-    )
+    return tuple(_series(state, agent, pod_labels) for state in agent.snapshot.cards)
 
 
-def _series(
-    state: CardState, hostname: str, holdings: tuple[Usage, ...], pod_labels: bool
-) -> CardSeries:
-    card, named = state.card, holdings if pod_labels else ()
+def _series(state: CardState, agent: AgentState, pod_labels: bool) -> CardSeries:
+    if agent.is_stale(state):  # a card that stopped answering keeps its last one
+        state = replace(state, reading=None)
+    card, holdings = state.card, agent.usages_of(state)
+    named = holdings if pod_labels else ()
     identity = label_text(
         arch=card.family,
         device=card.name,
@@ -82,7 +63,7 @@ def _series(
         pci_bus_id=card.pci_bus_id,
         driver_version=card.driver_version,
         firmware_version=card.firmware_version,
-        hostname=hostname,
+        hostname=agent.hostname,
     )
     return CardSeries(
         state=state,

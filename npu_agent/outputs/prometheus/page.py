@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from npu_agent.core.hardware import Snapshot
-from npu_agent.core.ledger import Usage
-from npu_agent.core.state import AgentState, stale_after
+from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
@@ -23,39 +20,29 @@ log = logger(__name__)
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PageSettings:
     """The config of the page."""
 
     schemas: tuple[MetricSchema, ...]
     pod_labels: bool
-    interval: float
-    """Seconds between two readings of a card."""
 
 
 class Page:
     """Renders the page. 8 cards of 8 cores take 2 ms; `bench` prints it as `scrape`."""
 
-    def __init__(
-        self,
-        *,
-        snapshots: Feed[Snapshot],
-        holdings: Feed[tuple[Usage, ...]],
-        settings: Feed[PageSettings],
-        hostname: str,
-        state: Callable[[], AgentState],
-    ) -> None:
+    def __init__(self, state: Callable[[], AgentState], settings: Feed[PageSettings]) -> None:
         self.failures: Counter[str] = Counter()
         """Of each family that could not be rendered and was left out."""
-        self._snapshots = snapshots
-        self._holdings = holdings
-        self._settings = settings
-        self._hostname = hostname
         self._state = state
+        self._settings = settings
         self._failing: set[str] = set()
 
     def body(self, openmetrics: bool) -> bytes:
-        sources = {"cards": self._cards, "own": self._own, "process": process.families}
+        sources: dict[str, Callable[[], tuple[Family, ...]]] = {}
+        if state := self._attempt("state", self._state):
+            sources = {"cards": partial(self._cards, state), "own": partial(own.families, state)}
+        sources["process"] = process.families
         pieces = []
         for name, families in sources.items():
             for family in self._attempt(name, families) or ():
@@ -63,19 +50,10 @@ class Page:
                 pieces.append(self._attempt(family.name, render) or b"")
         return b"".join(pieces) + (b"# EOF\n" if openmetrics else b"")
 
-    def _cards(self) -> tuple[Family, ...]:
+    def _cards(self, state: AgentState) -> tuple[Family, ...]:
         settings = self._settings.value
-        series = cards.series(
-            self._snapshots.value,
-            self._holdings.value,
-            hostname=self._hostname,
-            pod_labels=settings.pod_labels,
-            since=time.monotonic() - stale_after(settings.interval),
-        )
+        series = cards.series(state, pod_labels=settings.pod_labels)
         return cards.families(settings.schemas, series)
-
-    def _own(self) -> tuple[Family, ...]:
-        return own.families(self._state())
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """Returns the result of `make`; None if it fails, which is counted and, at first, logged.

@@ -132,7 +132,8 @@ def page_of_cards(
 ) -> bytes:
     """The cards' part of the page, with who holds what as the ledger finds it."""
     held_now = holdings(found, *assignments, claims=claims, uses=uses)
-    shown = cards.series(found, held_now, hostname=hostname, pod_labels=pod_labels)
+    state = own(snapshot=found, usages=held_now, hostname=hostname)
+    shown = cards.series(state, pod_labels=pod_labels)
     families = cards.families(schemas, shown)
     return b"".join(family.render(openmetrics=openmetrics) for family in families)
 

@@ -26,6 +26,7 @@ from tests.outputs.prometheus.helpers import (
     families_of_cards,
     full_reading,
     held,
+    own,
     page_of_cards,
     parsed,
     reading,
@@ -82,7 +83,8 @@ def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
 
 def test_a_holder_by_a_claim_has_no_container() -> None:
     holding = Usage(FULL.id, FULL.card.all_cores, replace(held("npu0"), container=""))
-    (shown,) = cards.series(snapshot(FULL), (holding,), hostname="node-1", pod_labels=True)
+    state = own(snapshot=snapshot(FULL), usages=(holding,))
+    (shown,) = cards.series(state, pod_labels=True)
     assert shown.labels.endswith('namespace="ml",pod="train-0"')
 
 

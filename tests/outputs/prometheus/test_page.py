@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.core.hardware import CoreRange, Snapshot
 from npu_agent.core.ledger import Usage
-from npu_agent.core.state import AgentState, stale_after
+from npu_agent.core.state import AgentState
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.page import Page, PageSettings
@@ -27,7 +27,7 @@ from tests.outputs.prometheus.helpers import (
     values,
 )
 
-SETTINGS = PageSettings(schemas=(SCHEMAS["0.8"],), pod_labels=True, interval=5.0)
+SETTINGS = PageSettings(schemas=(SCHEMAS["0.8"],), pod_labels=True)
 NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 
 
@@ -35,25 +35,24 @@ NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 class Room:
     """A page and all that it follows."""
 
-    snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(Snapshot()))
-    holdings: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    usages: tuple[Usage, ...] = ()
     settings: Feed[PageSettings] = field(default_factory=lambda: Feed(SETTINGS))
     broken: bool = False
     """Whether the agent's state cannot be put together."""
 
     def __post_init__(self) -> None:
-        self.page = Page(
-            snapshots=self.snapshots,
-            holdings=self.holdings,
-            settings=self.settings,
-            hostname="node-1",
-            state=self._state,
-        )
+        self.page = Page(self._state, self.settings)
 
     def _state(self) -> AgentState:
         if self.broken:
             raise RuntimeError("no")
-        return own(page_failures=self.page.failures)
+        return own(
+            page_failures=self.page.failures,
+            monotonic=time.monotonic(),
+            snapshot=self.snapshot,
+            usages=self.usages,
+        )
 
     def text(self) -> str:
         return self.page.body(False).decode()
@@ -63,17 +62,17 @@ def test_series_come_and_go_with_what_they_describe() -> None:
     room = Room()
     assert 'npu_agent_build_info{version="1.2.3"' in room.text()
     # None before every card was read.
-    room.snapshots.publish(Snapshot(cards=(card(index=0),)))
+    room.snapshot = Snapshot(cards=(card(index=0),))
     assert "furiosa_npu" not in room.text()
-    room.snapshots.publish(snapshot(card(index=0, reading=full_reading()), card(index=1)))
+    room.snapshot = snapshot(card(index=0, reading=full_reading()), card(index=1))
     assert {'device="npu0"', 'device="npu1"', 'label="peak"'} == _shown(room)
-    room.holdings.publish((NPU0,))
+    room.usages = (NPU0,)
     assert 'pod="train-0"' in room.text()
-    room.holdings.publish(())
+    room.usages = ()
     assert 'pod="train-0"' not in room.text()
-    room.snapshots.publish(snapshot(card(index=0, reading=reading(alive=True))))
+    room.snapshot = snapshot(card(index=0, reading=reading(alive=True)))
     assert {'device="npu0"'} == _shown(room)
-    room.snapshots.publish(Snapshot(complete=True))
+    room.snapshot = Snapshot(complete=True)
     assert "furiosa_npu" not in room.text()
 
 
@@ -84,12 +83,10 @@ def _shown(room: Room) -> set[str]:
 
 def test_figures_of_a_card_that_stopped_answering_go_by_themselves() -> None:
     room, now = Room(), time.monotonic()
-    late = now - stale_after(SETTINGS.interval) - 1
-    room.snapshots.publish(
-        snapshot(
-            card(index=0, reading=reading(late, alive=True)),
-            card(index=1, reading=reading(now, alive=True)),
-        )
+    late = now - own().stale_after - 1
+    room.snapshot = snapshot(
+        card(index=0, reading=reading(late, alive=True)),
+        card(index=1, reading=reading(now, alive=True)),
     )
     text = room.text()
     alive = values(parsed(text.encode(), openmetrics=False), "furiosa_npu_alive", "device")
@@ -121,7 +118,7 @@ def test_a_family_that_fails_is_left_out_logged_once_and_counted(
         return (bad, *good(schemas, series)[1:])
 
     room = Room()
-    room.snapshots.publish(snapshot(card(index=0, reading=full_reading())))
+    room.snapshot = snapshot(card(index=0, reading=full_reading()))
     monkeypatch.setattr(cards, "families", some)
     for _ in range(3):
         text = room.text()
@@ -140,13 +137,15 @@ def test_a_family_that_fails_is_left_out_logged_once_and_counted(
     assert len(caplog.records) == 2
 
 
-def test_a_source_that_fails_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_fails_leaves_the_process_and_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.ERROR)
     room = Room(broken=True)
-    room.snapshots.publish(snapshot(card()))
+    room.snapshot = snapshot(card())
     text = room.text()
-    assert "furiosa_npu_info" in text
+    assert "furiosa_npu_info" not in text
     assert "npu_agent_build_info" not in text
     assert "process_open_fds" in text
-    assert room.page.failures == {"own": 1}
+    assert room.page.failures == {"state": 1}
     assert room.page.body(True).endswith(b"# EOF\n")
