@@ -77,7 +77,6 @@ _CARD_EVENTS = {
 }
 """For each change of a card that is an Event: its reason, its message, and whether it warns."""
 
-
 _TREND_EVENTS = {
     TrendKind.HOT: ("NPUHot", "NPUCooled"),
     TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
@@ -200,7 +199,7 @@ class Events:
         node_name: str | None,
         sources: Sources,
         wanted: Feed[bool],
-        limits: EventLimits | None = None,
+        limits: EventLimits = EventLimits(),
     ) -> None:
         """`wanted` is whether Events are sent; what happens while it is False is dropped."""
         self.results: Counter[str] = Counter()
@@ -209,7 +208,7 @@ class Events:
         self._node_name = node_name
         self._sources = sources
         self._wanted = wanted
-        self._limits = limits or EventLimits()
+        self._limits = limits
         self._records: dict[Event, _Sent] = {}
         """The next to be sent comes first."""
         self._more = asyncio.Event()
@@ -223,44 +222,45 @@ class Events:
             await self._send_all(self._node_name)
 
     async def _follow(self) -> None:
-        snapshot, trends = Snapshot(), Trends()
-        config, cordons = self._sources.configs.value, Cordons()
+        sources = self._sources
+        snapshot, trends, cordons = Snapshot(), Trends(), Cordons()
         usages: tuple[Usage, ...] = ()
+        config = sources.configs.value
         drivers = {
             feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
-            for feed in self._sources.drivers
+            for feed in sources.drivers
         }
-        cards = (
-            *(self._sources.snapshots, self._sources.usages),
-            *(self._sources.trends, self._sources.cordons),
-        )
-        async for _ in changes_of(*cards, self._sources.configs, *self._sources.drivers):
+        async for _ in changes_of(
+            sources.snapshots,
+            sources.usages,
+            sources.trends,
+            sources.configs,
+            sources.cordons,
+            *sources.drivers,
+        ):
             # A card that left has no usages any more.
-            holders = {*usages, *self._sources.usages.value}
+            holders = {*usages, *sources.usages.value}
             happened = [
-                *card_events(
-                    snapshot, self._sources.snapshots.value, self._sources.trends.value, holders
-                ),
-                *trend_events(trends, self._sources.trends.value, holders),
-                *config_events(config, self._sources.configs.value),
-                *cordon_events(cordons, self._sources.cordons.value),
-                *(event for feed in drivers for event in driver_events(drivers[feed], feed.value)),
+                *card_events(snapshot, sources.snapshots.value, sources.trends.value, holders),
+                *trend_events(trends, sources.trends.value, holders),
+                *config_events(config, sources.configs.value),
+                *cordon_events(cordons, sources.cordons.value),
             ]
-            drivers = {
+            for feed, before in drivers.items():
+                happened += driver_events(before, feed.value)
                 # A retry that fails again is not reported again.
-                feed: before if feed.value.phase is SessionPhase.REGISTERING else feed.value
-                for feed, before in drivers.items()
-            }
-            snapshot, trends = self._sources.snapshots.value, self._sources.trends.value
-            usages = self._sources.usages.value
-            config, cordons = self._sources.configs.value, self._sources.cordons.value
+                if feed.value.phase is not SessionPhase.REGISTERING:
+                    drivers[feed] = feed.value
+            snapshot, trends = sources.snapshots.value, sources.trends.value
+            usages, cordons = sources.usages.value, sources.cordons.value
+            config = sources.configs.value
             for event in happened:
                 if event.warning and event.pods:
                     log.warning(
                         "Pods use a card that fails", event=event.reason, pods=", ".join(event.pods)
                     )
-            for event in happened if self._wanted.value else ():
-                self._add(event)
+                if self._wanted.value:
+                    self._add(event)
 
     def _add(self, event: Event) -> None:
         self._forget()
