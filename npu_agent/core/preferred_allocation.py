@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
-from npu_agent.text import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,13 @@ def prefer(
         RefusalError: the request contradicts itself.
     """
     free = list(dict.fromkeys(available))
-    _check(free, must, size, len(devices))
+    chosen = list(dict.fromkeys(must))
+    if not set(chosen) <= set(free) or not max(1, len(chosen)) <= size <= len(free):
+        raise RefusalError(
+            Refusal.INVALID,
+            f"allocation_size is {size}: {len(free)} devices are available, and {len(chosen)} of "
+            "them must be included",
+        )
     # In card order, not in the order asked for: of equally good ones the first is taken.
     places = dict(
         sorted(
@@ -57,7 +62,6 @@ def prefer(
     )
     free_on = Counter(place.card for place in places.values())
     all_on = Counter(device.card_id for device in devices.values())
-    chosen = list(dict.fromkeys(must))
     left = {id_: place for id_, place in places.items() if id_ not in chosen}
 
     cards = {places[id_].card for id_ in chosen}
@@ -86,28 +90,6 @@ def prefer(
         switches.add(place.switch)
         numas.add(place.numa)
     return Choice(tuple(chosen), _reason([places[id_] for id_ in chosen]))
-
-
-def _check(free: Sequence[str], must: Sequence[str], size: int, listed: int) -> None:
-    if len(free) > 2 * listed:  # a few were removed since: that fails no Pod
-        message = f"{len(free)} devices are said to be available, and {listed} are listed"
-        raise RefusalError(Refusal.INVALID, message)
-    if size <= 0:
-        raise RefusalError(Refusal.INVALID, f"allocation_size is {size}: must be at least 1")
-    if size > len(free):
-        raise RefusalError(
-            Refusal.INVALID,
-            f"allocation_size is {size}, but only {len(free)} devices are available",
-        )
-    if strange := sorted(set(must).difference(free)):
-        raise RefusalError(
-            Refusal.INVALID,
-            f"must_include_deviceIDs names {quoted(strange[0])}, which is not available",
-        )
-    if len(set(must)) > size:
-        raise RefusalError(
-            Refusal.INVALID, f"{len(set(must))} devices must be included in an allocation of {size}"
-        )
 
 
 def _place(id_: str, devices: Mapping[str, Device]) -> _Place:

@@ -103,7 +103,7 @@ async def test_preferred_allocation(served: Served) -> None:
             "GetPreferredAllocation",
             preference(["UUID-A"], 2),
             "INVALID_ARGUMENT",
-            "allocation_size is 2, but only 1 devices are available",
+            "allocation_size is 2: 1 devices are available",
         ),
         ("Allocate", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded: "),
         (
