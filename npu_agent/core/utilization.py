@@ -111,24 +111,18 @@ class UtilizationTracker:
         less often than it is read, which health.maxTemperature makes every half second.
         """
         self.add(samples, now)
-        self._counted = {k: v for k, v in self._counted.items() if k in self._tallies}
-        cores = []
+        cores, before, self._counted = [], self._counted, {}
         for sample in samples:
-            utilization = self._utilization(self._tallies[sample.core], now, held)
-            same = utilization == sample.utilization
-            cores.append(sample if same else replace(sample, utilization=utilization))
+            tally = self._tallies[sample.core]
+            utilization = tally.utilization()
+            if sample.cycles is not None and sample.utilization is None:
+                if utilization is not None:
+                    self._counted[sample.core] = utilization, now
+                elif sample.core in before:
+                    busy, at = before[sample.core]
+                    if now - at <= held:
+                        utilization = busy
+                        self._counted[sample.core] = busy, at
+            cores.append(replace(sample, utilization=utilization))
         self._tallies = {core: tally.renewed() for core, tally in self._tallies.items()}
         return tuple(cores)
-
-    def _utilization(self, tally: Tally, now: float, held: float) -> float | None:
-        sample = tally.last
-        utilization = tally.utilization()
-        if sample is None or sample.cycles is None or sample.utilization == 0:
-            if sample is not None:
-                self._counted.pop(sample.core, None)
-        elif tally.cycles and utilization is not None:
-            self._counted[sample.core] = utilization, now
-        elif utilization is None:
-            before, at = self._counted.get(sample.core, (None, now))
-            return before if now - at <= held else None
-        return utilization
