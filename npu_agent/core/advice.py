@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from itertools import takewhile
-from string import ascii_lowercase
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Cause
 from npu_agent.core.trends import TrendKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npu_agent.core.hardware import Card, CardState, Health
     from npu_agent.core.state import Invocation
@@ -190,15 +189,9 @@ def device_paths(cards: Iterable[Card]) -> str:
     return " ".join(path for card in cards for path in _paths(card.access.nodes()))
 
 
-_NEXT = f"_{ascii_lowercase}"
-
-
-def _paths(nodes: tuple[str, ...]) -> Iterable[str]:
-    # What comes first and last has in common what all have.
-    pairs = zip(min(nodes), max(nodes), strict=False)
-    stem = "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    ends = [node.removeprefix(stem) for node in nodes]
-    # A letter ends the number: npu2 must not stand for npu20.
-    if not stem[-1:].isdigit() or not all(end[0] in _NEXT for end in ends if end):
+def _paths(nodes: Sequence[str]) -> list[str]:
+    stem = commonprefix(nodes)  # noqa: RUF071 (within a name)
+    if not stem[-1:].isdigit():
         return [shlex.quote(f"/dev/{node}") for node in nodes]
-    return [f"/dev/{stem}" for end in ends if not end] + [f"/dev/{stem}[_a-z]*"]
+    # A letter ends the number: npu2 must not stand for npu20.
+    return [f"/dev/{stem}"] * (stem in nodes) + [f"/dev/{stem}[_a-z]*"]

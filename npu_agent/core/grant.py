@@ -10,6 +10,7 @@ from npu_agent.core.offer import Device
 from npu_agent.text import quoted
 
 NULL = "/dev/null"
+"""On the host for each node of a simulated card, which has none there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,16 @@ def grant(devices: Iterable[Device]) -> Grant:
     for device in ordered:
         for variable, texts in device.environment:
             environment.setdefault(variable, []).extend(texts)
+    nodes = (
+        (f"/dev/{node}", NULL if device.card.simulated else f"/dev/{node}")
+        for device in ordered
+        for node in device.nodes
+    )
     return Grant(
         environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),
-        nodes=tuple(dict.fromkeys(pair for device in ordered for pair in _paths(device))),
+        nodes=tuple(dict.fromkeys(nodes)),
         cdi_names=tuple(f"{device.card.access.cdi_kind}={device.id}" for device in ordered),
     )
-
-
-def _paths(device: Device) -> Iterable[tuple[str, str]]:
-    """The paths of a device's nodes in a container, each with that on the host.
-
-    A simulated card has no nodes on the host: /dev/null is there for each.
-    """
-    for node in device.nodes:
-        path = f"/dev/{node}"
-        yield path, NULL if device.card.simulated else path
 
 
 def requested(
@@ -80,30 +76,21 @@ def requested(
     if not requests:
         raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no container")
     taken: set[str] = set()
-    return [_requested(ids, devices, resource, taken) for ids in requests]
-
-
-def _requested(
-    ids: Sequence[str], devices: Mapping[str, Device], resource: str, taken: set[str]
-) -> list[Device]:
-    if not ids:
-        raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no device")
-    chosen = []
-    for id_ in ids:
-        if id_ in taken:
-            raise RefusalError(Refusal.INVALID, f"device {quoted(id_)} is asked for twice")
-        taken.add(id_)
-        device = devices.get(id_)
-        if device is None:
-            raise RefusalError(
-                Refusal.UNKNOWN,
-                f"device {quoted(id_)} is not one of {resource} on this node now: "
-                "it was removed, disabled, cut into other parts, or has moved to DRA "
-                f"({len(devices)} are listed)",
-            )
-        if not device.healthy:
-            raise RefusalError(
-                Refusal.UNFIT, f"device {quoted(id_)} ({device.name}) is unhealthy: {device.reason}"
-            )
-        chosen.append(device)
-    return chosen
+    for ids in requests:
+        if not ids:
+            raise RefusalError(Refusal.INVALID, f"Allocate for {resource} names no device")
+        for id_ in ids:
+            if id_ in taken:
+                raise RefusalError(Refusal.INVALID, f"device {quoted(id_)} is asked for twice")
+            if id_ not in devices:
+                raise RefusalError(
+                    Refusal.UNKNOWN,
+                    f"device {quoted(id_)} is not one of {resource} on this node now: "
+                    "it was removed, disabled, cut into other parts, or has moved to DRA "
+                    f"({len(devices)} are listed)",
+                )
+            if not devices[id_].healthy:
+                what = f"device {quoted(id_)} ({devices[id_].name})"
+                raise RefusalError(Refusal.UNFIT, f"{what} is unhealthy: {devices[id_].reason}")
+            taken.add(id_)
+    return [[devices[id_] for id_ in ids] for ids in requests]
