@@ -149,25 +149,23 @@ def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
                 reason=plain_reason(change.card.health),
                 errors=change.card.reading and change.card.reading.error_text,
             )
-            yield TimelineEntry(subject="card", tone=tone, text=text, card=change.card.id)
+            yield TimelineEntry("card", tone, text, change.card.id)
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
     for change in trend_changes(before, after):
         card = change.trend.card
-        yield TimelineEntry(
-            subject="errors" if change.kind is TrendKind.ERRORS else "card",
-            tone="warn" if change.began else "good",
-            text=f"{card.card.name} {change.text}",
-            card=card.id,
-        )
+        tone: Tone = "warn" if change.began else "good"
+        subject: Subject = "errors" if change.kind is TrendKind.ERRORS else "card"
+        yield TimelineEntry(subject, tone, f"{card.card.name} {change.text}", card.id)
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
     for id_, name, reason in cordon_changes(before, after):
-        text = f"{name} was uncordoned" if reason is None else f"{name} was cordoned: {reason}"
-        tone: Tone = "good" if reason is None else "warn"
-        yield TimelineEntry(subject="card", tone=tone, text=text, card=id_)
+        if reason is None:
+            yield TimelineEntry("card", "good", f"{name} was uncordoned", id_)
+        else:
+            yield TimelineEntry("card", "warn", f"{name} was cordoned: {reason}", id_)
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
@@ -175,13 +173,12 @@ def config_entries(before: ConfigState, after: ConfigState) -> Iterator[Timeline
         text = "a new config is applied"
         if after.waiting:
             text += f"; a restart is needed for {', '.join(after.waiting)}"
-        yield TimelineEntry(subject="config", tone="good", text=text)
+        yield TimelineEntry("config", "good", text)
     elif before.error is not None and after.error is None:
-        yield TimelineEntry(subject="config", tone="good", text="the config file is good again")
+        yield TimelineEntry("config", "good", "the config file is good again")
     if after.error is not None and after.error != before.error:
         first = after.error.partition("\n")[0]
-        text = f"the config file was refused: {first}"
-        yield TimelineEntry(subject="config", tone="bad", text=text)
+        yield TimelineEntry("config", "bad", f"the config file was refused: {first}")
 
 
 def session_entries(
@@ -192,27 +189,24 @@ def session_entries(
     reason = f": {after.reason}" if after.reason else ""
     if after.registrations > before.registrations:
         again = " again" if before.registrations else ""
-        text = f"the kubelet registered {name}{again}"
-        yield TimelineEntry(subject=subject, tone="good", text=text)
+        yield TimelineEntry(subject, "good", f"the kubelet registered {name}{again}")
     elif after.phase is before.phase:
         return
     elif after.phase is SessionPhase.BLOCKED:
-        yield TimelineEntry(subject=subject, tone="bad", text=f"{name} cannot be served{reason}")
+        yield TimelineEntry(subject, "bad", f"{name} cannot be served{reason}")
     elif after.phase is SessionPhase.STANDBY:
-        yield TimelineEntry(subject=subject, tone="plain", text=f"{name} is on standby{reason}")
+        yield TimelineEntry(subject, "plain", f"{name} is on standby{reason}")
     elif before.phase is SessionPhase.REGISTERED and after.phase is SessionPhase.REGISTERING:
-        text = f"the kubelet dropped {name}{reason}"
-        yield TimelineEntry(subject=subject, tone="warn", text=text)
+        yield TimelineEntry(subject, "warn", f"the kubelet dropped {name}{reason}")
 
 
 def label_entries(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
     if before is None or after is None:
         return
     if after.error is not None and before.error is None:
-        text = f"the Node's labels were not applied: {after.error}"
-        yield TimelineEntry(subject="labels", tone="warn", text=text)
+        yield TimelineEntry("labels", "warn", f"the Node's labels were not applied: {after.error}")
     elif after.applied_at != before.applied_at and after.in_place:
-        yield TimelineEntry(subject="labels", tone="good", text="the Node's labels were applied")
+        yield TimelineEntry("labels", "good", "the Node's labels were applied")
 
 
 def usage_entries(
@@ -225,8 +219,7 @@ def usage_entries(
     for what, changed in (("released", had - has), ("was given", has - had)):
         for pod, card in sorted(changed):
             if card in names:
-                text = f"{pod} {what} {names[card]}"
-                yield TimelineEntry(subject="assignments", tone="plain", text=text, card=card)
+                yield TimelineEntry("assignments", "plain", f"{pod} {what} {names[card]}", card)
 
 
 def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:

@@ -22,7 +22,7 @@ Subject = Literal["agent", "card", "errors", "assignments", "resource", "dra", "
 Tone = Literal["good", "bad", "warn", "plain"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TimelineEntry:
     """Something that happened, once or repeatedly."""
 

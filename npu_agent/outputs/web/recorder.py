@@ -41,8 +41,8 @@ class Recorder:
         self._clock = clock
 
     async def run(self) -> None:
-        started, text = self._clock(), f"npu-agent {self._version} started"
-        first = TimelineEntry(subject="agent", tone="plain", text=text)
+        started = self._clock()
+        first = TimelineEntry("agent", "plain", f"npu-agent {self._version} started")
         self.timeline = self.timeline.noted([first], started)
         hardware, usages = Snapshot(), self._usages.value
         values = [feed.value for feed, _ in self._sources]
