@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from npu_agent.core.hardware import Cause
@@ -190,7 +190,9 @@ def device_paths(cards: Iterable[Card]) -> str:
 
 
 def _paths(nodes: Sequence[str]) -> list[str]:
-    stem = commonprefix(nodes)  # noqa: RUF071 (within a name)
+    # What comes first and last has in common what all have.
+    pairs = zip(min(nodes), max(nodes), strict=False)
+    stem = "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if not stem[-1:].isdigit():
         return [shlex.quote(f"/dev/{node}") for node in nodes]
     # A letter ends the number: npu2 must not stand for npu20.
