@@ -134,7 +134,14 @@ def _add_table(parser: Parser) -> None:
     parser.add_argument("--no-headers", action="store_true", help="only the rows of a table")
 
 
-def _add_plugin_dir(parser: Parser) -> None:
+def _add_live_table(parser: Parser) -> None:
+    """Adds what a table takes that is about the kubelet's answers, and can follow them."""
+    _add_table(parser)
+    parser.add_argument(
+        *("-w", "--watch"),
+        action="store_true",
+        help="show every change until q or Ctrl-C",
+    )
     parser.add_argument(
         "--plugin-dir",
         type=Path,
@@ -142,14 +149,6 @@ def _add_plugin_dir(parser: Parser) -> None:
         help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
         "(default: pluginDir of $NPU_AGENT_CONFIG_FILE, else $NPU_AGENT_PLUGIN_DIR, else "
         f"{config.Config().plugin_dir})",
-    )
-
-
-def _add_watch(parser: Parser) -> None:
-    parser.add_argument(
-        *("-w", "--watch"),
-        action="store_true",
-        help="show every change until q or Ctrl-C",
     )
 
 
@@ -201,9 +200,7 @@ def _example() -> str:
     """,
 )
 def _info(parser: Parser) -> None:
-    _add_table(parser)
-    _add_watch(parser)
-    _add_plugin_dir(parser)
+    _add_live_table(parser)
 
 
 @_command(
@@ -220,9 +217,7 @@ def _info(parser: Parser) -> None:
     """,
 )
 def _allocations(parser: Parser) -> None:
-    _add_table(parser)
-    _add_watch(parser)
-    _add_plugin_dir(parser)
+    _add_live_table(parser)
 
 
 @_command(

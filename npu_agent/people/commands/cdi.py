@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
 
 async def _generate(args: argparse.Namespace) -> None:
     snapshot = await read_once(vendors(args))
-    specs = host_specs(snapshot, REGISTRY.families, CDI_KINDS)
+    specs = host_specs(snapshot)
     for note in view.remarks(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
     for reason in specs.left_out:
@@ -96,9 +96,7 @@ class HostSpecs:
     """What is not offered, with the reason: ``npu1: unhealthy: ...``."""
 
 
-def host_specs(
-    snapshot: Snapshot, widths: Mapping[str, Collection[int]], kinds: Iterable[str]
-) -> HostSpecs:
+def host_specs(snapshot: Snapshot) -> HostSpecs:
     """The specs for people who name cards by hand, as in ``docker run --device``.
 
     A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
@@ -106,8 +104,8 @@ def host_specs(
     are not tracked: two containers can be given the same card. Unhealthy cards are left out: a
     runtime then says that it does not know the device, and the container is not started.
     """
-    grants: dict[str, dict[str, Grant]] = {}
-    whole: dict[str, list[Device]] = {}
+    grants: dict[str, dict[str, Grant]] = {kind: {} for kind in CDI_KINDS}
+    whole: dict[str, list[Device]] = {kind: [] for kind in CDI_KINDS}
     left_out: list[str] = []
     numbers = Counter(state.card.name for state in snapshot.cards)
     for state in snapshot.cards:
@@ -118,29 +116,30 @@ def host_specs(
             continue
         if shared := numbers[card.name] > 1:
             left_out.append(f"the name {card.name}: several cards have it; use {state.id}")
-        granted = grants.setdefault(card.access.cdi_kind, {})
-        whole.setdefault(card.access.cdi_kind, []).append(device)
-        for name, part in _named_devices(state, device, widths[card.family], by_number=not shared):
+        kind = card.access.cdi_kind
+        whole[kind].append(device)
+        for name, part in _named_devices(state, device, by_number=not shared):
             if part.nodes and NAME.fullmatch(name):
-                granted[name] = grant([part])
+                grants[kind][name] = grant([part])
     for kind, devices in whole.items():
-        grants[kind][_ALL] = grant(devices)
+        if devices:
+            grants[kind][_ALL] = grant(devices)
     specs = {
-        spec_file(kind): grants_spec(kind, grants[kind]) if kind in grants else None
-        for kind in sorted({*kinds, *grants})
+        spec_file(kind): grants_spec(kind, granted) if granted else None
+        for kind, granted in grants.items()
     }
     offered = (f"{kind}={name}" for kind, granted in grants.items() for name in granted)
     return HostSpecs(specs, tuple(offered), tuple(left_out))
 
 
 def _named_devices(
-    state: CardState, whole: Device, widths: Collection[int], *, by_number: bool
+    state: CardState, whole: Device, *, by_number: bool
 ) -> Iterator[tuple[str, Device]]:
     yield state.id, whole
     if not by_number:
         return
     yield whole.name, whole
-    for width in sorted(set(widths), reverse=True):
+    for width in sorted(set(REGISTRY.families[state.card.family]), reverse=True):
         for part in cut(state, width):
             if part.healthy:
                 yield f"{state.card.name}:{part.cores}", part

@@ -22,7 +22,6 @@ from npu_agent.cli.common import host_root, quiet
 from npu_agent.core.advice import advice
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
-from npu_agent.core.vendor import Vendor
 from npu_agent.files import is_device
 from npu_agent.people.commands import view
 from npu_agent.people.doctor import report
@@ -77,7 +76,12 @@ async def verify(
     granted: dict[Card, list[Device]] = {}
     cards = [card for vendor in VENDORS for card in vendor(root).given()]
     most = 0
-    for vendor in _named(environ) or VENDORS:
+    named_by = [
+        vendor
+        for vendor in VENDORS
+        if any(variable in environ for variable, _ in vendor.profile.environment)
+    ]
+    for vendor in named_by or VENDORS:
         named, findings = promised(vendor.profile.environment, environ)
         checks += findings
         most += len(named)
@@ -101,14 +105,6 @@ async def verify(
         checks += lines
     checks.append(_others(cards, granted))
     return tuple(checks)
-
-
-def _named(environ: Mapping[str, str]) -> list[type[Vendor]]:
-    return [
-        vendor
-        for vendor in VENDORS
-        if any(variable in environ for variable, _ in vendor.profile.environment)
-    ]
 
 
 def promised(
@@ -216,23 +212,25 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break
         except OSError as error:
-            failures.append(_wrong(f"/dev/{node}", *_explained(error)))
+            what = f"cannot be opened: {error.strerror or error}"
+            other = (what, "check dmesg and `npu-agent info` on the node")
+            failures.append(_wrong(f"/dev/{node}", *_REMEDIES.get(error.errno, other)))
     detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
     return failures or [Check(card.name, State.OK, detail)]
 
 
-class _NoDeviceError(OSError):
-    pass
-
-
 def _open(path: Path, root: Path) -> None:
     if not is_device(path, root):
-        raise _NoDeviceError
+        raise OSError  # without a number
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 _DRAINED = "create the Pod again: the driver was unloaded, or the card drained, since the Pod began"
 _REMEDIES = {
+    None: (
+        "is not a character device",
+        "remove the file of the image or volume that is in the node's place",
+    ),
     errno.ENOENT: (
         "missing (ENOENT)",
         f"if the node's /dev has it: {_NOT_GIVEN}; if not: its driver",
@@ -252,19 +250,7 @@ _REMEDIES = {
     errno.ENXIO: ("no device is behind it (ENXIO)", _DRAINED),
     errno.ENODEV: ("no device is behind it (ENODEV)", _DRAINED),
 }
-"""What an error of opening means, and the remedy."""
-
-
-def _explained(error: OSError) -> tuple[str, str]:
-    if isinstance(error, _NoDeviceError):
-        return (
-            "is not a character device",
-            "remove the file of the image or volume that is in the node's place",
-        )
-    return _REMEDIES.get(error.errno or 0) or (
-        f"cannot be opened: {error.strerror or error}",
-        "check dmesg and `npu-agent info` on the node",
-    )
+"""What an error of opening means, and the remedy; None: there is a file of another type."""
 
 
 def _others(cards: Iterable[Card], granted: Mapping[Card, list[Device]]) -> Check:

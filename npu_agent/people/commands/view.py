@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _GIB = 2**30
-WIDE = 400
+_WIDE = 400
 """Columns for what is not cut."""
 
 
@@ -273,14 +273,12 @@ def allocations_as_json(
         assignment: (names[id_], str(cores))
         for id_, cores, assignment in _held(snapshot, assignments)
     }
-    return [
-        {
-            **asdict(assignment),
-            "claim": assignment.claim or None,
-            **dict(zip(("card", "cores"), held.get(assignment, (None, None)), strict=True)),
-        }
-        for assignment in assignments
-    ]
+    rows: list[dict[str, str | None]] = []
+    for assignment in assignments:
+        card, cores = held.get(assignment, (None, None))
+        own = {"claim": assignment.claim or None, "card": card, "cores": cores}
+        rows.append({**asdict(assignment), **own})
+    return rows
 
 
 def allocations_table(
@@ -359,9 +357,8 @@ def drawn(*parts: object, wide: bool = False, headers: bool = True) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    if wide or not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=WIDE)
+    width = None if wide else terminal_width()
+    console = Console(highlight=False, markup=False, emoji=False, width=width or _WIDE)
     with console.capture() as capture:
         for part in parts:
             if isinstance(part, Table) and not headers:

@@ -113,14 +113,11 @@ async def access(context: Context) -> Rights:
             asked = verb
             if as_node and verb in READS and resource in OF_NODES:
                 asked = f"impersonate-on:associated-node:{verb}"
-            where = {
-                "nodes": {"name": context.node_name or ""},
-                "nodes/status": {"name": context.node_name or ""},
-                "events": {"namespace": NAMESPACE},
-            }.get(resource, {})
+            name = (context.node_name or "") if resource.startswith("nodes") else ""
+            namespace = NAMESPACE if resource == "events" else ""
             try:
                 allowed[asked, group, resource] = await is_allowed(
-                    api, asked, resource, group=group, **where
+                    api, asked, resource, group=group, namespace=namespace, name=name
                 )
             except ApiError as error:
                 if error.kind is not ErrorKind.FORBIDDEN:

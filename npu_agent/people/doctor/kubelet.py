@@ -61,7 +61,9 @@ async def _plugin_directory(context: Context) -> Check:
 async def _kubelet_socket(context: Context) -> Check:
     path = context.directory / KUBELET_SOCKET
     try:
-        await _connect(context, path)
+        async with asyncio.timeout(context.timing.connection):
+            _, writer = await asyncio.open_unix_connection(str(path))
+        writer.close()
     except FileNotFoundError:
         return wrong(
             f"{path} is missing",
@@ -81,12 +83,6 @@ async def _kubelet_socket(context: Context) -> Check:
         return ok(f"{path} takes connections")
     remedy = "read journalctl -u kubelet, and restart the kubelet: it has ended or hangs"
     return wrong(f"{path}: {fault}", remedy, _STATUS)
-
-
-async def _connect(context: Context, path: Path) -> None:
-    async with asyncio.timeout(context.timing.connection):
-        _, writer = await asyncio.open_unix_connection(str(path))
-    writer.close()
 
 
 async def plugins(context: Context) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from npu_agent.cli.main import main
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.people import simulator
 from npu_agent.people.commands.cdi import host_specs
-from npu_agent.vendors import CDI_KINDS, REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 SPEC = Path("etc", "cdi", "furiosa.ai-npu.json")
@@ -52,7 +51,7 @@ def devices(found: bytes | None) -> dict[str, Any]:
 
 
 def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")), REGISTRY.families, CDI_KINDS)
+    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")))
     found = devices(specs.files[FILE])
     assert {"A", "npu0", "npu0:0-1", "npu0:0", "npu0:1"} <= found.keys()
     assert {"B", "npu1", "npu1:0-3", "npu1:4-7", "npu1:0-1", "npu1:7"} <= found.keys()
@@ -66,7 +65,7 @@ def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
 
 
 def test_all_is_the_union_of_the_cards() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1)), REGISTRY.families, CDI_KINDS)
+    specs = host_specs(snapshot(state("A", 0), state("B", 1)))
     found = devices(specs.files[FILE])["all"]
     assert "FURIOSA_DEVICES=npu:0:0-1,npu:1:0-1" in found["env"]
     nodes = [node["path"] for node in found["deviceNodes"]]
@@ -76,7 +75,7 @@ def test_all_is_the_union_of_the_cards() -> None:
 
 def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
     cards = snapshot(state("A", 0, healthy=False), state("B", 1))
-    specs = host_specs(cards, REGISTRY.families, CDI_KINDS)
+    specs = host_specs(cards)
     found = devices(specs.files[FILE])
     assert found["all"] == found["B"]
     assert not {"A", "npu0", "npu0:0"} & found.keys()
@@ -84,7 +83,7 @@ def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
 
 
 def test_a_number_that_two_cards_have_names_neither() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")), REGISTRY.families, CDI_KINDS)
+    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")))
     found = devices(specs.files[FILE])
     assert found.keys() == {"A", "B", "all"}
     assert specs.left_out[0] == "the name npu0: several cards have it; use A"
@@ -94,13 +93,13 @@ def test_cores_without_a_node_are_left_out_and_the_others_stay() -> None:
     card = state("A", 0)
     nodes = card.card.nodes - {"npu0pe1"}
     card = replace(card, card=replace(card.card, nodes=nodes))
-    found = devices(host_specs(snapshot(card), REGISTRY.families, CDI_KINDS).files[FILE])
+    found = devices(host_specs(snapshot(card)).files[FILE])
     assert "npu0:1" not in found
     assert {"npu0:0", "npu0"} <= found.keys()
 
 
 def test_no_card_no_file() -> None:
-    assert host_specs(snapshot(), REGISTRY.families, CDI_KINDS).files == {FILE: None}
+    assert host_specs(snapshot()).files == {FILE: None}
 
 
 def test_generate_writes_the_spec_and_lists_the_names(
