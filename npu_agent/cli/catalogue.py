@@ -1,7 +1,7 @@
 """Every command of `npu-agent`: its help, and the arguments and options that it takes.
 
-A command is a function here, with its help (as data: python -OO has no docstrings), and a module
-of its own. What is heavy is imported when a command is asked for: the agent itself loads what `run`
+A command is an entry here, with its help (no docstring: python -OO has none), and a module of its
+own. What is heavy is imported when a command is asked for: the agent itself loads what `run`
 takes.
 """
 
@@ -12,31 +12,34 @@ import inspect
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from npu_agent import __version__, config
 from npu_agent.cli.parser import Parser
 from npu_agent.vendors import REGISTRY, VENDORS
 
+Argument: TypeAlias = Callable[[Parser], object]
+"""Adds an argument or option to a parser, or several."""
+
 
 class Command(NamedTuple):
-    """A command of `npu-agent`: its help, and what adds its arguments to a parser."""
+    """A command of `npu-agent`: its help, and what it takes."""
 
     help: str
-    add_arguments: Callable[[Parser], None]
+    arguments: tuple[Argument, ...]
+    options: Literal["shown", "hidden", "log"]
+    """Of the configuration: all, in its help or not; or those of the log."""
+    usage: str | None
 
 
 COMMANDS: dict[str, Command] = {}
 """Every command by its name (`config check`), in the order of the help."""
-
-
-def _command(name: str, text: str) -> Callable[[Callable[[Parser], None]], None]:
-    """Makes the decorated function the command `name`, with this help."""
-
-    def add(add_arguments: Callable[[Parser], None]) -> None:
-        COMMANDS[name] = Command(inspect.cleandoc(text), add_arguments)
-
-    return add
+GROUPS = {
+    "config": "Check, show or describe the configuration",
+    "cdi": "Write the CDI spec of a host without Kubernetes",
+    "dra": "Show what DRA publishes",
+}
+"""Commands that have others below them."""
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -78,7 +81,7 @@ Examples:
     parser.add_argument(
         *("-V", "--version"), action="version", version=version, help="show the version and exit"
     )
-    _add_common(parser)
+    _HOST_ROOT(parser)
     config.add_options(parser, REGISTRY, group="log")
     groups = {"": _subcommands(parser)}
     for name in COMMANDS:
@@ -101,58 +104,82 @@ def _subcommands(parser: Parser) -> argparse._SubParsersAction[Parser]:
 
 
 def add_arguments(name: str, parser: Parser) -> None:
-    COMMANDS[name].add_arguments(parser)
-    _add_common(parser)
-    group = None if name in _CONFIGURED else "log"
-    config.add_options(parser, REGISTRY, group, hidden=name in ("labels", "doctor", "dra slices"))
+    command = COMMANDS[name]
+    parser.usage = command.usage
+    for add in (*command.arguments, _HOST_ROOT):
+        add(parser)
+    group = "log" if command.options == "log" else None
+    config.add_options(parser, REGISTRY, group, hidden=command.options == "hidden")
 
 
-def _add_common(parser: Parser) -> None:
-    parser.add_argument(
-        "--host-root",
-        type=Path,
-        metavar="DIR",
-        default=argparse.SUPPRESS,
-        help="where the host's / is mounted, or a simulated tree (default: $NPU_AGENT_HOST_ROOT, "
-        "else /)",
-    )
+def _argument(*names: str, **how: Any) -> Argument:
+    """An argument as argparse's `add_argument` takes it."""
+    return lambda parser: parser.add_argument(*names, **how)
 
 
-def _add_output(parser: Parser) -> None:
-    parser.add_argument(
-        *("-o", "--output", "--format"),
-        choices=("table", "wide", "json", "yaml"),
-        metavar="FORMAT",
-        default="table",
-        help="table fits the terminal; wide shows all columns; json and yaml are for programs "
-        "(default: table)",
-    )
-
-
-def _add_table(parser: Parser) -> None:
-    _add_output(parser)
-    parser.add_argument("--no-headers", action="store_true", help="only the rows of a table")
-
-
-def _add_live_table(parser: Parser) -> None:
-    """Adds what a table takes that is about the kubelet's answers, and can follow them."""
-    _add_table(parser)
-    parser.add_argument(
-        *("-w", "--watch"),
-        action="store_true",
-        help="show every change until q or Ctrl-C",
-    )
-    parser.add_argument(
+_HOST_ROOT = _argument(
+    "--host-root",
+    type=Path,
+    metavar="DIR",
+    default=argparse.SUPPRESS,
+    help="where the host's / is mounted, or a simulated tree (default: $NPU_AGENT_HOST_ROOT, "
+    "else /)",
+)
+_OUTPUT = _argument(
+    *("-o", "--output", "--format"),
+    choices=("table", "wide", "json", "yaml"),
+    metavar="FORMAT",
+    default="table",
+    help="table fits the terminal; wide shows all columns; json and yaml are for programs "
+    "(default: table)",
+)
+_TABLE = (
+    _OUTPUT,
+    _argument("--no-headers", action="store_true", help="only the rows of a table"),
+)
+_LIVE_TABLE = (
+    *_TABLE,
+    _argument("-w", "--watch", action="store_true", help="show every change until q or Ctrl-C"),
+    _argument(
         "--plugin-dir",
         type=Path,
         metavar="DIR",
         help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
         "(default: pluginDir of $NPU_AGENT_CONFIG_FILE, else $NPU_AGENT_PLUGIN_DIR, else "
         f"{config.Config().plugin_dir})",
-    )
+    ),
+)
+"""For what the kubelet answers, which changes."""
+_REASON = _argument("--reason", metavar="TEXT", default="", help="why, for people")
+_EXAMPLE = ",".join(f"{family}=2" for family in REGISTRY.families)
+"""Cards as `--simulate` takes them; the simulator is not to be loaded by the agent."""
 
 
-@_command(
+def _add_npu(parser: Parser) -> None:
+    parser.set_defaults(kubectl=None)
+    parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
+    node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
+    parser.add_argument("--node", metavar="NAME", help=node)
+
+
+def _add_simulate(parser: Parser) -> None:
+    # Its help lists the faults, which the simulator knows.
+    from npu_agent.people.commands.simulate import add_arguments
+
+    add_arguments(parser)
+
+
+def _command(
+    name: str,
+    text: str,
+    *arguments: Argument,
+    options: Literal["shown", "hidden", "log"] = "log",
+    usage: str | None = None,
+) -> None:
+    COMMANDS[name] = Command(inspect.cleandoc(text), arguments, options, usage)
+
+
+_command(
     "run",
     """Run the agent, as the DaemonSet does.
 
@@ -167,24 +194,17 @@ def _add_live_table(parser: Parser) -> None:
       npu-agent run --default-pe Single --labels-output none
       npu-agent run --config-file /etc/npu-agent/config.yaml  # as the DaemonSet
     """,
-)
-def _run(parser: Parser) -> None:
-    parser.usage = "%(prog)s [--config-file FILE]\n       %(prog)s [options]"
-    parser.add_argument(
+    _argument(
         "--simulate",
         metavar="LIST",
-        help=f"on a node without real cards: simulated ones, such as {_example()}, in a driver "
-        "tree below --host-root. Containers with such a card get /dev/null in place of its "
-        "device nodes",
-    )
+        help=f"on a node without real cards: simulated ones, such as {_EXAMPLE}, in a driver tree "
+        "below --host-root. Containers with such a card get /dev/null in place of its device nodes",
+    ),
+    options="shown",
+    usage="%(prog)s [--config-file FILE]\n       %(prog)s [options]",
+)
 
-
-def _example() -> str:
-    """Cards as `--simulate` takes them; the simulator is not to be loaded by the agent."""
-    return ",".join(f"{family}=2" for family in REGISTRY.families)
-
-
-@_command(
+_command(
     "info",
     """List the cards of this host.
 
@@ -198,12 +218,10 @@ def _example() -> str:
       npu-agent info -w       # each change, until q or Ctrl-C
       npu-agent info -o json  # a list with an object for each card
     """,
+    *_LIVE_TABLE,
 )
-def _info(parser: Parser) -> None:
-    _add_live_table(parser)
 
-
-@_command(
+_command(
     "allocations",
     """List the containers that hold devices.
 
@@ -215,12 +233,10 @@ def _info(parser: Parser) -> None:
       npu-agent allocations -w       # each change, until q or Ctrl-C
       npu-agent allocations -o yaml  # for programs
     """,
+    *_LIVE_TABLE,
 )
-def _allocations(parser: Parser) -> None:
-    _add_live_table(parser)
 
-
-@_command(
+_command(
     "labels",
     """Show, apply or clear the labels of the Node.
 
@@ -235,20 +251,19 @@ def _allocations(parser: Parser) -> None:
       npu-agent labels apply  # put them on the Node now
       npu-agent labels clear  # remove all labels of npu-agent, to uninstall
     """,
-)
-def _labels(parser: Parser) -> None:
-    parser.add_argument(
+    _argument(
         "action",
         nargs="?",
         choices=("show", "apply", "clear"),
         default="show",
         help="show: the labels for the Node, with reasons; apply: set them now; clear: remove "
         "all labels of npu-agent (default: show)",
-    )
-    _add_table(parser)
+    ),
+    *_TABLE,
+    options="hidden",
+)
 
-
-@_command(
+_command(
     "config check",
     """Check a configuration file.
 
@@ -258,12 +273,10 @@ def _labels(parser: Parser) -> None:
     Examples:
       npu-agent config check config.yaml
     """,
+    _argument("file", type=Path, metavar="FILE", help="a configuration, in YAML"),
 )
-def _config_check(parser: Parser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="a configuration, in YAML")
 
-
-@_command(
+_command(
     "config show",
     """Show the configuration that `run` would use with these options.
 
@@ -274,12 +287,11 @@ def _config_check(parser: Parser) -> None:
       npu-agent config show --config-file config.yaml
       npu-agent config show --default-pe Single
     """,
+    options="shown",
+    usage="%(prog)s [options]",
 )
-def _config_show(parser: Parser) -> None:
-    parser.usage = "%(prog)s [options]"
 
-
-@_command(
+_command(
     "config schema",
     """Print the JSON schema of the file, for editors.
 
@@ -287,11 +299,8 @@ def _config_show(parser: Parser) -> None:
       npu-agent config schema > schema.json
     """,
 )
-def _config_schema(_: Parser) -> None:
-    pass
 
-
-@_command(
+_command(
     "doctor",
     """Ask the running agent, and check what it needs, here and in the cluster.
 
@@ -304,17 +313,12 @@ def _config_schema(_: Parser) -> None:
       npu-agent doctor        # in the agent's Pod, or on the host as root
       npu-agent doctor --all  # with lines that do not apply here
     """,
+    _OUTPUT,
+    _argument("--all", action="store_true", help="also show lines that do not apply here"),
+    options="hidden",
 )
-def _doctor(parser: Parser) -> None:
-    _add_output(parser)
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also show lines that do not apply here",
-    )
 
-
-@_command(
+_command(
     "verify",
     """Check, inside a container, that it sees exactly its allocated NPUs.
 
@@ -326,27 +330,16 @@ def _doctor(parser: Parser) -> None:
       npu-agent verify             # a line for each finding
       npu-agent verify --expect 2  # fails unless there are two devices
     """,
-)
-def _verify(parser: Parser) -> None:
-    _add_output(parser)
-    parser.add_argument(
+    _OUTPUT,
+    _argument(
         "--expect",
         type=int,
         metavar="N",
         help="number of requested devices (default: as many as are named)",
-    )
+    ),
+)
 
-
-def _add_npu(parser: Parser, *, reason: bool) -> None:
-    parser.set_defaults(kubectl=None)
-    parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
-    node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
-    parser.add_argument("--node", metavar="NAME", help=node)
-    if reason:
-        parser.add_argument("--reason", metavar="TEXT", default="", help="why, for people")
-
-
-@_command(
+_command(
     "cordon",
     """Take one card out of service: no new Pod gets it.
 
@@ -358,24 +351,21 @@ def _add_npu(parser: Parser, *, reason: bool) -> None:
       npu-agent cordon npu3                             # in the agent's Pod
       npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
     """,
+    _add_npu,
+    _REASON,
 )
-def _cordon(parser: Parser) -> None:
-    _add_npu(parser, reason=True)
 
-
-@_command(
+_command(
     "uncordon",
     """Bring a cordoned card back into service.
 
     Examples:
       npu-agent uncordon npu3 --node node-1
     """,
+    _add_npu,
 )
-def _uncordon(parser: Parser) -> None:
-    _add_npu(parser, reason=False)
 
-
-@_command(
+_command(
     "drain",
     """Cordon one card, evict the Pods that hold it, and wait until it is free.
 
@@ -388,28 +378,25 @@ def _uncordon(parser: Parser) -> None:
       npu-agent drain npu3 --node node-1 --dry-run
       npu-agent drain npu3 --node node-1 --reason=fan --timeout=600
     """,
-)
-def _drain(parser: Parser) -> None:
-    _add_npu(parser, reason=True)
-    parser.add_argument(
+    _add_npu,
+    _REASON,
+    _argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
         default=300.0,
         help="longest wait until the card is free (default: 300)",
-    )
-    parser.add_argument(
+    ),
+    _argument(
         "--grace-period",
         type=int,
         metavar="SECONDS",
         help="grace period of each Pod (default: its own)",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only show the Pods that would be evicted"
-    )
+    ),
+    _argument("--dry-run", action="store_true", help="only show the Pods that would be evicted"),
+)
 
-
-@_command(
+_command(
     "cdi generate",
     """Write the CDI spec of this host's cards, for Docker, Podman and others.
 
@@ -421,12 +408,10 @@ def _drain(parser: Parser) -> None:
       npu-agent cdi generate           # write it, as root, and list the names
       npu-agent cdi generate --stdout  # print it
     """,
+    _argument("--stdout", action="store_true", help="print the spec and write nothing"),
 )
-def _cdi_generate(parser: Parser) -> None:
-    parser.add_argument("--stdout", action="store_true", help="print the spec and write nothing")
 
-
-@_command(
+_command(
     "dra slices",
     f"""Print the ResourceSlices of a node that is still to be made.
 
@@ -436,17 +421,16 @@ def _cdi_generate(parser: Parser) -> None:
     Also takes the options of `npu-agent run`.
 
     Examples:
-      npu-agent dra slices --template {_example()}
-      npu-agent dra slices --template {_example()} --config-file config.yaml
+      npu-agent dra slices --template {_EXAMPLE}
+      npu-agent dra slices --template {_EXAMPLE} --config-file config.yaml
     """,
+    _argument(
+        "--template", metavar="LIST", required=True, help=f"the node's cards, such as {_EXAMPLE}"
+    ),
+    options="hidden",
 )
-def _dra_slices(parser: Parser) -> None:
-    parser.add_argument(
-        "--template", metavar="LIST", required=True, help=f"the node's cards, such as {_example()}"
-    )
 
-
-@_command(
+_command(
     "record",
     """Write what this host's drivers say to a file that you can send.
 
@@ -458,19 +442,17 @@ def _dra_slices(parser: Parser) -> None:
       npu-agent record                    # npu-record.tar.gz; prints what is in it
       npu-agent record - > record.tar.gz  # as in the agent's Pod, by kubectl exec
     """,
-)
-def _record(parser: Parser) -> None:
-    parser.add_argument(
+    _argument(
         "file",
         metavar="FILE",
         nargs="?",
         type=Path,
         default=Path("npu-record.tar.gz"),
         help="a new file, or - for stdout (default: npu-record.tar.gz)",
-    )
+    ),
+)
 
-
-@_command(
+_command(
     "simulate",
     """Make a simulated driver tree, or break a card in one.
 
@@ -484,15 +466,10 @@ def _record(parser: Parser) -> None:
       npu-agent simulate /tmp/host status           # what is wrong with the cards
       npu-agent simulate /tmp/new --from FILE       # a host that was recorded
     """,
+    _add_simulate,
 )
-def _simulate(parser: Parser) -> None:
-    # Its help lists the faults, which the simulator knows.
-    from npu_agent.people.commands.simulate import add_arguments
 
-    add_arguments(parser)
-
-
-@_command(
+_command(
     "demo",
     """Run the whole agent on simulated cards, in this terminal.
 
@@ -503,14 +480,12 @@ def _simulate(parser: Parser) -> None:
       npu-agent demo         # the tour
       npu-agent demo --once  # exit after it
     """,
-)
-def _demo(parser: Parser) -> None:
-    parser.add_argument(
+    _argument(
         "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
-    )
+    ),
+)
 
-
-@_command(
+_command(
     "completion",
     """Print a completion script for bash, zsh or fish.
 
@@ -519,12 +494,10 @@ def _demo(parser: Parser) -> None:
       npu-agent completion zsh > ~/.zfunc/_npu-agent
       npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
     """,
+    _argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),
 )
-def _completion(parser: Parser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
-
-@_command(
+_command(
     "version",
     """Show the version of npu-agent and its commit.
 
@@ -532,17 +505,5 @@ def _completion(parser: Parser) -> None:
       npu-agent version
       npu-agent version -o json  # with the version of Python
     """,
+    _OUTPUT,
 )
-def _version(parser: Parser) -> None:
-    _add_output(parser)
-
-
-GROUPS = {
-    "config": "Check, show or describe the configuration",
-    "cdi": "Write the CDI spec of a host without Kubernetes",
-    "dra": "Show what DRA publishes",
-}
-"""Commands that have others below them."""
-
-_CONFIGURED = ("run", "labels", "config show", "doctor", "dra slices")
-"""These take every option of the configuration."""
