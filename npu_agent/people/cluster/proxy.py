@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.credentials import CredentialsError, at, own_namespace
 from npu_agent.kube.request import Request
 from npu_agent.text import one_line, shown
-from npu_agent.typedjson import InvalidJsonError, decode
 
 _LOGIN = 300.0
 """Seconds for the first answer: a login program of the kubeconfig may ask the person."""
@@ -32,6 +29,10 @@ _START = 60.0
 _POLL = 0.01
 _LONGEST = 80
 """Characters of a directory whose sockets still have an address: 107 are possible."""
+_CONTEXT = (
+    '{.contexts[0].name}{"\\n"}{.clusters[0].cluster.server}{"\\n"}{.contexts[0].context.namespace}'
+)
+"""What is asked of the kubeconfig: a line each, of which the first may have more."""
 _TRY = "try `kubectl version` with the same options"
 
 
@@ -97,45 +98,19 @@ async def through_kubectl(
             await _has_ended(process)
 
 
-class _Cluster(msgspec.Struct, frozen=True):
-    server: str = ""
-
-
-class _NamedCluster(msgspec.Struct, frozen=True):
-    cluster: _Cluster = _Cluster()
-
-
-class _Context(msgspec.Struct, frozen=True):
-    namespace: str = ""
-
-
-class _NamedContext(msgspec.Struct, frozen=True):
-    name: str
-    context: _Context = _Context()
-
-
-class _Config(msgspec.Struct, frozen=True):
-    """What `kubectl config view --minify` prints: the context that counts, and its cluster."""
-
-    contexts: tuple[_NamedContext, ...]
-    clusters: tuple[_NamedCluster, ...]
-
-
 async def _place(program: str, flags: Sequence[str]) -> Login:
     """Where kubectl finds no context it has the Pod's account, or says later what is wrong."""
-    command = (program, "config", "view", "--minify", "--output=json", *flags)
+    command = (program, "config", "view", "--minify", f"--output=jsonpath={_CONTEXT}", *flags)
     view = await _started(*command, stdout=PIPE, asks=False)
     try:
         async with asyncio.timeout(_START):
             printed, _ = await view.communicate()
-        config = decode(printed, _Config)
-        context, cluster = config.contexts[0], config.clusters[0].cluster
-    except (TimeoutError, InvalidJsonError, IndexError):
+        context, server, namespace = printed.decode().rsplit("\n", 2)
+    except (TimeoutError, ValueError):
         with contextlib.suppress(ProcessLookupError):
             view.kill()
         return Login(namespace=own_namespace() or "default")
-    namespace = context.context.namespace or "default"
-    return Login(context=context.name, server=cluster.server, namespace=namespace)
+    return Login(context=context, server=server, namespace=namespace or "default")
 
 
 def _short_directory() -> str:
