@@ -28,8 +28,9 @@ from pathlib import Path
 from bench.apiserver import Node, node
 from bench.pod import COUNTED
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
+from tests.kubelet.kubelet import FaultyKubelet
 from tests.until import until
 
 RESOURCE = "beta.furiosa.ai/npu"
@@ -119,7 +120,7 @@ def _value(text: str, key: str) -> int:
 class Agent(Process):
     """A running agent, its kubelet, and its Node at the API server."""
 
-    kubelet: StandInKubelet
+    kubelet: FaultyKubelet
     manager: StandInPluginManager
     """The part of the kubelet that DRA drivers register with."""
     node: Node
@@ -160,7 +161,7 @@ class Agent(Process):
         await until(lambda: bool(self.node.labels) and answers(self.port), interval=POLL)
 
 
-async def _listed(kubelet: StandInKubelet, after: str = "") -> ListedPlugin:
+async def _listed(kubelet: FaultyKubelet, after: str = "") -> ListedPlugin:
     return await kubelet.until(RESOURCE, lambda p: p.messages > 0 and p.endpoint != after, DEADLINE)
 
 
@@ -232,7 +233,7 @@ async def running(
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
             await until(lambda: simulator.cards(root)[0].telemetry.ticks > 0, interval=POLL)
         stack.enter_context(prepare(directory))
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        kubelet = FaultyKubelet(plugins, directory / "pod-resources")
         manager = StandInPluginManager(directory)
         async with node("bench-node", directory) as here:
             await kubelet.start()

@@ -40,8 +40,9 @@ from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin
 from npu_agent.vendors import REGISTRY
+from tests.kubelet.kubelet import FaultyKubelet
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
 from tests.processes import Process, started
@@ -59,7 +60,7 @@ class Node:
 
     root: Path
     plugins: Path
-    kubelet: StandInKubelet
+    kubelet: FaultyKubelet
     timing: AgentTiming = field(default_factory=AgentTiming)
 
     def cards(self, text: str) -> None:
@@ -118,7 +119,7 @@ async def node() -> AsyncIterator[Node]:
     with short_directory() as directory:
         plugins = directory / "plugins"
         plugins.mkdir()
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        kubelet = FaultyKubelet(plugins, directory / "pod-resources")
         await kubelet.start()
         yield Node(directory / "host", plugins, kubelet)
         await kubelet.stop()

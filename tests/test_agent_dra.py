@@ -37,10 +37,10 @@ from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
 from npu_agent.people.simulator.apiserver import GROUP, NODES, SLICES, served
-from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.people.simulator.pluginmanager import PrepareError, StandInPluginManager
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import drops, kubeconfig, status
+from tests.kubelet.kubelet import FaultyKubelet
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.dra.api import DRIVER, api_server
 from tests.test_agent import NPU, UUIDS, Node
@@ -105,7 +105,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         plugins = directory / "device-plugins"
         plugins.mkdir()
         cluster = api_server(NODE)
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
+        kubelet = FaultyKubelet(plugins, directory / "pod-resources")
         manager = StandInPluginManager(directory, interval=0.01)
         async with served(cluster.answer) as url:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, url)))

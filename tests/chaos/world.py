@@ -19,7 +19,8 @@ from grpclib.exceptions import GRPCError
 
 from bench.process import POLL, RESOURCE, Agent, Process, answers, running
 from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import GivenDevices, NotEnoughError, StandInKubelet
+from npu_agent.people.simulator.kubelet import GivenDevices, NotEnoughError
+from tests.kubelet.kubelet import FaultyKubelet
 from tests.until import until
 
 WELL = 120.0
@@ -79,7 +80,7 @@ class World:
     _stack: ExitStack
 
     @property
-    def kubelet(self) -> StandInKubelet:
+    def kubelet(self) -> FaultyKubelet:
         return self.agent.kubelet
 
     @property

@@ -1,9 +1,9 @@
 """A stand-in for the kubelet's device manager, for the demo and for tests that need speed.
 
-It does what the real one does with a device plugin, in the same order: sweeps the sockets at its
-start, serves Registration, dials the plugin back inside Register, holds one ListAndWatch stream,
-asks for a preferred allocation and allocates. What it cannot show is tested on a real kubelet
-(tests/e2e).
+It does what the real one (1.37) does with a device plugin, in the same order: sweeps the sockets at
+its start, serves Registration, dials the plugin back inside Register, holds one ListAndWatch
+stream, asks for a preferred allocation and allocates. Tests make one of it that misbehaves
+(tests/kubelet/kubelet.py); what neither can show is tested on a real kubelet (tests/e2e).
 """
 
 from __future__ import annotations
@@ -58,29 +58,16 @@ class NotEnoughError(Exception):
 
 
 class StandInKubelet(wire.RegistrationBase):
-    """Serves Registration on ``kubelet.sock`` in `directory`; `plugins` is what it has learnt.
-
-    `refusal`, `answers` and `asks` make it misbehave; they may be set at any time. `several` is to
-    be set before anything registers.
-    """
+    """Serves Registration on ``kubelet.sock`` in `directory`; `plugins` is what it has learnt."""
 
     def __init__(self, directory: Path, pod_resources: Path | None = None) -> None:
         self.plugins: Feed[Mapping[str, ListedPlugin]] = Feed({})
-        self.calls = 0
-        self.refusal = ""
-        """If set, Register is refused with this message."""
-        self.answers = True
-        """If not, Register is never answered."""
-        self.asks = True
-        """If not, ListAndWatch is never called after Register."""
-        self.several = True
-        """Whether it knows each plugin of a resource by its socket, as from Kubernetes 1.37 on."""
-        self._directory = directory
-        self._server: UnixServer | None = None
-        self._clients: dict[str, dict[str, Channel]] = {}
-        """Those of each resource by their sockets, or the one that registered last (`several`)."""
-        self._connected: dict[str, dict[str, Channel]] = {}
+        self.clients: dict[str, dict[str, Channel]] = {}
+        """The plugins of each resource by their sockets."""
+        self.connected: dict[str, dict[str, Channel]] = {}
         """What each resource can be allocated by; the last of them is used."""
+        self.server: UnixServer | None = None
+        self._directory = directory
         self._channels: list[Channel] = []
         self._streams: set[asyncio.Task[None]] = set()
         self.taken: dict[str, dict[str, str]] = {}
@@ -96,7 +83,7 @@ class StandInKubelet(wire.RegistrationBase):
             self._pod_resources.mkdir(exist_ok=True)
             self.lister = UnixServer([_Lister(self)], self._pod_resources / "kubelet.sock")
             await self.lister.listen()
-        await self._listen()
+        await self.listen()
 
     async def stop(self) -> None:
         """Goes away: every stream is cut. Which device a Pod holds is remembered, as on disk."""
@@ -105,24 +92,13 @@ class StandInKubelet(wire.RegistrationBase):
         await asyncio.gather(*self._streams, return_exceptions=True)
         for channel in self._channels:
             channel.close()
-        self._clients.clear()
-        self._connected.clear()
+        self.clients.clear()
+        self.connected.clear()
         self._channels.clear()
-        for server in (self._server, self.lister):
+        for server in (self.server, self.lister):
             if server:
                 await server.shutdown()
-        self._server = self.lister = None
-
-    async def renew_socket(self) -> None:
-        """Makes a new ``kubelet.sock`` and keeps its streams, as newer kubelets may."""
-        if self._server:
-            await self._server.shutdown()
-        await self._listen()
-
-    def hang_up(self, resource: str) -> None:
-        """Ends its stream of `resource`, and would never open one again without a Register."""
-        for channel in self._clients[resource].values():
-            channel.close()
+        self.server = self.lister = None
 
     async def allocate(self, resource: str, count: int, pod: str = "pod") -> GivenDevices:
         """Starts a "Pod" of this name that asks for `count` devices.
@@ -134,7 +110,7 @@ class StandInKubelet(wire.RegistrationBase):
         plugin = self.plugins.value.get(resource)
         taken = self.taken.setdefault(resource, {})
         free = [id_ for id_ in (plugin.healthy() if plugin else ()) if id_ not in taken]
-        if resource not in self._connected or len(free) < count:
+        if resource not in self.connected or len(free) < count:
             raise NotEnoughError(f"{count} of {resource} wanted, {len(free)} free")
         stub = self._stub(resource)
         preferred = await stub.get_preferred_allocation(
@@ -187,12 +163,13 @@ class StandInKubelet(wire.RegistrationBase):
         return plugins[resource]
 
     def _stub(self, resource: str) -> wire.DevicePluginStub:
-        *_, channel = self._connected[resource].values()
+        *_, channel = self.connected[resource].values()
         return wire.DevicePluginStub(channel, timeout=10)
 
-    async def _listen(self) -> None:
-        self._server = UnixServer([self], self._directory / "kubelet.sock")
-        await self._server.listen()
+    async def listen(self) -> None:
+        """Serves Registration, on a new socket."""
+        self.server = UnixServer([self], self._directory / "kubelet.sock")
+        await self.server.listen()
 
     async def register(self, register_request: wire.RegisterRequest) -> wire.Empty:
         """Handles a plugin's Register: dials it back, and keeps its stream open.
@@ -201,39 +178,32 @@ class StandInKubelet(wire.RegistrationBase):
             GRPCError: the plugin is refused, or does not answer.
         """
         request = register_request  # whose name the generated base gives
-        self.calls += 1
-        if not self.answers:
-            await asyncio.Event().wait()
-        if self.refusal:
-            raise GRPCError(Status.UNKNOWN, self.refusal)
         if request.version != "v1beta1":
             raise GRPCError(Status.UNKNOWN, f"version {request.version!r} is not supported")
-        resource = request.resource_name
-        channel = UnixChannel(self._directory / request.endpoint)
+        resource, endpoint = request.resource_name, request.endpoint
+        channel = UnixChannel(self._directory / endpoint)
         self._channels.append(channel)
-        clients = self._clients.setdefault(resource, {})
-        connected = self._connected.setdefault(resource, {})
-        if not self.several:
-            clients.clear()
-        clients[request.endpoint] = channel
+        clients = self.clients.setdefault(resource, {})
+        connected = self.connected.setdefault(resource, {})
+        clients[endpoint] = channel
         try:
             # The real one does this inside Register, before it answers: so here too.
-            await _greet(channel, twice=self.several and request.endpoint in connected)
+            await _greet(channel, twice=endpoint in connected)
         except (*UNANSWERED, GRPCError) as error:
-            clients.pop(request.endpoint) if self.several else clients.clear()
+            clients.pop(endpoint)
             channel.close()
             raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
-        connected[request.endpoint] = channel
+        connected[endpoint] = channel
         before = self.plugins.value.get(resource)
         devices = before.devices if before and before.connected else ()
-        self._know(resource, ListedPlugin(endpoint=request.endpoint, devices=devices))
-        if self.asks:
-            stream = asyncio.create_task(self._watch(resource, request.endpoint, channel))
-            self._streams.add(stream)
-            stream.add_done_callback(self._streams.discard)
+        self._know(resource, ListedPlugin(endpoint=endpoint, devices=devices))
+        stream = asyncio.create_task(self.watch(resource, endpoint, channel))
+        self._streams.add(stream)
+        stream.add_done_callback(self._streams.discard)
         return wire.Empty()
 
-    async def _watch(self, resource: str, endpoint: str, channel: Channel) -> None:
+    async def watch(self, resource: str, endpoint: str, channel: Channel) -> None:
+        """Holds the stream of ListAndWatch until it ends."""
         try:
             stub = wire.DevicePluginStub(channel)
             async for message in stub.list_and_watch(wire.Empty()):
@@ -244,22 +214,15 @@ class StandInKubelet(wire.RegistrationBase):
             pass  # an end like any other: the plugin has gone
         finally:
             channel.close()
-            self._let_go(resource, endpoint)
+            self.drop(resource, endpoint)
 
-    def _let_go(self, resource: str, endpoint: str) -> None:
-        """A stream has ended. As the real one (`runClient`), it does so for known clients alone.
-
-        One before 1.37 drops whichever client the resource has by now.
-        """
-        clients = self._clients.get(resource, {})
-        if not self.several:
-            endpoint = next(iter(clients), "")
-        if client := clients.pop(endpoint, None):
+    def drop(self, resource: str, endpoint: str) -> None:
+        """A stream has ended. As the real one (`runClient`), it does so for known clients alone."""
+        if client := self.clients.get(resource, {}).pop(endpoint, None):
             client.close()
-            connected = self._connected[resource]
-            del connected[endpoint]
-            if not connected or not self.several:
-                connected.clear()
+            connected = self.connected[resource]
+            connected.pop(endpoint, None)
+            if not connected:
                 self._know(resource, replace(self.plugins.value[resource], connected=False))
 
     def _know(self, resource: str, plugin: ListedPlugin) -> None:

@@ -23,7 +23,7 @@ from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices
 from npu_agent.outputs.deviceplugin.session import Plugin, Session, SessionTiming
 from npu_agent.people.simulator.kubelet import ListedPlugin as KnownPlugin
-from npu_agent.people.simulator.kubelet import StandInKubelet
+from tests.kubelet.kubelet import FaultyKubelet
 from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.helpers import devices, names, short_directory, state
 from tests.until import first, until
@@ -50,7 +50,7 @@ class Room:
     """A plugin directory, a kubelet that can misbehave, and what to serve."""
 
     directory: Path
-    kubelet: StandInKubelet
+    kubelet: FaultyKubelet
     devices: Feed[Devices] = field(default_factory=lambda: Feed(CARDS))
     one: Session | None = None
     timing: SessionTiming = QUICK
@@ -105,7 +105,7 @@ async def room() -> AsyncIterator[Room]:
     with short_directory() as temporary:
         directory = temporary / "plugins"
         directory.mkdir()
-        kubelet = StandInKubelet(directory)
+        kubelet = FaultyKubelet(directory)
         yield Room(directory, kubelet)
         await kubelet.stop()
 
