@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.outputs.web.report import Report
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT, Pod, page_of
 from npu_agent.typedjson import InvalidJsonError, convert
@@ -80,13 +80,9 @@ class NodeAgent:
             with contextlib.suppress(ApiError):  # another Pod may be the agent by now
                 return await _first(self._api, self._pods)
         selectors = {"pods": AGENT, "daemon_sets": AGENT}
-        pods, sets = await asyncio.gather(
-            fetch(self._api, Scope(("pods",), selectors=selectors, node=self.node)),
-            fetch(self._api, Scope(("daemon_sets",), selectors=selectors)),
-        )
-        if refused := {**pods.refused, **sets.refused}:
-            raise ApiError(next(iter(refused.values())), kind=ErrorKind.FORBIDDEN)
-        cluster = Cluster(pods=pods.pods, daemon_sets=sets.daemon_sets)
+        cluster = await fetch(self._api, *selectors, selectors=selectors, node=self.node)
+        for refusal in cluster.refused.values():
+            raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
         self._pods = only(self.node, agents(cluster)[self.node])
         if not self._pods:
             raise CommandError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, get_args
 
 from msgspec.structs import fields
@@ -34,34 +35,44 @@ _PATIENCE = 60.0
 """Seconds for all of them, with waiting for a server that has too much to do."""
 
 
-@dataclass(slots=True)
-class Scope:
-    """The part of the cluster that is read."""
-
-    kinds: tuple[str, ...]
-    """Fields of a Cluster."""
-    namespace: str = ""
-    """"": all."""
-    selectors: dict[str, str] = field(default_factory=dict)
-    """By the kind's field, of labels."""
-    pod: str = ""
-    """The only one that is read, also when it has ended; "": all that have not."""
-    node: str = ""
-    """The Node of Pods and slices; "": all."""
-
-
-async def fetch(api: Api, scope: Scope) -> Cluster:
+async def fetch(
+    api: Api,
+    *kinds: str,
+    namespace: str = "",
+    selectors: Mapping[str, str] = MappingProxyType({}),
+    pod: str = "",
+    node: str = "",
+) -> Cluster:
     """Reads all objects of these kinds; `refused` names what the user may not read.
+
+    Args:
+        api: the API server.
+        kinds: fields of a Cluster.
+        namespace: of Pods, claims and templates; "": all.
+        selectors: of labels, by the kind's field.
+        pod: the only Pod that is read, also when it has ended; "": all that have not.
+        node: the Node of Pods and slices; "": all.
 
     Raises:
         ApiError: of any other kind.
     """
     refused: dict[str, str] = {}
+    on_node = f",spec.nodeName={node}" if node else ""
+    field_selectors = {
+        "pods": (f"metadata.name={pod}" if pod else _LIVING) + on_node,
+        "slices": on_node.removeprefix(","),
+    }
 
     async def read(kind: str) -> tuple[Any, ...]:
+        query = {"limit": str(_LIMIT)}
+        if field_selector := field_selectors.get(kind):
+            query["fieldSelector"] = field_selector
+        if label_selector := selectors.get(kind):
+            query["labelSelector"] = label_selector
+        where = namespace if kind in _NAMESPACED else ""
         try:
             async with asyncio.timeout(_PATIENCE):
-                return await _all(api, kind, scope)
+                return await _all(api, kind, where, query)
         except TimeoutError:
             what = f"cannot list {kind}: the API server was overloaded for {_PATIENCE:g} s"
             raise ApiError(what, "try again later", kind=ErrorKind.TOO_MANY) from None
@@ -74,21 +85,12 @@ async def fetch(api: Api, scope: Scope) -> Cluster:
                 raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
             return ()
 
-    lists = await asyncio.gather(*map(read, scope.kinds))
-    return Cluster(**dict(zip(scope.kinds, lists, strict=True)), refused=refused)
+    lists = await asyncio.gather(*map(read, kinds))
+    return Cluster(**dict(zip(kinds, lists, strict=True)), refused=refused)
 
 
-async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
+async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tuple[Object, ...]:
     """A list, page by page; begins again where it has changed too much meanwhile (410)."""
-    query = {"limit": str(_LIMIT)}
-    if kind == "pods":
-        query["fieldSelector"] = f"metadata.name={scope.pod}" if scope.pod else _LIVING
-        if scope.node:
-            query["fieldSelector"] += f",spec.nodeName={scope.node}"
-    if kind == "slices" and scope.node:
-        query["fieldSelector"] = f"spec.nodeName={scope.node}"
-    if selector := scope.selectors.get(kind):
-        query["labelSelector"] = selector
     items: list[Object] = []
     pause = Backoff(longest=8.0)
     following = ""
@@ -97,7 +99,7 @@ async def _all(api: Api, kind: str, scope: Scope) -> tuple[Object, ...]:
         request: Request[ObjectList[Any]] = Request(
             verb="list",
             kind=KINDS[kind].__name__,
-            namespace=scope.namespace if kind in _NAMESPACED else "",
+            namespace=namespace,
             answer=list_of[KINDS[kind]],
             query={**query, "continue": following} if following else query,
             largest=_LARGEST,

@@ -21,7 +21,7 @@ from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster.agents import NodeAgent
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.view import devices
 from npu_agent.people.commands.screen import run_until_signal
@@ -87,7 +87,7 @@ def card_of(npu: str, cards: Iterable[ReportedCard]) -> ReportedCard:
 
 async def known_ids(api: Api, name: str) -> set[str]:
     """The IDs of cards that the API server's own objects have for a Node, in lower case."""
-    cluster = await fetch(api, Scope(("slices",), node=name))
+    cluster = await fetch(api, "slices", node=name)
     return {
         str(published.device.attribute("uuid")).lower()
         for published in devices(cluster)

@@ -18,7 +18,7 @@ from npu_agent.kube import Api
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import pods, view
 from npu_agent.people.cluster.agents import AgentPages, NodeAgent
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.commands.cordon import (
     Target,
@@ -84,7 +84,7 @@ async def _held(
 
     Of Pods that were `evicted` the objects may be gone before their containers are.
     """
-    cluster = await fetch(api, Scope(("pods", "claims", "slices"), node=node))
+    cluster = await fetch(api, "pods", "claims", "slices", node=node)
     if {"Pod", "ResourceClaim"} & cluster.refused.keys():
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
     held = _Held()

@@ -26,7 +26,7 @@ from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import view as rows
 from npu_agent.people.cluster.agents import AgentPages, NodeAgent, agents, pages
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
@@ -36,7 +36,7 @@ from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS, REGISTRY
 
 _RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
-_ALL = ("nodes", "pods", "claims", "slices", "daemon_sets")
+_OF_PODS = ("pods", "claims", "slices", "daemon_sets")
 _DOMAIN = DRIVERS[0].partition(".")[2]
 _NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")
 _PODS = ("namespace", "pod", "node", "card", "cores", "load", "since", "status")
@@ -180,8 +180,8 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         return await _page(api, args), []
     words = _words()
     if args.command == "nodes":
-        scope = Scope(_ALL, selectors={"nodes": args.selector, "daemon_sets": AGENT})
-        cluster = await fetch(api, scope)
+        selectors = {"nodes": args.selector, "daemon_sets": AGENT}
+        cluster = await fetch(api, "nodes", *_OF_PODS, selectors=selectors)
         rows_: Sequence[Any] = await _node_rows(api, cluster, words)
         notes = _refusals(cluster)
         return _shown(args, rows_, _NODES, _none("no NPUs found", notes)), notes
@@ -193,16 +193,15 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         else:
             text = kubectl_why.lines(answer, each=args.output == "wide")
         return text, _refusals(cluster)
-    scope = Scope(
-        ("pods", "claims", "slices", "daemon_sets"),
-        space,
-        {"pods": args.selector, "daemon_sets": AGENT},
-    )
+    selectors = {"pods": args.selector, "daemon_sets": AGENT}
+    read_all = fetch(api, *_OF_PODS, namespace=space, selectors=selectors)
     if space or args.selector:
-        labelled = Scope(("pods", "daemon_sets"), selectors={"pods": AGENT, "daemon_sets": AGENT})
-        cluster, of_agents = await asyncio.gather(fetch(api, scope), fetch(api, labelled))
+        labelled = {"pods": AGENT, "daemon_sets": AGENT}
+        cluster, of_agents = await asyncio.gather(
+            read_all, fetch(api, *labelled, selectors=labelled)
+        )
     else:
-        cluster = of_agents = await fetch(api, scope)
+        cluster = of_agents = await read_all
     held = rows.holdings(cluster, words, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from npu_agent.cli import CommandError
 from npu_agent.kube import ApiError
 from npu_agent.people.cluster.agents import NodeAgent, agents
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.kubectl import DEFAULTS, flags, parser
@@ -105,8 +105,8 @@ async def _names(kind: str, line: _Line) -> Sequence[str]:
             return [card.name for card in (await NodeAgent(api, line.named[0]).report()).cards]
         if kind == "node":
             selectors = {"pods": AGENT, "daemon_sets": AGENT}
-            return sorted(agents(await fetch(api, Scope((*selectors,), selectors=selectors))))
+            return sorted(agents(await fetch(api, *selectors, selectors=selectors)))
         if kind == "namespace":
-            return sorted({pod.namespace for pod in (await fetch(api, Scope(("pods",)))).pods})
+            return sorted({pod.namespace for pod in (await fetch(api, "pods")).pods})
         space = line.args.namespace or place.namespace
-        return [pod.name for pod in (await fetch(api, Scope(("pods",), space))).pods]
+        return [pod.name for pod in (await fetch(api, "pods", namespace=space)).pods]

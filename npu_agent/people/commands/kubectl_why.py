@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api
-from npu_agent.people.cluster.fetch import Scope, fetch
+from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.view import Words
@@ -34,9 +34,9 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Exp
     """
     name = name.removeprefix("pod/")
     named, own, cluster = await asyncio.gather(
-        fetch(api, Scope(("pods",), namespace, pod=name)),
-        fetch(api, Scope(("claims", "templates"), namespace)),
-        fetch(api, Scope(_KINDS, selectors={"daemon_sets": AGENT})),
+        fetch(api, "pods", namespace=namespace, pod=name),
+        fetch(api, "claims", "templates", namespace=namespace),
+        fetch(api, *_KINDS, selectors={"daemon_sets": AGENT}),
     )
     for pod in named.pods:
         refused = {**own.refused, **cluster.refused}
