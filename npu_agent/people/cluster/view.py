@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CoreRange
@@ -72,14 +73,6 @@ class Holding:
     """Of the card; "": not known."""
 
 
-class Offered(NamedTuple):
-    """A device of a slice; a Node's pool has its name."""
-
-    driver: str
-    pool: str
-    device: SliceDevice
-
-
 class CardKey(NamedTuple):
     """A card of a Node: families number theirs alike."""
 
@@ -87,17 +80,33 @@ class CardKey(NamedTuple):
     name: str
 
 
-@dataclass(slots=True)
-class Part:
-    """A device of a slice: what of a card it is."""
+@dataclass(frozen=True)
+class PublishedDevice:
+    """A device of a slice, and what of a card it is; a Node's pool has its name."""
 
-    card: CardKey
-    cores: frozenset[int]
+    driver: str
+    pool: str
     device: SliceDevice
+
+    @cached_property
+    def card(self) -> CardKey:
+        number = self.device.attribute("index")
+        name = f"npu{number}" if isinstance(number, int) else self.device.name
+        return CardKey(str(self.device.attribute("arch") or ""), name)
+
+    @cached_property
+    def cores(self) -> frozenset[int]:
+        counters = [name for set_ in self.device.consumes_counters for name in set_.counters]
+        cores = {int(name[5:]) for name in counters if name[:5] == "core-" and name[5:].isdigit()}
+        return frozenset(cores or range(self.device.attribute("cores") or 1))
 
     @property
     def barred(self) -> bool:
         return any(taint.bars for taint in self.device.taints)
+
+    @property
+    def unhealthy(self) -> bool:
+        return any(taint.key.endswith("/unhealthy") for taint in self.device.taints)
 
 
 @dataclass(slots=True)
@@ -113,14 +122,14 @@ class _Sums:
     apis: list[str] = field(default_factory=list)
 
 
-def devices(cluster: Cluster) -> list[Offered]:
+def devices(cluster: Cluster) -> list[PublishedDevice]:
     """The devices of the newest slices of each pool, of any driver."""
     newest: dict[tuple[str, str], int] = defaultdict(int)
     for spec in (slice_.spec for slice_ in cluster.slices):
         pool = spec.driver, spec.pool.name
         newest[pool] = max(newest[pool], spec.pool.generation)
     return [
-        Offered(spec.driver, spec.pool.name, device)
+        PublishedDevice(spec.driver, spec.pool.name, device)
         for spec in (slice_.spec for slice_ in cluster.slices)
         if spec.pool.generation == newest[spec.driver, spec.pool.name]
         for device in spec.devices
@@ -133,10 +142,10 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
     The page of a Node's agent counts its cards where the objects do not tell.
     """
     running = agents(cluster)
-    pools: dict[str, list[Part]] = defaultdict(list)
-    for driver, pool, device in devices(cluster):
-        if driver in words.drivers:
-            pools[pool].append(part_of(device))
+    pools: dict[str, list[PublishedDevice]] = defaultdict(list)
+    for device in devices(cluster):
+        if device.driver in words.drivers:
+            pools[device.pool].append(device)
     held = _held(cluster, words)
     asked = _asked(cluster, words)
     readable = not {"Pod", "ResourceClaim"} & cluster.refused.keys()
@@ -169,9 +178,8 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
 
 def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
-    offered = {
-        (device.driver, device.pool, device.device.name): device.device
-        for device in devices(cluster)
+    published = {
+        (device.driver, device.pool, device.device.name): device for device in devices(cluster)
     }
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
@@ -186,15 +194,14 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
             if result.driver in words.drivers and not result.admin_access
         ]
         for name, result in given:
-            device = offered.get((result.driver, result.pool, result.device))
+            device = published.get((result.driver, result.pool, result.device))
             of = f"claim/{name}"
             if device is None:
-                rows.append(_holding(pod, of, result.device, None, None))
+                rows.append(_holding(pod, of, result.device))
                 continue
-            part = part_of(device)
-            load = _load(page, part.card, part.cores)
-            row = _holding(pod, of, part.card.name, _text(part.cores), load)
-            rows.append(replace(row, family=part.card.family))
+            cores = str(CoreRange(min(device.cores), max(device.cores)))
+            load = _load(page, device.card, device.cores)
+            rows.append(_holding(pod, of, device.card.name, cores, load, device.card.family))
         rows += _by_plugin(pod, words, page)
     return rows
 
@@ -203,16 +210,6 @@ def by_idleness(rows: list[Holding]) -> list[Holding]:
     """Sorts holders: idle first, of these the longest there; unknown last."""
     held = [row for row in rows if row.card is not None]
     return sorted(held, key=lambda row: (row.load is None, row.load or 0.0, row.since or ""))
-
-
-def part_of(device: SliceDevice) -> Part:
-    """The card and the cores of a device."""
-    number = device.attribute("index")
-    name = f"npu{number}" if isinstance(number, int) else device.name
-    card = CardKey(str(device.attribute("arch") or ""), name)
-    consumed = [name for counter in device.consumes_counters for name in counter.counters]
-    cores = {int(name[5:]) for name in consumed if name[:5] == "core-" and name[5:].isdigit()}
-    return Part(card, frozenset(cores or range(device.attribute("cores") or 1)), device)
 
 
 def _held(cluster: Cluster, words: Words) -> dict[str, set[str]]:
@@ -276,13 +273,13 @@ def _plugin_requests(pod: Pod, words: Words) -> dict[str, int]:
     }
 
 
-def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
+def _add_slices(sums: _Sums, pool: list[PublishedDevice], held: set[str]) -> None:
     if not pool:
         return
     cards: dict[CardKey, set[int]] = defaultdict(set)
     used: dict[CardKey, set[int]] = defaultdict(set)
     barred = {part.card for part in pool if part.barred}
-    unhealthy = {part.card for part in pool if _unhealthy(part.device)}
+    unhealthy = {part.card for part in pool if part.unhealthy}
     for part in pool:
         cards[part.card] |= part.cores
         if part.device.name in held:
@@ -296,10 +293,6 @@ def _add_slices(sums: _Sums, pool: list[Part], held: set[str]) -> None:
     sums.widest = max([sums.widest, *(len(part.cores) for part in open_)])
     sums.driver = next((str(v) for p in pool if (v := p.device.attribute("driverVersion"))), None)
     sums.apis.append("dra")
-
-
-def _unhealthy(device: SliceDevice) -> bool:
-    return any(taint.key.endswith("/unhealthy") for taint in device.taints)
 
 
 def _add_resources(sums: _Sums, node: Node, asked: Mapping[str, int], words: Words) -> bool:
@@ -374,7 +367,7 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
     wanted = _plugin_requests(pod, words)
     if not pod.spec.node_name:
         if wanted or (pod.spec.resource_claims and not pod.claims):
-            yield _holding(pod, ",".join(wanted) or "claim", None, None, None)
+            yield _holding(pod, ",".join(wanted) or "claim")
         return
     if not wanted:
         return
@@ -384,8 +377,7 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
             if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim:
                 load = _load(page, CardKey(card.family, card.name), _cores(holder.cores))
                 text = holder.cores or f"0-{card.core_count - 1}"
-                row = _holding(pod, holder.resource, card.name, text, load)
-                yield replace(row, family=card.family)
+                yield _holding(pod, holder.resource, card.name, text, load, card.family)
                 shown = True
     if shown:
         return
@@ -398,13 +390,20 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
     ]
     if said:  # KEP-4680: Kubernetes 1.36 and later
         for name, id_ in said:
-            yield _holding(pod, name, id_, None, None)
+            yield _holding(pod, name, id_)
         return
     for name, count in wanted.items():
-        yield _holding(pod, name, f"? ({count})", None, None)
+        yield _holding(pod, name, f"? ({count})")
 
 
-def _holding(pod: Pod, of: str, card: str | None, cores: str | None, load: float | None) -> Holding:
+def _holding(
+    pod: Pod,
+    of: str,
+    card: str | None = None,
+    cores: str | None = None,
+    load: float | None = None,
+    family: str = "",
+) -> Holding:
     return Holding(
         namespace=pod.namespace,
         pod=pod.name,
@@ -415,11 +414,8 @@ def _holding(pod: Pod, of: str, card: str | None, cores: str | None, load: float
         since=pod.status.start_time,
         status=pod.status.phase,
         of=of,
+        family=family,
     )
-
-
-def _text(cores: frozenset[int]) -> str:
-    return str(CoreRange(min(cores), max(cores)))
 
 
 def _cores(text: str | None) -> frozenset[int] | None:

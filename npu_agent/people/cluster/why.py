@@ -15,7 +15,7 @@ from npu_agent.kube.objects import ApiTaint, DeviceClass, Node, Plain, ResourceC
 from npu_agent.people.cluster import cel, view
 from npu_agent.people.cluster.agents import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, condition, expressions
-from npu_agent.people.cluster.pods import Pod
+from npu_agent.people.cluster.pods import Pod, PodClaim
 from npu_agent.people.cluster.view import Words
 from npu_agent.text import closest, listed, natural, one_line
 
@@ -84,7 +84,7 @@ def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
     for name in resources:
         yield from _resource(name, cluster, published)
     for wanted in pod.spec.resource_claims:
-        yield from _claim(pod, wanted.name, own, cluster, published)
+        yield from _claim(pod, wanted, own, cluster, published)
     for rule in cluster.taint_rules if pod.spec.resource_claims else ():
         if (by := rule.spec.device_selector) is not None:
             fields = {"device": by.device, "pool": by.pool, "driver": by.driver}
@@ -151,14 +151,13 @@ def _meant(name: str, names: Iterable[str]) -> str:
 
 
 def _claim(
-    pod: Pod, called: str, own: Cluster, cluster: Cluster, published: _Published
+    pod: Pod, wanted: PodClaim, own: Cluster, cluster: Cluster, published: _Published
 ) -> Iterator[Fact]:
-    wanted = next(reference for reference in pod.spec.resource_claims if reference.name == called)
     made = {made.name: made.resource_claim_name for made in pod.status.resource_claim_statuses}
-    name = wanted.resource_claim_name or made.get(called)
+    name = wanted.resource_claim_name or made.get(wanted.name)
     template = wanted.resource_claim_template_name
-    subject = f"claim {called}"
-    if name is None and template is not None and called not in made:
+    subject = f"claim {wanted.name}"
+    if name is None and template is not None and wanted.name not in made:
         if "ResourceClaimTemplate" not in own.refused:
             templates = [template.name for template in own.templates]
             if template not in templates:
@@ -243,7 +242,7 @@ class _Published:
         where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
         return f"{text}: {where}" if where and selectors else text
 
-    def _judge(self, expression: str, offered: Sequence[view.Offered]) -> cel.Judged:
+    def _judge(self, expression: str, offered: Sequence[view.PublishedDevice]) -> cel.Judged:
         if time.monotonic() > self._until:
             raise cel.CannotJudgeError(f"the selectors before it took {_SECONDS:g} s")
         return cel.judge(expression, [(device.driver, device.device) for device in offered])
@@ -298,7 +297,7 @@ def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     for device in view.devices(cluster):
         if device.driver in words.drivers:
             for taint in filter(lambda taint: taint.bars, device.device.taints):
-                cards[device.pool][_taint(taint)][view.part_of(device.device).card.name] = None
+                cards[device.pool][_taint(taint)][device.card.name] = None
     by_pool: dict[str, list[str]] = defaultdict(list)
     for pool, taints in cards.items():
         by_pool[pool] = [f"{text} on {listed(of, _NAMED)}" for text, of in taints.items()]
