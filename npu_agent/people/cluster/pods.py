@@ -12,7 +12,7 @@ import msgspec
 
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
-from npu_agent.kube.objects import Condition, Object, Plain
+from npu_agent.kube.objects import Condition, Object, Plain, Struct
 from npu_agent.kube.request import Request
 
 AGENT = "app.kubernetes.io/name=npu-agent"
@@ -22,18 +22,14 @@ _PAGE = 5.0
 """Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
 
 
-class _Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields as the API names them."""
-
-
-class ContainerClaim(_Struct, frozen=True):
+class ContainerClaim(Struct, frozen=True):
     """One of the Pod's claims that a container uses; `request`: only that of it."""
 
     name: str
     request: str = ""
 
 
-class Resources(_Struct, frozen=True):
+class Resources(msgspec.Struct, frozen=True):
     """The resource requests of a container."""
 
     requests: dict[str, str] = {}
@@ -41,7 +37,7 @@ class Resources(_Struct, frozen=True):
     claims: tuple[ContainerClaim, ...] = ()
 
 
-class Container(_Struct, frozen=True):
+class Container(Struct, frozen=True):
     """A container; an init container with restartPolicy Always is a sidecar."""
 
     name: str
@@ -50,7 +46,7 @@ class Container(_Struct, frozen=True):
     restart_policy: str = ""
 
 
-class PodClaim(_Struct, frozen=True):
+class PodClaim(Struct, frozen=True):
     """A claim that a Pod refers to, by its name or by a template."""
 
     name: str
@@ -58,7 +54,7 @@ class PodClaim(_Struct, frozen=True):
     resource_claim_template_name: str | None = None
 
 
-class PodSpec(_Struct, frozen=True):
+class PodSpec(Struct, frozen=True):
     """The Node, the containers and the claims of a Pod."""
 
     node_name: str = ""
@@ -69,42 +65,42 @@ class PodSpec(_Struct, frozen=True):
     resource_claims: tuple[PodClaim, ...] = ()
 
 
-class PodClaimStatus(_Struct, frozen=True):
+class PodClaimStatus(Struct, frozen=True):
     """The claim that was made of a template; None: none was needed."""
 
     name: str
     resource_claim_name: str | None = None
 
 
-class ExtendedClaim(_Struct, frozen=True):
+class ExtendedClaim(Struct, frozen=True):
     """The claim that the scheduler made for extended resources (KEP-5004)."""
 
     resource_claim_name: str
     request_mappings: tuple[Plain, ...] = ()
 
 
-class HealthOf(_Struct, frozen=True, rename={"resource_id": "resourceID"}):
+class HealthOf(Struct, frozen=True, rename={"resource_id": "resourceID"}):
     """A device of a container and its health (KEP-4680)."""
 
     resource_id: str
     health: str = ""
 
 
-class Allocated(_Struct, frozen=True):
+class Allocated(Struct, frozen=True):
     """The devices that a container has of a resource; a claim's is ``claim:NAME/REQUEST``."""
 
     name: str
     resources: tuple[HealthOf, ...] = ()
 
 
-class ContainerStatus(_Struct, frozen=True):
+class ContainerStatus(Struct, frozen=True):
     """The status of a container."""
 
     name: str
     allocated_resources_status: tuple[Allocated, ...] = ()
 
 
-class PodStatus(_Struct, frozen=True):
+class PodStatus(Struct, frozen=True):
     """The state of a Pod."""
 
     phase: str = "Pending"
@@ -145,13 +141,13 @@ class Pod(Object, frozen=True):
         return tuple(filter(None, names))
 
 
-class PodTemplate(_Struct, frozen=True):
+class PodTemplate(Struct, frozen=True):
     """The Pods of a controller."""
 
     spec: PodSpec = PodSpec()
 
 
-class DaemonSetSpec(_Struct, frozen=True):
+class DaemonSetSpec(Struct, frozen=True):
     """The desired state of a DaemonSet."""
 
     template: PodTemplate = PodTemplate()
