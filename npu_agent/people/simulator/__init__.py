@@ -12,7 +12,6 @@ from npu_agent.people.simulator.cards import (
     with_driver,
 )
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
-from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.people.simulator.tree import (
     Simulation,
     SimulatorError,
@@ -27,16 +26,13 @@ __all__ = [
     "FAULTS",
     "MAX_CARDS",
     "CardSpec",
-    "CardTelemetry",
     "SimulatedCard",
     "Simulation",
     "SimulatorError",
-    "advance",
     "apply_fault",
     "card",
     "cards",
     "default_cards",
-    "fresh",
     "make",
     "parse_cards",
     "show",

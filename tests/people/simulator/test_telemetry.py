@@ -4,9 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent.people.simulator import CardTelemetry, advance, fresh
 from npu_agent.people.simulator.cards import families
-from npu_agent.people.simulator.telemetry import Workload, with_workload
+from npu_agent.people.simulator.telemetry import (
+    CardTelemetry,
+    Workload,
+    advance,
+    fresh,
+    with_workload,
+)
 
 each_family = pytest.mark.parametrize("family", families())
 

@@ -3,9 +3,15 @@ from random import Random
 
 import pytest
 
-from npu_agent.people.simulator import CardTelemetry, advance, card, fresh
+from npu_agent.people.simulator import card
 from npu_agent.people.simulator.furiosa.driver import core, files
-from npu_agent.people.simulator.telemetry import Workload, with_workload
+from npu_agent.people.simulator.telemetry import (
+    CardTelemetry,
+    Workload,
+    advance,
+    fresh,
+    with_workload,
+)
 
 WARBOY, RNGD = card("warboy", 0), card("rngd", 1)
 
