@@ -55,7 +55,7 @@ class Output(Protocol):
         labels; all 0 where everything was in place.
 
         Raises:
-            UnavailableError: it could not be done.
+            OutputError: it could not be done.
         """
 
 
@@ -86,7 +86,7 @@ class Labeller:
         output: Output,
         seen: Feed[Mapping[str, str] | None] | None,
         machine: Callable[[], Awaitable[Machine]],
-        timing: LabelTiming | None = None,
+        timing: LabelTiming = LabelTiming(),
     ) -> None:
         self.state: Feed[LabelState] = Feed(LabelState(output=output.name))
         self.results: Counter[str] = Counter()
@@ -94,32 +94,32 @@ class Labeller:
         self._settings = settings
         self._output, self._seen = output, seen
         self._read_machine = machine
-        self._timing = timing or LabelTiming()
+        self._wanted: Feed[_Wanted | None] = Feed(None)
+        self._timing = timing
         self._putting = Reporter(
             log, "cannot apply the labels; retrying", "labels can be applied again"
         )
 
     async def run(self) -> None:
-        wanted: Feed[_Wanted | None] = Feed(None)
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow(wanted))
-            await self._keep(wanted)
+            parts.create_task(self._follow())
+            await self._keep()
 
-    async def _follow(self, wanted: Feed[_Wanted | None]) -> None:
+    async def _follow(self) -> None:
         machine = await self._read_machine()
         async for _ in changes_of(self._snapshots, self._settings):
             snapshot, settings = self._snapshots.value, self._settings.value
             if snapshot.complete:
                 labels = compute.labels(snapshot, machine, settings.sets)
                 incomplete = compute.why_incomplete(snapshot) is not None
-                wanted.publish(_Wanted(labels, incomplete, settings.resync))
+                self._wanted.publish(_Wanted(labels, incomplete, settings.resync))
 
-    async def _keep(self, wanted: Feed[_Wanted | None]) -> None:
+    async def _keep(self) -> None:
         settle, longest = self._timing.settle, self._timing.longest_pause
         pause, calm = Backoff(longest=longest), Backoff(longest=longest, least=settle)
         before: Mapping[str, str] | None = None
         while True:
-            changed, now = wanted.changed, wanted.value
+            changed, now = self._wanted.changed, self._wanted.value
             if now is None:
                 await changed.wait()
                 continue
@@ -138,17 +138,16 @@ class Labeller:
                 await set_within(changed, spread(now.resync))
             elif not await set_within(changed, calm.next()):  # until our own write is seen
                 since = time.monotonic()
-                await self._until_drift(wanted, now, self._seen)
+                await self._until_drift(now, self._seen)
                 if time.monotonic() - since > longest:
                     calm.reset()
 
-    async def _until_drift(
-        self, wanted: Feed[_Wanted | None], now: _Wanted, seen: Feed[Mapping[str, str] | None]
-    ) -> None:
+    async def _until_drift(self, now: _Wanted, seen: Feed[Mapping[str, str] | None]) -> None:
         """Waits until other labels are wanted, or the Node lacks the wanted ones."""
-        async for _ in changes_of(wanted, seen):
+        async for _ in changes_of(self._wanted, seen):
             live = seen.value
-            if wanted.value is not now or (live is not None and now.labels.items() - live.items()):
+            lacks = live is not None and now.labels.items() - live.items()
+            if lacks or self._wanted.value is not now:
                 return
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> None:

@@ -39,15 +39,15 @@ _HTML = (_HERE / "page.html").read_text()
 _STYLE = (_HERE / "page.css").read_text()
 _SCRIPT = (_HERE / "page.js").read_text()
 _RUNBOOK = (_HERE / "page.runbook.html").read_text()
-_MADE = {language: _HERE / f"runbook.{language}.html" for language in LANGUAGES}
-"""Made with the wheel by docs/runbook.py: a checkout that was never installed has none."""
-_STEPS = {
-    language: file.read_text()
-    if file.exists()
-    else "<p>python docs/runbook.py makes this page.</p>"
-    for language, file in _MADE.items()
-}
-"""Made of docs/ by docs/generate.py."""
+
+
+def _steps(language: str) -> str:
+    """The runbook, made with the wheel: a checkout that was never installed has none."""
+    made = _HERE / f"runbook.{language}.html"
+    return made.read_text() if made.exists() else "<p>python docs/runbook.py makes this page.</p>"
+
+
+_STEPS = {language: _steps(language) for language in LANGUAGES}
 
 
 def _digest(text: str) -> str:

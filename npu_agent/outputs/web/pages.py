@@ -58,12 +58,8 @@ class Preferences(NamedTuple):
 
     openmetrics: bool
     language: str
-    """One of `LANGUAGES`; "" where the answer does not depend on it."""
+    """One of `LANGUAGES`."""
 
-
-_BY_LANGUAGE = ("/", "/runbook")
-_BY_FORMAT = ("/metrics",)
-"""The paths whose answers depend on the client's language, or on OpenMetrics."""
 
 Routes = Mapping[str, Callable[[Preferences], PageAnswer]]
 """By path, what makes an answer."""
@@ -126,8 +122,8 @@ class Pages:
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         # As the clients of Prometheus and most servers have it: weights are not compared.
         wanted = Preferences(
-            openmetrics=path in _BY_FORMAT and "application/openmetrics-text" in accept,
-            language=_language(languages) if path in _BY_LANGUAGE else "",
+            openmetrics="application/openmetrics-text" in accept,
+            language=_language(languages),
         )
         form = (path, wanted, "gzip" in encodings)
         now = time.monotonic()

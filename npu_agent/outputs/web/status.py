@@ -32,7 +32,7 @@ def as_json(state: AgentState) -> dict[str, Any]:
         "started_at": iso(state.wall(state.started_at)),
         "now": iso(state.now),
         "ready": not reasons,
-        "unready": list(reasons),
+        "unready": reasons,
         "problems": [_note(note, state) for note in problems(state)],
         "notes": [_note(note, state) for note in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
@@ -95,8 +95,7 @@ def _note(note: Note, state: AgentState) -> dict[str, Any]:
     return {
         **_pick(note, *_NOTE),
         "since": None if note.since is None else iso(state.wall(note.since)),
-        "cards": list(note.cards),
-        "pods": list(note.pods),
+        **_pick(note, "cards", "pods"),
     }
 
 
@@ -118,8 +117,7 @@ def _driver(driver: DraState, state: AgentState) -> dict[str, Any]:
         "slices": {**asdict(driver.slices), "trouble": trouble and str(trouble)},
         "claims": [
             {
-                **_pick(claim, "namespace", "name", "uid"),
-                "pods": list(claim.pods),
+                **_pick(claim, "namespace", "name", "uid", "pods"),
                 "devices": [
                     {
                         **_pick(device, "request", "device"),

@@ -110,7 +110,7 @@ class Certificates:
 def _load(
     where: TlsFiles, last: tuple[bytes, ...]
 ) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
-    """Contents, context and expiry of the files; None: they are `known`."""
+    """Contents, context and expiry of the files; None: they are as they were `last`."""
     contents = _contents(where)
     return None if contents == last else (contents, *_context(where, contents[0]))
 

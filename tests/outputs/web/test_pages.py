@@ -91,22 +91,6 @@ def test_an_answer_is_made_once_for_all_who_ask(path: str, monkeypatch: pytest.M
     assert pages.answer("GET", path, encodings="gzip").body != first.body
 
 
-@pytest.mark.parametrize(
-    ("path", "same"),
-    [
-        ("/status.json", {"languages": "ko", "accept": PROMETHEUS_3}),
-        ("/metrics", {"languages": "ko"}),
-        ("/", {"accept": PROMETHEUS_3}),
-    ],
-)
-def test_what_an_answer_does_not_depend_on_makes_no_other_one(
-    path: str, same: dict[str, str]
-) -> None:
-    """One client would keep the loop busy with all forms of every page."""
-    pages = Scene(fresh=60.0).pages()
-    assert pages.answer("GET", path, **same) is pages.answer("GET", path)
-
-
 def test_answers_that_are_no_longer_fresh_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pages = 100.0, Scene(fresh=0.9).pages()
     monkeypatch.setattr("time.monotonic", lambda: now)
