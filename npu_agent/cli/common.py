@@ -45,10 +45,8 @@ def vendors(args: argparse.Namespace) -> list[Vendor]:
     return [vendor(root, simulated=(root / SIMULATION).is_dir()) for vendor in VENDORS]
 
 
-def quiet(
-    args: argparse.Namespace, level: str = "error", *, tolerant: bool = True
-) -> config.Config:
-    """Returns the configuration; logs only errors (`level`), unless the options ask for more.
+def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
+    """Returns the configuration; logs only errors, unless the options ask for more.
 
     `tolerant`: of a bad file that the environment names it is what is good in it.
     """
@@ -59,7 +57,7 @@ def quiet(
         if not tolerant or any(problem.place.source.startswith("--") for problem in error.problems):
             raise
         configured = error.good or config.default_config(REGISTRY)
-    logs.setup(configured.log.level if wanted else level, configured.log.format)
+    logs.setup(configured.log.level if wanted else "error", configured.log.format)
     return configured
 
 

@@ -20,49 +20,49 @@ from npu_agent.vendors import SPECS
 
 
 def main(args: argparse.Namespace) -> int:
-    return asyncio.run(_act(args))
+    asyncio.run(_act(args))
+    return 0
 
 
-async def _act(args: argparse.Namespace) -> int:
-    wanted, root = quiet(args, tolerant=False).labels, host_root(args)
+async def _act(args: argparse.Namespace) -> None:
+    wanted = quiet(args, tolerant=False).labels
+    sets = label_sets(SPECS, wanted.sets)
+    if args.action == "show":
+        await _show(args, sets)
+        return
     # Where the config wants no labels, these are about what the default would do.
     method = "api" if wanted.output == "none" else wanted.output
-    node = os.environ.get("NODE_NAME")
+    node, root = os.environ.get("NODE_NAME"), host_root(args)
     async with Api() as api:
         output = output_of(method, api=api, node_name=node, host_root=root)
         assert output is not None  # noqa: S101  (for the type checker)
         try:
-            if args.action != "clear":
-                await _show_or_apply(args, output, label_sets(SPECS, wanted.sets))
-                return 0
-            cleared = sorted(await output.clear())
+            if args.action == "apply":
+                await _apply(args, output, sets)
+            else:
+                cleared = sorted(await output.clear())
+                text = "\n".join(cleared or ["nothing to clear"])
+                print(view.data(cleared, args) if view.is_data(args) else text)
         except OutputError as error:
             raise CommandError(str(error)) from error
+
+
+async def _show(args: argparse.Namespace, sets: tuple[LabelSet, ...]) -> None:
+    snapshot, machine = await read_once(vendors(args)), await read_machine(host_root(args))
+    explained = list(compute.explained(snapshot, machine, sets))
     if view.is_data(args):
-        print(view.data(cleared, args))
+        rows = [{"label": row.key, "value": row.value, "why": row.why} for row in explained]
+        print(view.data(rows, args))
     else:
-        print(*cleared or ["nothing to clear"], sep="\n")
-    return 0
+        wide, table = args.output == "wide", view.labels_table(explained)
+        print(view.drawn(table, wide=wide, headers=not args.no_headers))
+    if doubt := compute.why_incomplete(snapshot):
+        print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
 
 
-async def _show_or_apply(
-    args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]
-) -> None:
-    snapshot = await read_once(vendors(args))
-    machine = await read_machine(host_root(args))
-    doubt = compute.why_incomplete(snapshot)
-    if args.action == "show":
-        explained = list(compute.explained(snapshot, machine, sets))
-        if view.is_data(args):
-            rows = [{"label": row.key, "value": row.value, "why": row.why} for row in explained]
-            print(view.data(rows, args))
-        else:
-            wide, table = args.output == "wide", view.labels_table(explained)
-            print(view.drawn(table, wide=wide, headers=not args.no_headers))
-        if doubt:
-            print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
-        return
-    if doubt:
+async def _apply(args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]) -> None:
+    snapshot, machine = await read_once(vendors(args)), await read_machine(host_root(args))
+    if doubt := compute.why_incomplete(snapshot):
         words = "our labels that are on the Node already stay as they are"
         print(f"npu-agent: {doubt}: {words}", file=sys.stderr)
     labels = compute.labels(snapshot, machine, sets)
@@ -73,7 +73,5 @@ async def _show_or_apply(
             "apply again when it can be read or is gone, or clear and apply to have the labels of "
             "the other cards"
         )
-    if view.is_data(args):
-        print(view.data(dict(labels), args))
-    else:
-        print(*(f"{key}={value}" for key, value in labels.items()), sep="\n")
+    text = "\n".join(f"{key}={value}" for key, value in labels.items())
+    print(view.data(dict(labels), args) if view.is_data(args) else text)
