@@ -272,7 +272,7 @@ def withdrawn(
 def check_cordon(facts: Facts, device: Device) -> None:
     """Raises RefusalError if the device's card is cordoned."""
     if (reason := facts.cordons.get(device.card_id)) is not None:
-        raise _unfit(device, f"cordoned: {reason}")
+        raise _unfit(device, f"is cordoned: {reason}")
 
 
 def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
@@ -284,7 +284,7 @@ def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
         for state in facts.snapshot.cards:
             # It may have failed while its last Pod was waited for.
             if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
-                raise _unfit(device, f"unhealthy: {state.health.reason}")
+                raise _unfit(device, f"is unhealthy: {state.health.reason}")
 
 
 def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:
@@ -302,13 +302,13 @@ def _check_free(facts: Facts, holder: Holder, device: Device, pods: Collection[s
     """Raises RefusalError if the device is not free for this holder and these Pods."""
     card = device.card
     if not any(card.key == here.key and keys_of(card) == keys_of(here) for here in facts.cards):
-        raise _unfit(device, "not free: its card was just removed or renumbered")
+        raise _unfit(device, "is not free: its card was just removed or renumbered")
     if reason := facts.conflicts.against(holder, device, pods):
-        raise _unfit(device, f"not free: {reason}", Refusal.HELD)
+        raise _unfit(device, f"is not free: {reason}", Refusal.HELD)
 
 
 def _unfit(device: Device, why: str, kind: Refusal = Refusal.UNFIT) -> RefusalError:
-    return RefusalError(kind, f"device {device.id!r} ({device.name}) is {why}")
+    return RefusalError(kind, f"device {device.id!r} ({device.name}) {why}")
 
 
 def holders(facts: Facts, cards: Iterable[CardState]) -> dict[str, str]:
