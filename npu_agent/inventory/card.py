@@ -25,7 +25,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.health import Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, UtilizationTracker
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
-from npu_agent.logs import logger
+from npu_agent.logs import Reporter, logger
 from npu_agent.ticks import until_tick
 
 log = logger(__name__)
@@ -54,8 +54,11 @@ class View:
     health: Health | None = None
     reading: Reading | None = None
     skipped: SkippedDevice | None = None
-    probed: bool = False
-    """Whether it has answered, or missed its deadline."""
+
+    @property
+    def probed(self) -> bool:
+        """Whether it has answered, or missed its deadline."""
+        return self.card is not None or self.skipped is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +80,8 @@ class Answers:
     """Answers of a driver; a question that was not asked has none."""
 
     card: Card | None = None
-    not_served: str = ""
-    refused: bool = False
-    """Whether the entry is not a card that is served."""
-    sample: bool = False
-    """Whether it is an FPGA sample."""
+    skipped: SkippedDevice | None = None
+    """In place of a card that was not identified."""
     probe: Probe | None = None
     trouble: str = ""
     reading: Reading | None = None
@@ -116,10 +116,10 @@ def _ask(vendor: Vendor, questions: Questions, answers: Answers) -> None:
         try:
             answers.card = vendor.identify(entry)
         except NotServedError as error:
-            answers.not_served, answers.refused = text.reason(error), True
-            answers.sample = error.sample
+            sample = entry.family if error.sample else None
+            answers.skipped = SkippedDevice(entry.path, text.reason(error), sample_of=sample)
         except OSError as error:
-            answers.not_served = _failure(error, answers)
+            answers.skipped = _unread(entry, _failure(error, answers))
     if questions.card is None:
         return
     if questions.probe:
@@ -154,7 +154,11 @@ class CardWatch:
         self.failures: Counter[str] = Counter()
         """Reads of this card that failed, by how: hung, refused or nonsense."""
         self._crashes = Backoff(first=0.2, longest=30.0, least=0.1)
-        self._limited = False
+        self._limits = Reporter(
+            log,
+            "cannot read cards (a limit of the agent's process); retrying",
+            card=entry.name,
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -209,14 +213,16 @@ class CardWatch:
             raise answers.bug
         self.failures.update(answers.failures)
         if answers.limited:
-            self._limit(asked.entry, answers.limited)
+            self._limits.failed(answers.limited)
+            if not self.view.probed:
+                self.view = View(skipped=_unread(asked.entry, answers.limited))
             return
-        self._limited = False
+        self._limits.works()
         now, before = time.monotonic(), self._known
         if answers.card:
             self._identified(answers.card, asked.entry, now + settings.interval)
         elif before is None:
-            self.view = _not_served(asked.entry, answers.not_served, answers)
+            self.view = View(skipped=answers.skipped)
             return
         if before is None:
             self._probe_at = self.due = 0.0  # probe what has just been identified
@@ -233,7 +239,7 @@ class CardWatch:
         now = time.monotonic()
         self.due = now + until_tick(settings.health_interval)
         if self._known is None:
-            self.view = _not_served(self.entry, late)
+            self.view = View(skipped=_unread(self.entry, late))
             return
         verdict = Verdict(HealthState.UNHEALTHY, late, Cause.HANGS)
         self._step(verdict, settings, now)
@@ -243,19 +249,8 @@ class CardWatch:
         if self.entry is None:
             return
         self._forget()
-        self.view = _not_served(self.entry, f"internal error: {error!r}")
+        self.view = View(skipped=_unread(self.entry, f"internal error: {error!r}"))
         self.due = self._probe_at = time.monotonic() + self._crashes.next()
-
-    def _limit(self, entry: Entry, why: str) -> None:
-        if not self._limited:
-            log.error(
-                "cannot read cards (a limit of the agent's process); retrying",
-                card=entry.name,
-                reason=why,
-            )
-        self._limited = True
-        if not self.view.probed:
-            self.view = _not_served(entry, why)
 
     def _identified(self, card: Card, entry: Entry, again_at: float) -> None:
         before = self._known
@@ -293,7 +288,7 @@ class CardWatch:
             heat = reading.temperature() if reading else None
             verdict = health.with_heat(verdict, heat, before, settings.policy)
             self._health = health.step(before, verdict, settings.policy, now)
-        self.view = View(self._known, self._health.health, reading, probed=True)
+        self.view = View(self._known, self._health.health, reading)
         if before is None or before.health != self._health.health:
             self._read_at = 0.0  # readings and health should agree
 
@@ -305,8 +300,8 @@ def _verdict(card: Card, answers: Answers) -> Verdict:
     missing = sorted(card.nodes - probe.nodes)
     if probe.alive is False:
         return Verdict(HealthState.UNHEALTHY, probe.reason, Cause.DEAD)
-    if answers.not_served:
-        return Verdict(HealthState.UNHEALTHY, answers.not_served, Cause.NONSENSE)
+    if answers.skipped:
+        return Verdict(HealthState.UNHEALTHY, answers.skipped.reason, Cause.NONSENSE)
     if missing:
         names = text.listed((f"/dev/{node}" for node in missing), 3)
         return Verdict(HealthState.UNHEALTHY, f"{names} missing", Cause.NODES)
@@ -315,11 +310,8 @@ def _verdict(card: Card, answers: Answers) -> Verdict:
     return Verdict(HealthState.HEALTHY, "works")
 
 
-def _not_served(entry: Entry, why: str, answers: Answers | None = None) -> View:
-    refused = answers is not None and answers.refused
-    sample = entry.family if answers is not None and answers.sample else None
-    odd = SkippedDevice(entry.path, why, unread=not refused, sample_of=sample)
-    return View(skipped=odd, probed=True)
+def _unread(entry: Entry, why: str) -> SkippedDevice:
+    return SkippedDevice(entry.path, why, unread=True)
 
 
 def _agreed(current: Card | None, proposed: Card | None, card: Card) -> tuple[Card, Card | None]:

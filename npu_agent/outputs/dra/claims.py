@@ -32,6 +32,7 @@ from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.allocator import Allocator, ClaimPool
 from npu_agent.logs import Reporter, logger
+from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
@@ -332,11 +333,9 @@ class Claims:
                 if error.kind is not Refusal.HELD:
                     raise
                 self._allocator.pod_resources.ask()
-                try:
-                    async with asyncio.timeout_at(call.began + self._timing.holder_ends):
-                        await changed.wait()
-                except TimeoutError:
-                    raise error from None
+                until = call.began + self._timing.holder_ends
+                if not await set_within(changed, until - time.monotonic()):
+                    raise
 
     async def _ready(self) -> None:
         """Waits for the cards and their holders to be known; raises RefusalError."""

@@ -30,7 +30,7 @@ from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import logger
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.text import one_line, quoted
-from npu_agent.ticks import until_tick
+from npu_agent.ticks import set_within, until_tick
 
 log = logger(__name__)
 
@@ -236,12 +236,7 @@ class HealthStream:
                 changed = self.devices.changed  # before the list is read: no change is missed
                 if (devices := self.devices.value) is not None:
                     await stream.send_message(self._message(devices))
-                try:
-                    async with asyncio.timeout(until_tick(self._heartbeat)) as limit:
-                        await changed.wait()
-                except TimeoutError:
-                    if not limit.expired():
-                        raise
+                await set_within(changed, until_tick(self._heartbeat))
 
     def _message(self, devices: tuple[PoolDevice, ...]) -> Encoded:
         if self._encoded[0] is not devices:
