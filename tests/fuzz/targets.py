@@ -442,8 +442,8 @@ def _slices(data: bytes) -> None:
 def _planned(live: Any) -> None:
     """What the publisher makes of what is there."""
     whose = {"driver": "npu.furiosa.ai", "node": "n", "uid": "7b0c"}
-    pool = slices.slices(pool_of(card("rngd", 0)), **whose, generation=1)
-    wanted = slices.plan(live, pool)
+    devices = pool_of(card("rngd", 0))
+    wanted = slices.plan(live, lambda at: slices.slices(devices, **whose, generation=at))
     for each in wanted.apply:
         slices.keeping_times(each, live)
     slices.is_incomplete(live)

@@ -240,15 +240,17 @@ class SlicePublisher:
     def _plan(self) -> Plan:
         live = self.live.value or {}
         self._generation = slices.newest(live, self._generation)
+        return slices.plan(live, self._wanted, generation=self._generation)
+
+    def _wanted(self, generation: int) -> list[Slice]:
         wanted = slices.slices(
             expressible(self._devices.value or (), self._dropped),
             driver=self._driver,
             node=self._node_name,
             uid=self._uid or "",
-            generation=self._generation,
+            generation=generation,
         )
-        sent = [slices.without(item, self._dropped) for item in wanted]
-        return slices.plan(live, sent, generation=self._generation)
+        return [slices.without(item, self._dropped) for item in wanted]
 
     async def _execute(self, plan: Plan) -> None:
         before = self.live.value or {}

@@ -7,7 +7,7 @@ Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -145,16 +145,19 @@ class Plan:
     apply: tuple[Slice, ...] = ()
 
 
-def plan(live: Mapping[str, Slice], pool: Sequence[Slice], *, generation: int = 1) -> Plan:
-    """Returns the writes that give the pool these slices, of any generation.
+def plan(
+    live: Mapping[str, Slice], pool: Callable[[int], Sequence[Slice]], *, generation: int = 1
+) -> Plan:
+    """Returns the writes that give the pool its slices.
 
-    `live` are this driver's slices on this node by name, and `generation` is the least that the
-    pool may have: the scheduler may know it already.
+    `live` are this driver's slices on this node by name, and `pool` gives those that are wanted, by
+    their generation. `generation` is the least that the pool may have: the scheduler may know it
+    already.
     """
     present = newest(live, generation)
 
     def of(generation: int) -> Plan:
-        wanted = [_of_generation(generation, slice_) for slice_ in pool]
+        wanted = pool(generation)
         names = {slice_["metadata"]["name"] for slice_ in wanted}
         apply = [
             slice_
@@ -169,11 +172,6 @@ def plan(live: Mapping[str, Slice], pool: Sequence[Slice], *, generation: int = 
     # A single call is all or nothing. Between several the pool would be a mixture of old and new
     # slices, if their generations did not tell these apart.
     return changes if len(changes.delete) + len(changes.apply) < 2 else of(present + 1)
-
-
-def _of_generation(generation: int, slice_: Slice) -> Slice:
-    spec = slice_["spec"]
-    return {**slice_, "spec": {**spec, "pool": {**spec["pool"], "generation": generation}}}
 
 
 def differs(live: Slice, wanted: Slice) -> bool:

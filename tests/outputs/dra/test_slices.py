@@ -53,8 +53,10 @@ def live(*found: Mapping[str, Any]) -> dict[str, Any]:
 def planned(
     there: Mapping[str, Any], devices: tuple[PoolDevice, ...], generation: int = 1, **where: str
 ) -> Plan:
-    wanted = slices(devices, **(WHERE | where), generation=0)
-    return plan(there, wanted, generation=generation)
+    def pool(of: int) -> tuple[dict[str, Any], ...]:
+        return slices(devices, **(WHERE | where), generation=of)
+
+    return plan(there, pool, generation=generation)
 
 
 # What they are.
