@@ -36,7 +36,6 @@ from npu_agent.kube.credentials import at as credentials_at
 from npu_agent.kube.own_node import NodeWatch, OwnNode
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.outputs.condition import ConditionWriter, Observed
-from npu_agent.outputs.dra import support
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Sources
@@ -127,8 +126,7 @@ class Parts:
         self.api, self._agent, self._name = api, agent, name
         snapshots, began = agent.snapshots, time.monotonic()
         config = Feed(ConfigState(loaded_at=began))
-        dra = support.Wanted(auto=False, dra=True)
-        support_watch = SupportWatch(api, name, dra, 60.0)
+        support_watch = SupportWatch(api, name, auto=False, dra=True, ask_again=60.0)
         self.node = NodeWatch(api, name, Feed(True))
         self.labeller = Labeller(
             snapshots=snapshots,

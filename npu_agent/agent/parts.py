@@ -157,10 +157,15 @@ class NodeParts:
 def node(common: Common) -> NodeParts:
     """Builds the readers of our Node, and of its support of DRA."""
     config, name = common.config, common.host.node_name
-    asked = support.Wanted(auto=asks_for(config, "auto", name), dra=asks_for(config, "dra", name))
     return NodeParts(
         NodeWatch(common.api, name, common.configs.map(_follows_node)),
-        SupportWatch(common.api, name, asked, common.timing.ask_again),
+        SupportWatch(
+            common.api,
+            name,
+            auto=asks_for(config, "auto", name),
+            dra=asks_for(config, "dra", name),
+            ask_again=common.timing.ask_again,
+        ),
     )
 
 

@@ -45,14 +45,6 @@ def takes_drivers(version: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The words that the config has for this node's cards."""
-
-    auto: bool
-    dra: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """The DRA support of this node, as far as it is known."""
 
@@ -71,14 +63,16 @@ class SupportWatch:
     run.
     """
 
-    def __init__(self, api: Api, node_name: str | None, wanted: Wanted, ask_again: float) -> None:
-        """`ask_again` is in seconds."""
-        self._asks = node_name is not None and (wanted.auto or wanted.dra)
-        waits = "the API server has not answered yet" if self._asks and wanted.auto else ""
+    def __init__(
+        self, api: Api, node_name: str | None, *, auto: bool, dra: bool, ask_again: float
+    ) -> None:
+        """`auto` and `dra`: whether the config has them for this node; `ask_again` in seconds."""
+        self._asks = node_name is not None and (auto or dra)
+        waits = "the API server has not answered yet" if self._asks and auto else ""
         self.state = Feed(Known(available=None if self._asks else False, waits=waits))
         self._api = api
         self._node_name = node_name or ""
-        self._wanted = wanted
+        self._auto, self._dra = auto, dra
         self._ask_again = ask_again
 
     async def run(self) -> None:
@@ -95,7 +89,7 @@ class SupportWatch:
                 await asyncio.sleep(pause.next(error.retry_after))
                 continue
             self._settle(answer)
-            if answer.available or not self._wanted.dra:
+            if answer.available or not self._dra:
                 break
             await asyncio.sleep(self._ask_again)
         await asyncio.Event().wait()
@@ -104,7 +98,7 @@ class SupportWatch:
         available = self.state.value.available
         if available is None:
             available = answer.available
-            if self._wanted.auto:
+            if self._auto:
                 chosen = "dra" if available else "device-plugin"
                 log.info("allocation.api is auto", chosen=chosen, reason=answer.reason)
         impossible = "" if answer.available else answer.reason
