@@ -26,11 +26,7 @@ from npu_agent.core.changes import (
     trend_changes,
     without_flapping,
 )
-from npu_agent.core.hardware import (
-    CardState,
-    SkippedDevice,
-    Snapshot,
-)
+from npu_agent.core.hardware import CardState, SkippedDevice, Snapshot
 from npu_agent.core.identity import identify, remember
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
@@ -135,10 +131,7 @@ class Inventory:
                 watch.missed(self._prober.late, settings)
                 continue
             questions = watch.questions(watch.entry, now, settings)
-            asked[key] = (
-                questions,
-                Job(partial(ask, watch.vendor, questions)),
-            )
+            asked[key] = questions, Job(partial(ask, watch.vendor, questions))
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
             await self._prober.run(jobs)

@@ -66,7 +66,6 @@ def describe(card: Card, cores: CoreRange) -> Description:
     )
 
 
-@lru_cache(64)
 def version(text: str | None) -> Version | None:
     """A driver's ``2025.4.0~dev0, 7e25130`` as the semver ``2025.4.0-dev0+7e25130``.
 

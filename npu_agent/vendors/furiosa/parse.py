@@ -7,7 +7,6 @@ not fit is left out, and nothing here raises.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from npu_agent.text import quoted_json
 
@@ -20,10 +19,6 @@ _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Drivers write about twenty lines."""
 _UNSIGNED_64 = 1 << 64
-_SHORT = 20
-"""Bytes: what has less is a number of 63 bits at most."""
-_KEPT = 32
-"""Figures that rarely change are read every few seconds."""
 _PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
 _REGISTER = re.compile(
     rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
@@ -85,8 +80,6 @@ def _of_form(form: re.Pattern[str], raw: bytes | None) -> str | None:
 
 def integer(raw: bytes | None) -> int | None:
     """A decimal integer that fits 64 bits, signed or unsigned."""
-    if raw and len(raw) < _SHORT and raw[:-1].isdigit() and raw[-1:] == b"\n":
-        return int(raw)  # as nearly all are written, and dozens are read every few seconds
     digits = _of_form(_INTEGER, raw)
     if digits is None:
         return None
@@ -100,7 +93,6 @@ def numa_node(raw: bytes | None) -> int | None:
     return node if node is not None and 0 <= node < 1 << 16 else None
 
 
-@lru_cache(_KEPT)
 def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
     """Lines of ``Name: 12`` or ``Name: 0xAB``, names as written, first of each name, in order.
 
@@ -130,7 +122,6 @@ def normalised(name: str) -> str:
     return "_".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-@lru_cache(_KEPT)
 def errors(raw: bytes | None) -> tuple[tuple[str, int], ...]:
     """Error counters of ``atr_error`` by normalised name.
 

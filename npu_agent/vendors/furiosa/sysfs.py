@@ -34,7 +34,7 @@ from npu_agent.vendors.furiosa.profile import PROFILE
 from npu_agent.vendors.furiosa.spec import SPEC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from npu_agent.core.vendor_spec import VendorSpec
     from npu_agent.vendors.furiosa.family import Family
@@ -71,30 +71,26 @@ class Furiosa:
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
         self._simulation = str(root / SIMULATION)
-        self._covering = {
-            name: [
-                tuple(cores for cores in family.core_ranges if core in cores)
-                for core in range(family.core_count)
-            ]
-            for name, family in families.items()
-        }
-        """For each core of a family's cards, the ranges that have it, the narrow ones first."""
 
     def scan(self) -> tuple[Entry, ...]:
-        places: list[tuple[int, str, str, int]] = []
+        entries: list[Entry] = []
         for family in self._families.values():
             with suppress(FileNotFoundError):
-                directory = f"{self.place}/{family.class_dir}"
-                for name in os.listdir(directory):  # noqa: PTH208 (as in _is_node)
-                    if match := family.entry.fullmatch(name):
-                        path = f"{directory}/{name}"
-                        if (inode := _inode(path)) is not None:
-                            places.append((int(match[1]), family.name, path, inode))
-        return tuple(self._entry(*place) for place in sorted(places))
+                entries += self._entries(family)
+        return tuple(sorted(entries, key=lambda entry: (entry.index, entry.family, entry.path)))
 
-    def _entry(self, index: int, family: str, path: str, inode: int) -> Entry:
-        wrap = self._families[family].counts_in_use_only
-        return Entry(family=family, index=index, path=path, inode=inode, counters_wrap=wrap)
+    def _entries(self, family: Family) -> Iterator[Entry]:
+        directory = f"{self.place}/{family.class_dir}"
+        for name in os.listdir(directory):  # noqa: PTH208 (as in _is_node)
+            path = f"{directory}/{name}"
+            if (match := family.entry.fullmatch(name)) and (inode := _inode(path)) is not None:
+                yield Entry(
+                    family=family.name,
+                    index=int(match[1]),
+                    path=path,
+                    inode=inode,
+                    counters_wrap=family.counts_in_use_only,
+                )
 
     def identify(self, entry: Entry) -> Card:
         family, directory = self._families[entry.family], entry.path
@@ -169,7 +165,7 @@ class Furiosa:
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
         family = self._families[entry.family]
-        files = _CoreFiles(entry, family, self._covering[entry.family])
+        files = _CoreFiles(entry, family)
         memory = (
             files.core(core, frequencies[core] if frequencies else None)
             for core in range(family.core_count)
@@ -231,8 +227,9 @@ class Furiosa:
 
     def _sensors(self, address: str, family: Family) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
-        for directory in _listed(f"{self._pci(address)}/hwmon", "hwmon"):
-            for path, kind, label in _sensor_files(directory):
+        directory = f"{self._pci(address)}/hwmon"
+        for name in sorted(_names(directory)):
+            for path, kind, label in _sensor_files(f"{directory}/{name}"):
                 value = parse.integer(_optional(path))
                 if value is not None and (kind is not SensorKind.POWER or value in _POWER):
                     sensors.append(Sensor(kind, family.sensor_label(label), value))
@@ -327,11 +324,8 @@ class _CoreFiles:
     that has some.
     """
 
-    def __init__(
-        self, entry: Entry, family: Family, covering: Sequence[tuple[CoreRange, ...]]
-    ) -> None:
+    def __init__(self, entry: Entry, family: Family) -> None:
         self._family = family
-        self._covering = covering
         parent = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
         self._core_prefix = f"{parent}/{family.core_entry.format(n=entry.index)}"
         self._fused: dict[str, _Figures | _NoReading] = {}
@@ -342,7 +336,7 @@ class _CoreFiles:
 
     def core(self, core: int, frequency: int | None) -> CoreReading | None:
         family = self._family
-        covering = self._covering[core]
+        covering = tuple(cores for cores in family.core_ranges if cores.first <= core <= cores.last)
         occupied = self._occupied[core] if self._occupied else None
         holder: CoreRange | None = None
         memory: _Figures | _NoReading = _NoReading.NOTHING
@@ -449,7 +443,3 @@ def _names(directory: str) -> list[str]:
     except OSError as error:
         _unless_limited(error)
         return []
-
-
-def _listed(directory: str, prefix: str) -> list[str]:
-    return [f"{directory}/{name}" for name in sorted(_names(directory)) if name.startswith(prefix)]
