@@ -15,7 +15,6 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.credentials import CredentialsError, at, own_namespace
@@ -26,7 +25,6 @@ _LOGIN = 300.0
 """Seconds for the first answer: a login program of the kubeconfig may ask the person."""
 _START = 60.0
 """Seconds for kubectl to start: gcloud's asks the server for its version before."""
-_POLL = 0.01
 _LONGEST = 80
 """Characters of a directory whose sockets still have an address: 107 are possible."""
 _CONTEXT = (
@@ -79,12 +77,11 @@ async def through_kubectl(
         command = [program, "proxy", f"--unix-socket={socket}", *flags]
         if place.server.partition("://")[2].partition("/")[2]:  # as Rancher has
             command.append("--append-server-path")
-        with (socket.with_name("stdout")).open("wb") as stdout:
-            process = await _started(*command, stdout=stdout, asks=asks)
+        process = await _started(*command, asks=asks)
         source = f"your kubectl, {place}"
         api = Api(lambda: at("http://localhost", source, socket=socket, name=place.server))
         try:
-            await _until_served(process, Path(stdout.name))
+            await _until_served(process)
             await _until_answered(api)
             yield api, place
         except ApiError as error:
@@ -101,7 +98,7 @@ async def through_kubectl(
 async def _place(program: str, flags: Sequence[str]) -> Login:
     """Where kubectl finds no context it has the Pod's account, or says later what is wrong."""
     command = (program, "config", "view", "--minify", f"--output=jsonpath={_CONTEXT}", *flags)
-    view = await _started(*command, stdout=PIPE, asks=False)
+    view = await _started(*command, asks=False)
     try:
         async with asyncio.timeout(_START):
             printed, _ = await view.communicate()
@@ -119,12 +116,12 @@ def _short_directory() -> str:
     return directory if len(directory) < _LONGEST else "/tmp"  # noqa: S108 (a private one is made in it)
 
 
-async def _started(*command: str, stdout: int | IO[bytes], asks: bool) -> Process:
+async def _started(*command: str, asks: bool) -> Process:
     try:
         return await asyncio.create_subprocess_exec(
             *command,
             stdin=None if asks else DEVNULL,
-            stdout=stdout,
+            stdout=PIPE,
             stderr=None if asks else DEVNULL,
         )
     except OSError as error:
@@ -133,22 +130,18 @@ async def _started(*command: str, stdout: int | IO[bytes], asks: bool) -> Proces
         ) from error
 
 
-async def _until_served(process: Process, stdout: Path) -> None:
+async def _until_served(process: Process) -> None:
     """Waits for the line that `kubectl proxy` prints when it listens."""
+    assert process.stdout  # noqa: S101  (for the type checker)
     try:
         async with asyncio.timeout(_START):
-            while not _serves(stdout):
-                if process.returncode is not None:
-                    what = f"it ended with {process.returncode}"
-                    raise CredentialsError(f"`kubectl proxy` does not start: {what}", _TRY)
-                await asyncio.sleep(_POLL)
+            async for line in process.stdout:
+                if b"Starting to serve" in line:
+                    return
+            what = f"it ended with {await process.wait()}"
     except TimeoutError:
         what = f"it was not ready within {_START:g} s"
-        raise CredentialsError(f"`kubectl proxy` does not start: {what}", _TRY) from None
-
-
-def _serves(stdout: Path) -> bool:
-    return b"Starting to serve" in stdout.read_bytes()
+    raise CredentialsError(f"`kubectl proxy` does not start: {what}", _TRY)
 
 
 async def _until_answered(api: Api) -> None:
