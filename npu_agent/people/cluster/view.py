@@ -369,31 +369,27 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         if wanted or (pod.spec.resource_claims and not pod.claims):
             yield _holding(pod, ",".join(wanted) or "claim")
         return
-    if not wanted:
+    on_page = [
+        (card, holder)
+        for card in (page.cards if page and wanted else ())
+        for holder in card.holders
+        if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim
+    ]
+    for card, holder in on_page:
+        load = _load(page, CardKey(card.family, card.name), _cores(holder.cores))
+        cores = holder.cores or f"0-{card.core_count - 1}"
+        yield _holding(pod, holder.resource, card.name, cores, load, card.family)
+    if on_page:
         return
-    shown = False
-    for card in page.cards if page else ():
-        for holder in card.holders:
-            if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim:
-                load = _load(page, CardKey(card.family, card.name), _cores(holder.cores))
-                text = holder.cores or f"0-{card.core_count - 1}"
-                yield _holding(pod, holder.resource, card.name, text, load, card.family)
-                shown = True
-    if shown:
-        return
-    said = [
+    by_kubelet = [  # KEP-4680: Kubernetes 1.36 and later
         (of.name, device.resource_id)
         for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
         for of in status.allocated_resources_status
         if of.name in wanted
         for device in of.resources
     ]
-    if said:  # KEP-4680: Kubernetes 1.36 and later
-        for name, id_ in said:
-            yield _holding(pod, name, id_)
-        return
-    for name, count in wanted.items():
-        yield _holding(pod, name, f"? ({count})")
+    for name, card_id in by_kubelet or [(name, f"? ({n})") for name, n in wanted.items()]:
+        yield _holding(pod, name, card_id)
 
 
 def _holding(
