@@ -57,38 +57,28 @@ def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
     return sorted(pods, key=lambda pod: bool(pod.metadata.deletion_timestamp))
 
 
-class NodeAgent:
-    """The agent on a Node. Its Pod is listed once, and again when its page cannot be read."""
+async def report_of(api: Api, node: str) -> Report:
+    """/status.json of the agent on a Node; raises as `status_of`."""
+    return _report(node, await status_of(api, node))
 
-    def __init__(self, api: Api, node: str) -> None:
-        self.node = node
-        self._api = api
-        self._pods: list[Pod] = []
 
-    async def report(self) -> Report:
-        """/status.json; raises as `status`."""
-        return _report(self.node, await self.status())
+async def status_of(api: Api, node: str) -> dict[str, object]:
+    """/status.json of the agent on a Node, as it is.
 
-    async def status(self) -> dict[str, object]:
-        """/status.json as it is.
-
-        Raises:
-            ApiError: of any kind.
-            CommandError: no agent runs there, or several do.
-        """
-        if self._pods:
-            with contextlib.suppress(ApiError):  # another Pod may be the agent by now
-                return await _first(self._api, self._pods)
-        selectors = {"pods": AGENT, "daemon_sets": AGENT}
-        cluster = await fetch(self._api, *selectors, selectors=selectors, node=self.node)
-        for refusal in cluster.refused.values():
-            raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
-        self._pods = only(self.node, agents(cluster)[self.node])
-        if not self._pods:
-            raise CommandError(
-                f"no agent runs on Node {self.node}: `kubectl get pods -A -o wide -l {AGENT}`"
-            )
-        return await _first(self._api, self._pods)
+    Raises:
+        ApiError: of any kind.
+        CommandError: no agent runs there, or several do.
+    """
+    selectors = {"pods": AGENT, "daemon_sets": AGENT}
+    cluster = await fetch(api, *selectors, selectors=selectors, node=node)
+    for refusal in cluster.refused.values():
+        raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
+    pods = only(node, agents(cluster)[node])
+    if not pods:
+        raise CommandError(
+            f"no agent runs on Node {node}: `kubectl get pods -A -o wide -l {AGENT}`"
+        )
+    return await _first(api, pods)
 
 
 async def _first(api: Api, pods: Sequence[Pod]) -> dict[str, object]:
@@ -114,9 +104,10 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
     """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
     reports: dict[str, Report] = {}
     failed: dict[str, str] = {}
-    refused: list[str] = []
+    refused = ""
 
     async def ask(node: str, pods: Sequence[Pod]) -> None:
+        nonlocal refused
         if refused:
             return
         try:
@@ -125,15 +116,13 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
             failed[node] = str(error)
         except ApiError as error:
             if error.kind is ErrorKind.FORBIDDEN:
-                refused.append(error.what)
+                refused = error.what
             else:
                 failed[node] = str(error)
 
-    asking = [asyncio.create_task(ask(node, pods)) for node, pods in of.items()]
-    if asking:
-        _, late = await asyncio.wait(asking, timeout=_ALL_PAGES)
-        for task in late:
-            task.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ALL_PAGES):
+            await asyncio.gather(*(ask(node, pods) for node, pods in of.items()))
     for node in of.keys() - reports.keys() - failed.keys() if not refused else ():
         failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
-    return AgentPages(reports, failed, refused[0] if refused else "")
+    return AgentPages(reports, failed, refused)

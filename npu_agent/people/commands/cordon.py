@@ -20,7 +20,7 @@ from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
-from npu_agent.people.cluster.agents import NodeAgent
+from npu_agent.people.cluster.agents import report_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.view import devices
@@ -163,7 +163,7 @@ def _names(card: ReportedCard) -> set[str]:
 async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        report = await NodeAgent(api, name).report() if args.node else await _here(args)
+        report = await report_of(api, name) if args.node else await _here(args)
         first_ids = report.first_ids
         try:
             card = card_of(args.npu, report.cards)

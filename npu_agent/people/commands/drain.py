@@ -17,7 +17,7 @@ from npu_agent.cli.common import quiet
 from npu_agent.kube import Api
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import pods, view
-from npu_agent.people.cluster.agents import AgentPages, NodeAgent
+from npu_agent.people.cluster.agents import AgentPages, report_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.commands.cordon import (
@@ -56,8 +56,7 @@ class _Held:
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
-        agent = NodeAgent(api, name)
-        report = await agent.report()
+        report = await report_of(api, name)
         card = card_of(args.npu, report.cards)
         if args.dry_run:
             held = await _held(api, name, card, report)
@@ -70,7 +69,7 @@ async def _drain(args: argparse.Namespace) -> None:
         target = Target(args.npu, card, report.first_ids, await known_ids(api, name))
         await set_cordon(api, name, target, args.reason)
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
-        await _empty(api, agent, card.id, args)
+        await _empty(api, name, card.id, args)
     again = f"npu-agent uncordon {args.npu} --node {name}"
     if args.kubectl is not None:
         again = f"kubectl npu uncordon {name} {args.npu}"
@@ -118,7 +117,7 @@ def _is(card: ReportedCard, row: view.Holding) -> bool:
     return row.card == card.name and row.family in ("", card.family)
 
 
-async def _empty(api: Api, agent: NodeAgent, card_id: str, args: argparse.Namespace) -> None:
+async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) -> None:
     """Evicts the card's holders until agent and objects agree that it is free.
 
     Raises:
@@ -128,11 +127,11 @@ async def _empty(api: Api, agent: NodeAgent, card_id: str, args: argparse.Namesp
     until, said = time.monotonic() + args.timeout, set[str]()
     evictions = _Evictions(api, args.grace_period)
     while True:
-        report = await agent.report()
+        report = await report_of(api, node)
         card = next((card for card in report.cards if card.id == card_id), None)
         if card is None:
-            raise CommandError(f"{args.npu} has left Node {agent.node}, and is still cordoned")
-        held = await _held(api, agent.node, card, report, evictions.granted.values())
+            raise CommandError(f"{args.npu} has left Node {node}, and is still cordoned")
+        held = await _held(api, node, card, report, evictions.granted.values())
         waits = [*held.unclear]
         if card.cordoned is None:
             waits = ["the agent has not seen the cordon: set `cordon: true` in its config"]

@@ -25,7 +25,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import view as rows
-from npu_agent.people.cluster.agents import AgentPages, NodeAgent, agents, pages
+from npu_agent.people.cluster.agents import AgentPages, agents, pages, report_of, status_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Cluster
 from npu_agent.people.cluster.pods import AGENT
@@ -296,10 +296,9 @@ def _age(since: str) -> str:
 
 async def _page(api: Api, args: argparse.Namespace) -> str:
     """Renders a Node's page: cards, holders and problems."""
-    agent = NodeAgent(api, args.node)
     if view.is_data(args):
-        return view.data(await agent.status(), args)
-    page = await agent.report()
+        return view.data(await status_of(api, args.node), args)
+    page = await report_of(api, args.node)
     columns = ("card", "family", "cores", "health", "cordoned", "pods")
     cells = [
         [

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import ApiError
-from npu_agent.people.cluster.agents import NodeAgent, agents
+from npu_agent.people.cluster.agents import agents, report_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
@@ -102,7 +102,7 @@ async def _names(kind: str, line: _Line) -> Sequence[str]:
     """Returns the names in the cluster for an argument."""
     async with through_kubectl(flags(line.args), asks=False) as (api, place):
         if kind == "npu":
-            return [card.name for card in (await NodeAgent(api, line.named[0]).report()).cards]
+            return [card.name for card in (await report_of(api, line.named[0])).cards]
         if kind == "node":
             selectors = {"pods": AGENT, "daemon_sets": AGENT}
             return sorted(agents(await fetch(api, *selectors, selectors=selectors)))
