@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
-from npu_agent.config.resources import resources_of
-from npu_agent.core.offer import Resource
 from npu_agent.core.vendor import Vendor
-from npu_agent.core.vendor_spec import VendorSpec, merged
+from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.kube import Api, ApiError, ApiTiming
 from npu_agent.kube.credentials import own_namespace
 from npu_agent.people.doctor.check import SUDO, Check, Unknown, ok, wrong
@@ -80,17 +78,6 @@ class Context:
     @property
     def directory(self) -> Path:
         return Path(self.config.plugin_dir)
-
-    @property
-    def resources(self) -> tuple[Resource, ...]:
-        return resources_of(
-            self.config, merged([vendor.spec for vendor in self.vendors]).core_counts
-        )
-
-    @property
-    def drivers(self) -> tuple[str, ...]:
-        words = (vendor.spec for vendor in self.vendors)
-        return tuple(vendor.dra.driver for vendor in words if vendor.dra)
 
     @property
     def agent_log(self) -> str:

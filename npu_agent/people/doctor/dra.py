@@ -49,7 +49,7 @@ async def lines(context: Context) -> Lines:
     support = await context.probe_or(dra_support, None)
     if support is not None and not support.available:
         return
-    for driver in context.drivers:
+    for driver in (vendor.spec.dra.driver for vendor in context.vendors if vendor.spec.dra):
         yield f"DRA registry of {driver}", _registry(context, driver)
         yield f"DRA directory of {driver}", _directory(context, driver)
         if support is not None:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from npu_agent import typedjson
+from npu_agent.config.resources import resources_of
 from npu_agent.core.ledger import footprints_of
+from npu_agent.core.vendor_spec import merged
 from npu_agent.files import content
 from npu_agent.kubelet import KUBELET_SOCKET, pods
 from npu_agent.kubelet.pods import CHECKPOINT
@@ -130,7 +132,8 @@ async def _other_plugins(context: Context) -> Check:
         return wrong(f"{detail}name it offers the same cards", remedy, command)
     seen, devices = await context.probe(snapshot), await context.probe(registered)
     cards = [state.card for state in seen.cards]
-    ours = {resource.name for resource in context.resources}
+    core_counts = merged([vendor.spec for vendor in context.vendors]).core_counts
+    ours = {resource.name for resource in resources_of(context.config, core_counts)}
     sockets_of = f"; its socket may be {', '.join(others)}" if others else ""
     for resource, ids in sorted(devices.items()):
         twice = sorted(id_ for id_ in ids if bool(footprints_of(id_, cards)) != (resource in ours))
