@@ -16,6 +16,7 @@ import yaml
 from grpclib.exceptions import GRPCError
 
 from npu_agent import files
+from npu_agent.agent import run
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.cli.main import main
@@ -418,6 +419,7 @@ async def test_it_is_not_ready_without_the_nodes_name(room: Room) -> None:
     async with room.node.agent(node_name=None, allocation=DRA, **NOTHING_ELSE) as agent:
         await until(lambda: any("set NODE_NAME" in one for one in reasons(agent)))
         assert room.manager.instances.value == ()
+        assert not {"events", "node condition"} & {name for name, _ in run._parts(agent)}
 
 
 async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(

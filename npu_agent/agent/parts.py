@@ -320,8 +320,11 @@ def cluster(
     kubelet: KubeletParts,
     state: Callable[[], AgentState],
 ) -> ClusterParts:
-    """Builds the writers of labels, Events and the Node's condition."""
-    name, allocator = common.host.node_name, allocation.allocator
+    """Builds the writers of labels, Events and the Node's condition.
+
+    Without a Node's name neither Events nor the condition are run.
+    """
+    name, allocator = common.host.node_name or "", allocation.allocator
     events = Events(
         api=common.api,
         node_name=name,

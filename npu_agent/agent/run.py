@@ -143,10 +143,11 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     yield "DRA support", agent.node.dra_support.run
     yield "Node", agent.node.watch.run
     yield "cordons", agent.allocation.cordons.run
-    yield "events", agent.cluster.events.run
     if agent.cluster.labeller:
         yield "labels", agent.cluster.labeller.run
-    yield "node condition", agent.cluster.condition.run
+    if agent.common.host.node_name:  # else the labeller reports that NODE_NAME is missing
+        yield "events", agent.cluster.events.run
+        yield "node condition", agent.cluster.condition.run
     yield "history", agent.pages.history.run
     yield "timeline", agent.pages.recorder.run
     yield "loop lag", agent.pages.lag.run

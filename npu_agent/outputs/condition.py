@@ -88,16 +88,13 @@ class ConditionWriter:
         self,
         *,
         api: Api,
-        node_name: str | None,
+        node_name: str,
         observed: Observed,
         type_: Feed[str],
         directory: Path,
         timing: ConditionTiming = ConditionTiming(),
     ) -> None:
-        """Starts nothing yet.
-
-        Without a `node_name` nothing is written; an empty `type_` removes the condition.
-        """
+        """Starts nothing yet; an empty `type_` removes the condition."""
         self.state: Feed[ConditionState | None] = Feed(None)
         self._api = api
         self._node_name = node_name
@@ -119,13 +116,10 @@ class ConditionWriter:
         self._keeping = Reporter(log, "cannot note on disk how many cards were healthy")
 
     async def run(self) -> None:
-        if not self._node_name:
-            await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
-            return
         await self._recall()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
-            await self._keep(self._node_name)
+            await self._keep()
 
     # --- what should be there -------------------------------------------------------------------
 
@@ -165,7 +159,7 @@ class ConditionWriter:
 
     # --- what is there --------------------------------------------------------------------------
 
-    async def _keep(self, name: str) -> None:
+    async def _keep(self) -> None:
         pause = Backoff(longest=self._timing.longest_pause)
         live: _Live | None = None
         """None: it has to be read."""
@@ -173,13 +167,13 @@ class ConditionWriter:
             changed, (type_, wanted) = self._target.changed, self._target.value
             try:
                 if live is None or live.type != type_:
-                    live = await self._find(name, type_)
+                    live = await self._find(type_)
                 wait = self._wait(live, wanted)
                 if wanted is None or wait is None or wait > 0:
                     self._works(live)
                     await set_within(changed, wait)
                     continue
-                live = await self._write(name, live, wanted)
+                live = await self._write(live, wanted)
             except ApiError as error:
                 live = None  # it may still have taken effect
                 self._failed(type_, error)
@@ -187,17 +181,18 @@ class ConditionWriter:
             else:
                 pause.reset()
 
-    async def _find(self, name: str, wanted: str) -> _Live:
+    async def _find(self, wanted: str) -> _Live:
         """Reads the condition of this type, or removes the one that is not wanted any more."""
         if wanted:
-            return _Live(wanted, await self._read(name, wanted), time.monotonic())
+            return _Live(wanted, await self._read(wanted), time.monotonic())
         if type_ := self._seen.type:  # it may be an earlier agent's
-            if await self._read(name, type_):
-                await self._remove(name, type_)
+            if await self._read(type_):
+                await self._remove(type_)
             await self._note(type="")
         return _Live("")
 
-    async def _remove(self, name: str, type_: str) -> None:
+    async def _remove(self, type_: str) -> None:
+        name = self._node_name
         try:
             await node.apply_conditions(self._api, name)
         except ApiError as error:
@@ -213,8 +208,8 @@ class ConditionWriter:
             ) from error
         log.info("the Node's condition is removed", node=name)
 
-    async def _read(self, name: str, type_: str) -> Condition | None:
-        own = await node.read_whole(self._api, name, fresh=True)
+    async def _read(self, type_: str) -> Condition | None:
+        own = await node.read_whole(self._api, self._node_name, fresh=True)
         return next((row for row in own.status.conditions if row.type == type_), None)
 
     def _wait(self, live: _Live, wanted: NodeCondition | None) -> float | None:
@@ -236,10 +231,10 @@ class ConditionWriter:
         beat = spread(timing.heartbeat)
         return live.at + (timing.gap if changed else beat) - now
 
-    async def _write(self, name: str, live: _Live, wanted: NodeCondition) -> _Live:
+    async def _write(self, live: _Live, wanted: NodeCondition) -> _Live:
         current, now, status = live.condition, stamp(), str(wanted.status)
         if current is None or current.status != status:
-            current = await self._read(name, live.type)  # another agent may have written it
+            current = await self._read(live.type)  # another agent may have written it
         since = current.last_transition_time if current and current.status == status else None
         written = Condition(
             type=live.type,
@@ -251,7 +246,7 @@ class ConditionWriter:
         )
         if self._seen.type != written.type:
             await self._note(type=written.type)
-        await node.apply_conditions(self._api, name, written)
+        await node.apply_conditions(self._api, self._node_name, written)
         if not since:
             log.info(
                 "the Node's condition changed",

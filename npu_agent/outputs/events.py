@@ -196,7 +196,7 @@ class Events:
         self,
         *,
         api: Api,
-        node_name: str | None,
+        node_name: str,
         sources: Sources,
         wanted: Feed[bool],
         limits: EventLimits = EventLimits(),
@@ -214,12 +214,9 @@ class Events:
         self._more = asyncio.Event()
 
     async def run(self) -> None:
-        if not self._node_name:
-            await asyncio.Event().wait()  # the labeller reports that NODE_NAME is missing
-            return
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._follow())
-            await self._send_all(self._node_name)
+            await self._send_all()
 
     async def _follow(self) -> None:
         sources = self._sources
@@ -282,7 +279,7 @@ class Events:
                 if record.count > record.sent:
                     self.results["lost"] += 1
 
-    async def _send_all(self, node: str) -> None:
+    async def _send_all(self) -> None:
         limits, pause = self._limits, Backoff(longest=self._limits.longest_pause)
         allowed, filled = float(limits.burst), time.monotonic()
         works = False
@@ -303,14 +300,14 @@ class Events:
             if allowed < 1:
                 await asyncio.sleep((1 - allowed) * limits.every)
                 continue
-            works = await self._send(node, event, self._records[event], pause)
+            works = await self._send(event, self._records[event], pause)
             allowed -= works
 
-    async def _send(self, node: str, event: Event, record: _Sent, pause: Backoff) -> bool:
+    async def _send(self, event: Event, record: _Sent, pause: Backoff) -> bool:
         """Sends what there is of an Event; more of it may happen meanwhile."""
         count = record.count
         try:
-            await self._api.ask(_request(event, record, node))
+            await self._api.ask(_request(event, record, self._node_name))
         except ApiError as error:
             self.sending.failed(error)
             if error.kind is ErrorKind.REFUSED:  # it would be refused again

@@ -225,12 +225,10 @@ class Room:
     usages: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
 
     @asynccontextmanager
-    async def running(
-        self, node_name: str | None = "node-1", **limits: float
-    ) -> AsyncIterator[Events]:
+    async def running(self, **limits: float) -> AsyncIterator[Events]:
         one = Events(
             api=self.server,
-            node_name=node_name,
+            node_name="node-1",
             sources=Sources(
                 snapshots=self.snapshots,
                 usages=self.usages,
@@ -450,12 +448,6 @@ async def test_nothing_is_sent_where_nobody_wants_it(room: Room) -> None:
         await room.show(dead(0), dead(1))
         (event,) = room.server.objects.values()
         assert "npu1" in event["message"]
-
-
-async def test_without_a_node_name_it_waits_quietly(room: Room) -> None:
-    async with room.running(node_name=None):
-        await room.show(dead(0), card(1))
-        assert room.server.calls.value == 0
 
 
 async def test_a_long_message_is_cut(room: Room) -> None:
