@@ -67,7 +67,8 @@ class AllocatorTiming:
     restart: float = 30.0
     """After a restart of the kubelet, which may list fewer Pods than run until it knows its own."""
     retry_first: float = 0.1
-    """Between the first attempts to write the record while cards wait for it to be in slices."""
+    """Until the first attempts to write the record again while cards wait for it to be in slices;
+    each change is an attempt, too."""
     retry_longest: float = 2.0
     clock: Callable[[], float] = time.monotonic
     """The one of `Holdings.asked_at`."""
@@ -101,6 +102,8 @@ class ClaimPool:
         """What is to be in the slices; None: not known yet."""
         self.slices: Feed[SlicesState] = Feed(SlicesState())
         """What the API server has, and can express."""
+        self.confirmed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
+        """The devices that it has confirmed, and no others; None: not known."""
         self.unwritten: Feed[str] = Feed("")
         """Why the record could not be written with all cards; "": it was."""
 
@@ -176,7 +179,7 @@ class Allocator:
         self.specs = specs
         self._timing = timing or AllocatorTiming()
         self._clock = self._timing.clock
-        self._record = RecordFile(directory, self._clock)
+        self._record = RecordFile(directory)
         self._recorded = ledger.value
         """As the disk has it."""
         self._read = False
@@ -193,9 +196,6 @@ class Allocator:
         may be an older one that was put back."""
         self._saving = asyncio.Lock()
         self._replanning = asyncio.Lock()
-        self._retry = Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
-        self._retries: Feed[int] = Feed(0)
-        self._timer: asyncio.TimerHandle | None = None
         self._missing: set[DeviceName] = set()
         self._names: dict[str, str] = {}
         """Name and ID of each listed device, by ID, for people."""
@@ -286,12 +286,13 @@ class Allocator:
 
     async def run(self) -> None:
         pools = self.pools.values()
-        async with background(self._follow_answers()):
+        retries = (self._write_again(pool) for pool in pools)
+        async with background(self._follow_answers(), self._log_orphans(), *retries):
             async for _ in changes_of(
                 *(self._snapshots, self._wishes, self.cordons.cards, self._degraded),
                 *(self.pod_resources.holdings, self.prepared, self.drivers_in_recovery),
-                *(self.published, self._tainting, self._retries),
-                *(feed for pool in pools for feed in (pool.wishes, pool.slices)),
+                *(self.published, self._tainting),
+                *(feed for pool in pools for feed in (pool.wishes, pool.slices, pool.confirmed)),
             ):
                 await self.replan()
 
@@ -299,6 +300,31 @@ class Allocator:
         """Keeps the ledger and `usages` up to date also while a disk is waited for."""
         async for _ in changes_of(self._snapshots, self.pod_resources.holdings):
             self.reconcile()
+
+    async def _write_again(self, claims: ClaimPool) -> None:
+        """Plans again while cards of this pool wait for the record."""
+        pause = Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
+        while True:
+            await claims.unwritten.until(bool)
+            await asyncio.sleep(pause.next())
+            await self.replan()
+            if not claims.unwritten.value:
+                pause.reset()
+
+    async def _log_orphans(self) -> None:
+        before: Mapping[str, OrphanedPod] = {}
+        async for ledger in self.states.watch():
+            for uid in ledger.orphans.keys() - before.keys():
+                log.warning(
+                    "cores withheld: containers of a deleted Pod are still running on them",
+                    holder=ledger.orphans[uid].by,
+                    uid=uid,
+                )
+            for uid in before.keys() - ledger.orphans.keys():
+                log.info(
+                    "cores released: these containers have ended, or are listed again", uid=uid
+                )
+            before = ledger.orphans
 
     async def replan(self) -> None:
         """Plans what each API lists, records it, and publishes it."""
@@ -326,9 +352,13 @@ class Allocator:
         if not snapshot.complete or not self.asked.value:
             return None  # never an empty list, or a list of doubts, before the real one
         for driver, claims in self.pools.items():
+            wishes, confirmed = claims.wishes.value, claims.confirmed.value
             if self._is_planned(claims):
-                cards = plan.cards_for_claims(snapshot, claims.wishes.value)
+                cards = plan.cards_for_claims(snapshot, wishes)
                 self.states.publish(self._ledger.with_published(driver, cards))
+            if confirmed is not None and confirmed == claims.offered.value:
+                left = plan.withdrawn(self.facts(), wishes, driver, confirmed)
+                self.states.publish(self._ledger.without_published(left))
         lists = plan.device_lists(self.facts(), self._wishes.value)
         if self.owned:
             self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
@@ -366,10 +396,6 @@ class Allocator:
                 cards=", ".join(sorted(unwritten)),
                 reason=reason,
             )
-        if unwritten:
-            self._write_again_soon()
-        else:
-            self._retry.reset()
         devices = plan.claim_pool(
             self.facts(),
             claims.wishes.value,
@@ -380,22 +406,6 @@ class Allocator:
         )
         if devices or not unwritten or claims.offered.value is not None:
             claims.offered.publish(devices)
-
-    def _write_again_soon(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._timer.when() <= loop.time():
-            self._timer = loop.call_later(self._retry.next(), self._write_again)
-
-    def _write_again(self) -> None:
-        self._record.try_now()
-        self._retries.publish(self._retries.value + 1)
-
-    def confirm(self, driver: str, devices: tuple[PoolDevice, ...] | None) -> None:
-        """Called with what the slices have by the API server: some cards may have left them."""
-        claims = self.pools[driver]
-        if devices is not None and devices == claims.offered.value:
-            left = plan.withdrawn(self.facts(), claims.wishes.value, driver, devices)
-            self.states.publish(self._ledger.without_published(left))
 
     def withdrawn(self, driver: str) -> None:
         """Called when a driver's slices were deleted."""
@@ -443,7 +453,6 @@ class Allocator:
         Raises:
             OSError: it cannot be written, or the node is no longer this agent's.
         """
-        self._record.try_now()
         await self._save()
         if not self.owned:
             raise OSError(self.why_not_owned)
@@ -510,9 +519,7 @@ class Allocator:
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.pod_resources.pods.running(before.pod_uids)
-            ledger = self._ledger.before_replacing(claim, living, self._clock())
-            if ledger != self._ledger:
-                self._publish_with_orphans(ledger)
+            self.states.publish(self._ledger.before_replacing(claim, living, self._clock()))
         if devices and not self.owned:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
         plan.check_prepare(self.facts(), claim, devices)
@@ -569,7 +576,6 @@ class Allocator:
                 self.states.publish(
                     self._ledger.with_grace_period(self._clock() + self._timing.restart)
                 )
-            ending = self._ledger.orphans
             self.states.publish(
                 self._ledger.with_answer(
                     answer.assignments,
@@ -580,9 +586,8 @@ class Allocator:
                     running=answer.running,
                 )
             )
-            self._log_ending(ending)
-            if self._ledger.pending_release:
-                self.pod_resources.ask_soon()
+        if ready and self._ledger.pending_release:
+            self.pod_resources.ask_soon()
         self.drivers_in_recovery.publish(self._drivers_to_recover(answer.claim_uses))
         self.asked.publish(bool(answer.asked_at))
         self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
@@ -646,25 +651,7 @@ class Allocator:
         now, ledger = self._clock(), self._ledger
         for hold in holds:
             ledger = ledger.with_orphans(living.intersection(hold.pod_uids), hold, now)
-        if ledger != self._ledger:
-            self._publish_with_orphans(ledger)
-
-    def _publish_with_orphans(self, ledger: Ledger) -> None:
-        before = self._ledger.orphans
         self.states.publish(ledger)
-        self._log_ending(before)
-        self.pod_resources.ask_soon()
-
-    def _log_ending(self, before: Mapping[str, OrphanedPod]) -> None:
-        now = self._ledger.orphans
-        for uid in now.keys() - before.keys():
-            log.warning(
-                "cores withheld: containers of a deleted Pod are still running on them",
-                holder=now[uid].by,
-                uid=uid,
-            )
-        for uid in before.keys() - now.keys():
-            log.info("cores released: these containers have ended, or are listed again", uid=uid)
 
     @property
     def _ledger(self) -> Ledger:

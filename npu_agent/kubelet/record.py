@@ -7,7 +7,6 @@ and the next agent counts it as held (`Ledger.with_predecessor`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -33,8 +32,6 @@ RECORD = ".npu-agent.ledger.json"
 
 _LARGEST = 16 << 20
 """Bytes that are read of it: it has some 400 for each device."""
-_TRY_AGAIN = 5.0
-"""Seconds until a record that could not be written is tried again; another one immediately."""
 
 
 class _Record(msgspec.Struct):
@@ -114,12 +111,10 @@ def read_record(directory: Path) -> bytes | None:
 class RecordFile:
     """The record in the plugin directory, as this agent reads and writes it."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path) -> None:
         self.on_disk: bytes | None = None
         """The bytes that this agent read or wrote last; None: nothing, or unknown."""
         self._path = directory / RECORD
-        self._clock = clock
-        self._failed: tuple[bytes, float] | None = None
         self._reporter = Reporter(log, "cannot write the record of allocations")
 
     @property
@@ -139,25 +134,16 @@ class RecordFile:
             self.on_disk = b""
         return self.on_disk
 
-    def try_now(self) -> None:
-        """The next `write` tries a record again that has just failed."""
-        self._failed = None
-
     async def write(self, record: bytes) -> None:
-        if record == self.on_disk:
-            self._reporter.works()
-            return
-        if self._failed and self._failed[0] == record and self._clock() < self._failed[1]:
-            return
-        try:
-            await files.replace(self._path, record, durable=True)
-        except OSError as error:
-            self.on_disk = None  # it may come to its end later
-            self._failed = record, self._clock() + _TRY_AGAIN
-            self._reporter.failed(f"{self._path}: {error.strerror or error}")
-        else:
+        if record != self.on_disk:
+            try:
+                await files.replace(self._path, record, durable=True)
+            except OSError as error:
+                self.on_disk = None  # it may come to its end later
+                self._reporter.failed(f"{self._path}: {error.strerror or error}")
+                return
             self.on_disk = record
-            self._reporter.works()
+        self._reporter.works()
 
     async def remove(self) -> None:
         with contextlib.suppress(OSError):

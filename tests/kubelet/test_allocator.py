@@ -15,6 +15,7 @@ from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, Ledger, footp
 from npu_agent.core.plan import holders
 from npu_agent.kubelet.allocator import AllocatorTiming
 from npu_agent.kubelet.record import RECORD, read_record, recover
+from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import devices
 from tests.outputs.dra.room import NPU, Room, result
 from tests.outputs.helpers import claim
@@ -107,16 +108,18 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
     caplog.set_level("INFO")
     room = await outlived(tmp_path)
     whole, other = devices(*room.cards)
-    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
-    await until(lambda: room.kubelet.asked > 1)
-    assert room.allocator.states.value.orphans["old"].by == f"Pod team/train {STILL}"
-    await room.allocator.grant(NPU, [other])
-    room.says()
-    assert not granting.done()
-    room.kubelet.node.alive = set()
-    room.says()
-    await granting
-    assert room.allocator.states.value.orphans == {}
+    async with background(room.allocator.run()):
+        granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
+        await until(lambda: room.kubelet.asked > 1)
+        assert room.allocator.states.value.orphans["old"].by == f"Pod team/train {STILL}"
+        await room.allocator.grant(NPU, [other])
+        room.says()
+        assert not granting.done()
+        room.kubelet.node.alive = set()
+        room.says()
+        await granting
+        assert room.allocator.states.value.orphans == {}
+        await until(lambda: len(caplog.records) == 2)
     assert [record.message for record in caplog.records] == [
         "cores withheld: containers of a deleted Pod are still running on them",
         "cores released: these containers have ended, or are listed again",

@@ -185,9 +185,7 @@ class Driver:
         await self._allocator.renew()
         await self.claims.recover()  # before anything is dropped or prepared
         self.claims.ready.publish(True)
-        async with background(
-            self.slices.run(), self._collect_garbage(), self._keep_specs(), self._confirm()
-        ):
+        async with background(self.slices.run(), self._collect_garbage(), self._keep_specs()):
             while still_ours() and (duty := self._duty()) in (_Duty.SERVE, _Duty.WITHDRAW):
                 try:
                     if duty is _Duty.WITHDRAW:
@@ -198,12 +196,6 @@ class Driver:
                 except OSError as error:
                     self._tracker.fails(str(error))  # slices and claims go on
                     await asyncio.sleep(pause.next())
-
-    async def _confirm(self) -> None:
-        """Has it recorded which cards have left the slices, once the API server has said so."""
-        confirmed = self.slices.confirmed
-        async for _ in changes_of(confirmed, self.pool.offered, self._allocator.published):
-            self._allocator.confirm(self._driver, confirmed.value)
 
     async def _wait_for_slice_deletion(self, still_ours: Callable[[], bool]) -> None:
         """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.

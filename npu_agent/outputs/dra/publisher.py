@@ -13,7 +13,6 @@ from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.core.plan import expressible
-from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import COUNTERS
 from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
@@ -63,8 +62,7 @@ class SlicePublisher:
         timing: SliceTiming = SliceTiming(),
     ) -> None:
         self.state = pool.slices
-        self.confirmed: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
-        """The devices that the API server has confirmed, and no others; None: not known."""
+        self.confirmed = pool.confirmed
         self.live: Feed[Mapping[str, Slice] | None] = Feed(None)
         """The slices of the last listing, by name; None before the first."""
         self._api = api
@@ -103,10 +101,12 @@ class SlicePublisher:
         return error is not None and error.kind in (ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND)
 
     async def run(self) -> None:
-        self.confirmed.publish(None)
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow())
-            parts.create_task(self._write())
+        try:
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(self._follow())
+                parts.create_task(self._write())
+        finally:
+            self.confirmed.publish(None)
 
     # --- what there is --------------------------------------------------------------------------
 

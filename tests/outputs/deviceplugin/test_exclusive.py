@@ -359,8 +359,8 @@ class Machine(RuleBasedStateMachine):
         self.slices = {device.device.card_id for device in offered}
         if killed:
             self.own(self.start(self.agent.name, None, api))
-        elif not lost:
-            allocator.confirm(DRIVER, offered)
+        else:
+            allocator.pools[DRIVER].confirmed.publish(None if lost else offered)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
