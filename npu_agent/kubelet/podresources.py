@@ -30,9 +30,6 @@ T = TypeVar("T")
 
 DEADLINE = 5.0
 """Seconds for the kubelet's answer, and for reading it."""
-_IDLE = 3
-"""Intervals between two queries while no cores are in use: it saves 0.03 % of a core. `ask_soon`
-does not wait for it, so the only news can be of another plugin that hands out the same cards."""
 _AT_LEAST = 0.1
 """Seconds between two queries: the kubelet takes 100 a second from all of a node."""
 
@@ -66,9 +63,7 @@ def socket_beside(plugin_dir: Path) -> Path:
     return plugin_dir.parent / "pod-resources" / "kubelet.sock"
 
 
-async def fetch(
-    socket: Path, drivers: Collection[str] = (), *, deadline: float = DEADLINE
-) -> tuple[Assignment, ...]:
+async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment, ...]:
     """Asks the kubelet once; the answer is sorted.
 
     `drivers` are DRA drivers of whose claims the devices are wanted too.
@@ -76,8 +71,7 @@ async def fetch(
     Raises:
         UnavailableError: the socket is missing, or there is no good answer in time.
     """
-    answer = await _answer(socket, _LIST, deadline)
-    assignments, uses = await _read(socket, decode.read_list, answer, deadline)
+    assignments, uses = await _read(socket, decode.read_list, await _answer(socket, _LIST))
     claimed = (
         Assignment(use.namespace, use.pod, use.container, use.driver, use.device, use.claim_name)
         for use in uses
@@ -86,23 +80,13 @@ async def fetch(
     return tuple(sorted({*assignments, *claimed}))
 
 
-async def offered(socket: Path) -> Mapping[str, frozenset[str]]:
-    """Returns the IDs that the kubelet can allocate, by resource.
-
-    Raises:
-        UnavailableError: as `fetch`, or this kubelet does not tell.
-    """
-    answer = await _answer(socket, _ALLOCATABLE, DEADLINE)
-    return await _read(socket, decode.read_allocatable, answer, DEADLINE)
-
-
 class PodResources:
     """Keeps `holdings` up to date by asking the kubelet at intervals and on request."""
 
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Asks nothing before `run`; `interval` is in seconds, while cores are in use."""
+        """Asks nothing before `run`, then every `interval` seconds."""
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self.pods = pods
         self._socket = socket
@@ -129,7 +113,8 @@ class PodResources:
         `run` logs why.
         """
         try:
-            return await offered(self._socket)
+            answer = await _answer(self._socket, _ALLOCATABLE)
+            return await _read(self._socket, decode.read_allocatable, answer)
         except UnavailableError:
             return None
 
@@ -145,9 +130,9 @@ class PodResources:
             self._now.clear()
             asked_at, before = time.monotonic(), self.holdings.value
             try:
-                answer = await _answer(self._socket, _LIST, DEADLINE)
+                answer = await _answer(self._socket, _LIST)
                 if answer != last:
-                    known = await _read(self._socket, decode.read_list, answer, DEADLINE)
+                    known = await _read(self._socket, decode.read_list, answer)
                     last = answer
             except UnavailableError as trouble:
                 reporter.failed(str(trouble))
@@ -162,9 +147,7 @@ class PodResources:
                 )
                 running = await self.pods.running(self.orphan_candidates(answered))
                 self.holdings.publish(replace(answered, running=running))
-            idle = self._ledger.value.idle and not self.holdings.value.error
-            pause = self._interval.value * (_IDLE if idle else 1)
-            await set_within(self._now, until_tick(pause))
+            await set_within(self._now, until_tick(self._interval.value))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
@@ -173,9 +156,9 @@ class PodResources:
         return self._ledger.value.orphan_candidates(listed, answer.pods)
 
 
-async def _answer(socket: Path, method: str, deadline: float) -> bytes:
+async def _answer(socket: Path, method: str) -> bytes:
     try:
-        async with asyncio.timeout(deadline):
+        async with asyncio.timeout(DEADLINE):
             message = await ask(socket, method)
     except FileNotFoundError:
         raise UnavailableError(
@@ -183,7 +166,7 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
             "here"
         ) from None
     except TimeoutError:
-        raise UnavailableError(f"{socket}: no answer within {deadline:g} s") from None
+        raise UnavailableError(f"{socket}: no answer within {DEADLINE:g} s") from None
     except GRPCError as error:
         raise UnavailableError(f"{socket}: {error.status.name}: {error.message}") from error
     except (*UNANSWERED, ValueError) as error:
@@ -193,11 +176,11 @@ async def _answer(socket: Path, method: str, deadline: float) -> bytes:
     return message
 
 
-async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
+async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes) -> T:
     """Decodes on a thread: a full node's answer takes 20 ms, and the largest one a second."""
     try:
         return await DaemonThread("npu-podresources", linger=0).call(
-            lambda: read(answer), deadline=deadline
+            lambda: read(answer), deadline=DEADLINE
         )
     except (OSError, ValueError) as error:
         raise UnavailableError(f"{socket}: the answer cannot be read: {error}") from error
