@@ -54,8 +54,6 @@ class Timing:
     """From the end of the owner before us to our turn: a kubelet that has not put its stream away
     yet would take our registration for it and drop it."""
     hand_over: float = HAND_OVER
-    others: float = 4.0
-    """Of these, after which a part that comes last registers although others have not."""
     long: float = 60.0
     """Until a warning that another agent serves the node; no rollout takes so long."""
 
@@ -90,8 +88,8 @@ class Ownership:
         self._owner: str | None = None
         self._since: float | None = None
         """The start of our wait, by the loop's time; None once there was a warning."""
-        self._unregistered = {False: 0, True: 0}
-        """How many of our users wait and have not registered, by `last`."""
+        self._unregistered = 0
+        """How many of our users wait and have not registered."""
         self._owns = False
 
     @contextlib.asynccontextmanager
@@ -99,8 +97,6 @@ class Ownership:
         self,
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]] = _nothing,
-        *,
-        last: bool = False,
     ) -> AsyncIterator[Callable[[], bool]]:
         """Owns the node's devices while the context is open; waits for them without a limit.
 
@@ -109,8 +105,6 @@ class Ownership:
         Args:
             waiting: called with the present owner, and with None once the node is ours.
             register: awaited once when the present owner is about to end, with its own deadline.
-            last: whether to register after the others, or `Timing.others` seconds: calls that come
-                to a registered part are held until the node is ours.
 
         Raises:
             OSError: the lock cannot be made.
@@ -118,7 +112,7 @@ class Ownership:
         self._open()
         self._users += 1
         try:
-            waited = await self._until_owned(waiting, register, last)
+            waited = await self._until_owned(waiting, register)
             waiting(None)
             if waited:
                 if self._owner is not None:
@@ -155,12 +149,10 @@ class Ownership:
         self,
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]],
-        last: bool,
     ) -> bool:
         """Returns whether it had to wait."""
         waited = registered = False
         now = asyncio.get_running_loop().time
-        since: float | None = None
         free_at = math.inf
         try:
             while True:
@@ -172,27 +164,20 @@ class Ownership:
                     break
                 if not waited:
                     waited = True
-                    self._unregistered[last] += 1
+                    self._unregistered += 1
                 owner = read_owner(self._descriptor)
                 self._wait_for(str(owner))
                 waiting(self._owner)
                 if following:
-                    if owner.ends and since is None:
-                        since = now()
-                    turn = not (last and self._unregistered[False])
-                    if (
-                        since is not None
-                        and not registered
-                        and (turn or now() - since > self._timing.others)
-                    ):
+                    if owner.ends and not registered:
                         await register()
                         registered = True
-                        self._unregistered[last] -= 1
-                    _lock_byte(self._descriptor, _REGISTERS, on=any(self._unregistered.values()))
-                pause = self._timing.stand_by if since is None else self._timing.try_every
-                await asyncio.sleep(pause)
+                        self._unregistered -= 1
+                    _lock_byte(self._descriptor, _REGISTERS, on=self._unregistered > 0)
+                quick = following and owner.ends
+                await asyncio.sleep(self._timing.try_every if quick else self._timing.stand_by)
         finally:
-            self._unregistered[last] -= waited and not registered
+            self._unregistered -= waited and not registered
         self._owns = True
         for byte in (_NEXT, _REGISTERS):
             _lock_byte(self._descriptor, byte, on=False)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -389,46 +389,3 @@ async def test_another_one_takes_over_if_the_next_one_hangs(tmp_path: Path, kill
     finally:
         owner.kill()
         owner.communicate()
-
-
-async def test_who_comes_last_registers_when_the_others_are_registered_or_take_too_long(
-    tmp_path: Path,
-) -> None:
-    for others in (DEADLINE, 0.0):
-        ours = ownership(tmp_path)
-        theirs = ownership(tmp_path, timing=replace(QUICK, others=others))
-        begun, go_on, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-        async def first(begun: asyncio.Event = begun, go_on: asyncio.Event = go_on) -> None:
-            begun.set()
-            await go_on.wait()
-
-        async def second(last: asyncio.Event = last) -> None:
-            last.set()
-
-        async def part(
-            theirs: Ownership, register: Callable[[], Awaitable[None]], comes_last: bool
-        ) -> None:
-            async with theirs.held(lambda _: None, register, last=comes_last):
-                await asyncio.Event().wait()
-
-        async with asyncio.timeout(DEADLINE):
-            async with ours.held(nobody):
-                tasks = [
-                    asyncio.create_task(part(theirs, second, True)),
-                    asyncio.create_task(part(theirs, first, False)),
-                ]
-                await waited_for(tmp_path)
-                handing = asyncio.create_task(ours.hand_over())
-                await begun.wait()
-                if others:
-                    await asyncio.sleep(3 * QUICK.try_every)
-                    assert not last.is_set()
-                else:
-                    await last.wait()
-                go_on.set()
-                await last.wait()
-                await handing
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

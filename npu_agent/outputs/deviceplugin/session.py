@@ -129,11 +129,7 @@ class Session:
                 try:
                     await self._until_cards()
                     async with self._ownership.held(
-                        # Last, as it takes a moment, and the kubelet a second or more to find a
-                        # DRA driver: an Allocate that waits meanwhile keeps all Pods waiting.
-                        self._tracker.waits_for,
-                        self._register_early,
-                        last=True,
+                        self._tracker.waits_for, self._register_early
                     ) as still_ours:
                         sweep(self._directory, re.escape(self._config.socket_name) + _SUFFIX)
                         await self._allocator.renew()
