@@ -603,9 +603,8 @@ class Allocator:
         names = [DeviceName(resource, device.id) for device in devices]
         living = await self._read_notes(names)
         if self._ledger.has_pods_beyond(self._recorded):
-            await (
-                self._save()
-            )  # the kubelet forgets now who has ended, and this agent may be killed
+            # The kubelet forgets now who has ended, and this agent may be killed.
+            await self._save()
         self._mark_orphaned(living, self._holds(names))
         now = asyncio.get_running_loop().time
         until = now() + self._timing.holder_ends

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -31,7 +29,7 @@ class PluginSpecs:
                 once no container holds any of it.
         """
         self.unwritten: frozenset[str] = frozenset()
-        """Returns the IDs of devices whose spec on disk is missing or outdated."""
+        """IDs of devices whose spec on disk is missing or outdated."""
         self._directory = cdi.SpecDirectory(directory)
         self._kinds = kinds
         self._by_cdi = by_cdi
@@ -41,7 +39,6 @@ class PluginSpecs:
         """The same when the present devices were offered: all that can be held is in it."""
         self._read_as_owner: bool | None = None
         """Whether the node was ours when the files were read; None: not read."""
-        self._checked_at = -math.inf
 
     @property
     def error(self) -> str | None:
@@ -54,7 +51,7 @@ class PluginSpecs:
     async def write(
         self, devices: Iterable[Device], held: Collection[str] | None, *, owned: bool, cards: bool
     ) -> None:
-        """Writes the specs if the disk has others.
+        """Writes the specs if the disk has others, or none: other programs clean up.
 
         Args:
             devices: what is to be offered.
@@ -67,18 +64,12 @@ class PluginSpecs:
         if self._read_as_owner is not owned:
             self._directory.files = await self._left_behind()
             self._published = dict(self._directory.files)
-            self._checked_at, self._read_as_owner = -math.inf, owned
+            self._read_as_owner = owned
         if not (self._by_cdi or self._directory.files):
             return
         self._decided = specs = cdi.specs(
             (device for device in devices if self._by_cdi), before=self._published, held=held
         )
-        now, error = time.monotonic(), self._directory.error
-        same = specs == self._directory.files
-        if same and now < self._checked_at + cdi.RESYNC_INTERVAL and not error:
-            self.unwritten = frozenset()
-            return
-        self._checked_at = now
         await self._directory.sync(specs)
         if self._directory.error and not self._by_cdi:
             # What is left does no harm, and the agent needs no right to write there.
