@@ -478,12 +478,12 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
     async with node.agent() as agent:
         await node.listed(2)
         await node.kubelet.allocate(NPU, 1)  # else nothing is left for the next agent
-        agent.allocation.pod_resources.ask()
+        agent.allocator.pod_resources.ask()
         before = json.loads((node.plugins / RECORD).read_bytes())
         assert {device for (_, device), *_ in before["allocations"]} == set(UUIDS)
     (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
     async with node.agent() as agent:
-        devices = await first(agent.allocation.allocator.devices[NPU], bool)
+        devices = await first(agent.allocator.devices[NPU], bool)
     ids = {device.name: device.id for device in devices}
     assert ids["npu0"] == UUIDS[0]
     assert ids["npu1"] not in UUIDS
@@ -561,7 +561,7 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
             events.unlink()
             events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.allocation.allocator.states.value.orphans)
+        await until(lambda: agent.allocator.states.value.orphans)
         assert not allocating.done()
         if not readable:
             events.rmdir()
@@ -575,17 +575,17 @@ async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
     async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=600.0)) as agent:
         await node.listed(2)
         grant = await node.kubelet.allocate(NPU, 1)
-        await first(agent.allocation.allocator.usages, bool)
+        await first(agent.allocator.usages, bool)
         before = await node.listed(2)
         node.kubelet.hang_up(NPU)
         await node.told(lambda p: p.endpoint != before.endpoint and p.connected)
         node.kubelet.release(NPU, grant.ids)
         answered: set[float] = set()
         async with asyncio.timeout(DEADLINE):  # two such answers end a hold at other times
-            async for answer in agent.allocation.pod_resources.holdings.watch():
+            async for answer in agent.allocator.pod_resources.holdings.watch():
                 # And none before: a Pod that is listed is known.
-                agent.allocation.pod_resources.ask()
+                agent.allocator.pod_resources.ask()
                 answered |= set() if answer.assignments else {answer.asked_at}
                 if answered and max(answered) - min(answered) > 2 * SETTLED:
                     break
-        assert (NPU, grant.ids[0]) in agent.allocation.allocator.states.value.allocations
+        assert (NPU, grant.ids[0]) in agent.allocator.states.value.allocations

@@ -96,15 +96,15 @@ async def test_garbage_and_missing_rights_are_said_and_uncordon_nothing(room: Ro
     room.node.cards("warboy=2")
     async with room.node.agent(node_name=NODE, **ALONE) as agent:
         cordon(room, npu1="swap fan")
-        await first(agent.allocation.cordons.cards, len)
+        await first(agent.allocator.cordons.cards, len)
         room.cluster.annotate(ANNOTATION, "{npu1")
-        await first(agent.allocation.cordons.state, lambda now: now.wrong)
+        await first(agent.allocator.cordons.state, lambda now: now.wrong)
         (problem,) = of_the_node(agent)
         assert "the last good one stays in force: not JSON" in problem.text
         assert "kubectl annotate" in problem.remedy
         assert agent.state().cordons == {UUIDS[1]: "swap fan"}
         cordon(room, npu0="", npu7="")
-        await first(agent.allocation.cordons.cards, lambda now: UUIDS[0] in now)
+        await first(agent.allocator.cordons.cards, lambda now: UUIDS[0] in now)
         (problem,) = of_the_node(agent)
         assert "npu7 is cordoned, but this node has no such card" in problem.text
         room.cluster.trouble = status(403, "nodes is forbidden: User cannot watch resource")

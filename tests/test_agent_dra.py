@@ -225,7 +225,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         assert [holding.assignment.claim for holding in agent.state().usages] == ["c"]
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
-        await until(lambda: not agent.allocation.allocator.states.value.allocations)
+        await until(lambda: not agent.allocator.states.value.allocations)
         assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
@@ -247,13 +247,13 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     await first(room.manager.instances, lambda now: not now)
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.registered()
-        save = agent.allocation.allocator.saved
+        save = agent.allocator.saved
 
         async def slow() -> None:
             await asyncio.sleep(0.5)
             await save()
 
-        monkeypatch.setattr(agent.allocation.allocator, "saved", slow)
+        monkeypatch.setattr(agent.allocator, "saved", slow)
         await room.manager.unprepare(DRIVER, ref)
         await until(lambda: agent.state().dra == ())
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
@@ -380,9 +380,7 @@ async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
         await room.free(*NAMES)
         room.node.fault("npu1", "gone")
         await room.offered(NAMES[0])
-        await first(
-            agent.allocation.allocator.published, lambda sliced: sliced.keys() == {UUIDS[0]}
-        )
+        await first(agent.allocator.published, lambda sliced: sliced.keys() == {UUIDS[0]})
         await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
         monkeypatch.setattr(files, "replace", full)
         room.node.fault("npu1", "back")
@@ -441,7 +439,7 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         await room.registered()
         await until(lambda: room.cluster.calls.count("list") > lists)  # no event may tell of that
         await until(lambda: agent.state().dra[0].session.registrations == 2)
-        assert doubted == [agent.allocation.allocator]  # it does not list all of its Pods yet
+        assert doubted == [agent.allocator]  # it does not list all of its Pods yet
 
 
 async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
@@ -457,9 +455,7 @@ async def test_a_claim_outlives_its_agent_and_a_lost_record(room: Room) -> None:
     room.cluster.forget(gone)
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         await until(
-            lambda: (
-                [one.name for one in agent.allocation.allocator.prepared.value.values()] == ["kept"]
-            )
+            lambda: [one.name for one in agent.allocator.prepared.value.values()] == ["kept"]
         )
         await until(lambda: len(room.specs()) == 1)
         await room.registered()
@@ -480,7 +476,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     (room.node.plugins / RECORD).unlink()
     monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
-        await until(lambda: agent.allocation.allocator.prepared.value.keys() == {"uid-c"})
+        await until(lambda: agent.allocator.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))
         with pytest.raises(GRPCError, match=r"ResourceClaim team/c\) still holds"):
             await room.node.kubelet.allocate_ids(NPU, [UUIDS[0]])
@@ -558,7 +554,7 @@ async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None
         other = PreparedClaim(
             driver="gpu.example.com", uid="u", namespace="team", name="gpu", devices=()
         )
-        await agent.allocation.allocator.prepare(other, ())
+        await agent.allocator.prepare(other, ())
         assert agent.state().dra == ()
 
 
@@ -569,7 +565,7 @@ async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         (driver,) = agent.kubelet.drivers
-        parts = (slices, driver.claims, agent.allocation.allocator, driver.slices)
+        parts = (slices, driver.claims, agent.allocator, driver.slices)
         (part,) = [part for part in parts if hasattr(part, method)]
         good = getattr(part, method)
         failed = False

@@ -79,13 +79,13 @@ class Agent:
         """Seconds that the wall clock is ahead of `time.monotonic`."""
         self.inventory = parts.hardware(common, record.cards, self.restarts)
         self.node = parts.node(common)
-        self.allocation = parts.allocation(common, Feed(record), self.inventory, self.node)
-        self.kubelet = parts.kubelet(common, self.allocation)
+        self.allocator = parts.allocation(common, Feed(record), self.inventory, self.node)
+        self.kubelet = parts.kubelet(common, self.allocator)
         self.cluster = parts.cluster(
-            common, self.inventory, self.node, self.allocation, self.kubelet, self.state
+            common, self.inventory, self.node, self.allocator, self.kubelet, self.state
         )
         self.pages = parts.pages(
-            common, self.inventory, self.allocation, self.kubelet, self.cluster, self.state
+            common, self.inventory, self.allocator, self.kubelet, self.cluster, self.state
         )
 
     async def _kubelet_first(self) -> None:
@@ -104,10 +104,10 @@ class Agent:
         """Returns the state, for conditions, pages and metrics."""
         common, config = self.common, self.common.configs.value
         inventory, node, pages = self.inventory, self.node, self.pages
-        allocation, cordons = self.allocation, self.allocation.cordons.state.value
+        allocator, cordons = self.allocator, self.allocator.cordons.state.value
         labeller, events = self.cluster.labeller, self.cluster.events
-        holdings, wishes = allocation.pod_resources.holdings.value, allocation.wishes.value
-        snapshot, cordoned = inventory.snapshots.value, allocation.cordons.cards.value
+        holdings, wishes = allocator.pod_resources.holdings.value, allocator.wishes.value
+        snapshot, cordoned = inventory.snapshots.value, allocator.cordons.cards.value
         monotonic, own = time.monotonic(), node.watch.state.value
         return AgentState(
             version=__version__,
@@ -118,7 +118,7 @@ class Agent:
             now=monotonic + self._wall_clock_ahead(monotonic),
             monotonic=monotonic,
             snapshot=snapshot,
-            usages=allocation.allocator.usages.value,
+            usages=allocator.usages.value,
             assignments=holdings.assignments,
             assignments_error=holdings.error,
             resources=self._resources(),
@@ -129,7 +129,7 @@ class Agent:
             auto_pending_reason=node.dra_support.state.value.waits,
             cordons=cordoned,
             held_by=plan.holders(
-                allocation.allocator.facts(),
+                allocator.facts(),
                 (card for card in snapshot.cards if card.id in cordoned),
             ),
             expected_cards=config.health.expected_cards,
@@ -155,7 +155,7 @@ class Agent:
             events=events.results,
             reading_failures=inventory.failures,
             page_failures=pages.page.failures,
-            cdi_error=allocation.allocator.specs.error,
+            cdi_error=allocator.specs.error,
             tls=pages.certificates.state.value if pages.certificates else None,
             authorizations=pages.authorizer.results if pages.authorizer else {},
             refused={
@@ -171,11 +171,11 @@ class Agent:
 
     def _resources(self) -> tuple[ResourceState, ...]:
         """Returns the resources that the device plugin serves, or is to serve."""
-        wishes = self.allocation.wishes.value
+        wishes = self.allocator.wishes.value
         devices = {
             resource.name: feed.value
             for resource in wishes.resources
-            if (feed := self.allocation.allocator.devices[resource.name]).value
+            if (feed := self.allocator.devices[resource.name]).value
             or resource.of_families(wishes.families).widths
         }
         return tuple(

@@ -175,20 +175,9 @@ def _follows_node(config: Config) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationParts:
-    """Who holds which cores, and what is offered."""
-
-    wishes: Feed[PluginWishes]
-    """The config's, for the device plugin."""
-    pod_resources: PodResources
-    cordons: CordonStore
-    allocator: Allocator
-
-
 def allocation(
     common: Common, ledger: Feed[Ledger], inventory: Inventory, node: NodeParts
-) -> AllocationParts:
+) -> Allocator:
     """Builds what decides on devices; `ledger` has the record of the agent before this one."""
     configs, directory, root = common.configs, common.directory, common.host.root
     name, support = common.host.node_name, node.dra_support.state
@@ -215,7 +204,7 @@ def allocation(
         for vendor in SPECS
         if vendor.dra
     ]
-    allocator = Allocator(
+    return Allocator(
         PlanInputs(
             snapshots=inventory.hardware,
             wishes=wishes,
@@ -228,7 +217,6 @@ def allocation(
         directory=directory,
         ledger=ledger,
     )
-    return AllocationParts(wishes, pod_resources, cordons, allocator)
 
 
 def _plugin_wishes(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
@@ -272,9 +260,8 @@ class KubeletParts:
     """Of DRA, one a vendor."""
 
 
-def kubelet(common: Common, allocation: AllocationParts) -> KubeletParts:
+def kubelet(common: Common, allocator: Allocator) -> KubeletParts:
     """Builds the sessions of the device plugin and the DRA drivers."""
-    allocator = allocation.allocator
     ownership = Ownership(common.directory, allocator.disowned)
     sessions = (
         Session(
@@ -316,7 +303,7 @@ def cluster(
     common: Common,
     inventory: Inventory,
     node: NodeParts,
-    allocation: AllocationParts,
+    allocator: Allocator,
     kubelet: KubeletParts,
     state: Callable[[], AgentState],
 ) -> ClusterParts:
@@ -324,7 +311,7 @@ def cluster(
 
     Without a Node's name neither Events nor the condition are run.
     """
-    name, allocator = common.host.node_name or "", allocation.allocator
+    name = common.host.node_name or ""
     events = Events(
         api=common.api,
         node_name=name,
@@ -333,7 +320,7 @@ def cluster(
             usages=allocator.usages,
             trends=inventory.trends,
             configs=common.poller.states,
-            cordons=allocation.cordons.state,
+            cordons=allocator.cordons.state,
             drivers=tuple(driver.status for driver in kubelet.drivers),
         ),
         wanted=common.configs.map(lambda config: config.events),
@@ -342,7 +329,7 @@ def cluster(
         common.configs,
         inventory.hardware,
         allocator.usages,
-        allocation.cordons.cards,
+        allocator.cordons.cards,
         inventory.degraded,
         node.watch.state,
         node.dra_support.state,
@@ -402,7 +389,7 @@ class PageParts:
 def pages(
     common: Common,
     inventory: Inventory,
-    allocation: AllocationParts,
+    allocator: Allocator,
     kubelet: KubeletParts,
     cluster: ClusterParts,
     state: Callable[[], AgentState],
@@ -417,7 +404,7 @@ def pages(
     return PageParts(
         page=page,
         history=history,
-        recorder=_recorder(common, inventory, allocation, kubelet, cluster),
+        recorder=_recorder(common, inventory, allocator, kubelet, cluster),
         lag=LoopLag(),
         certificates=certificates,
         authorizer=authorizer,
@@ -445,7 +432,7 @@ def _page_settings(config: Config) -> PageSettings:
 def _recorder(
     common: Common,
     inventory: Inventory,
-    allocation: AllocationParts,
+    allocator: Allocator,
     kubelet: KubeletParts,
     cluster: ClusterParts,
 ) -> Recorder:
@@ -454,9 +441,9 @@ def _recorder(
         __version__,
         inventory.hardware,
         inventory.trends,
-        allocation.allocator.usages,
+        allocator.usages,
         [
-            (allocation.cordons.state, changes.cordon_entries),
+            (allocator.cordons.state, changes.cordon_entries),
             (inventory.trends, changes.trend_entries),
             (common.poller.states, changes.config_entries),
             *(

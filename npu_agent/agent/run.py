@@ -112,7 +112,7 @@ async def serve(
                 )
         allow(LONGEST)
         until = time.monotonic() + timing.end
-        await agent.allocation.allocator.end()
+        await agent.allocator.end()
         # The kubelet first: it should see the end of its stream while everything still works.
         # The servers have their own deadline, for clients that do not let go.
         for task in (*streams, *servers):
@@ -138,11 +138,11 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     yield "inventory", agent.inventory.run
     yield "config", agent.common.poller.run
     yield "log settings", partial(_follow_log, agent.common.configs.map(lambda config: config.log))
-    yield "pod resources", agent.allocation.pod_resources.run
-    yield "allocator", agent.allocation.allocator.run
+    yield "pod resources", agent.allocator.pod_resources.run
+    yield "allocator", agent.allocator.run
     yield "DRA support", agent.node.dra_support.run
     yield "Node", agent.node.watch.run
-    yield "cordons", agent.allocation.cordons.run
+    yield "cordons", agent.allocator.cordons.run
     if agent.cluster.labeller:
         yield "labels", agent.cluster.labeller.run
     if agent.common.host.node_name:  # else the labeller reports that NODE_NAME is missing

@@ -174,7 +174,7 @@ class Allocator:
         """Drivers of claims in use that no record has: until `recovery_done` their cores are
         unknown."""
         self.pod_resources = pod_resources
-        self._snapshots, self._wishes = inputs.snapshots, inputs.wishes
+        self._snapshots, self.wishes = inputs.snapshots, inputs.wishes
         self.cordons, self._degraded = inputs.cordons, inputs.degraded
         self.specs = specs
         self._timing = timing or AllocatorTiming()
@@ -289,7 +289,7 @@ class Allocator:
         retries = (self._write_again(pool) for pool in pools)
         async with background(self._follow_answers(), self._log_orphans(), *retries):
             async for _ in changes_of(
-                *(self._snapshots, self._wishes, self.cordons.cards, self._degraded),
+                *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
                 *(self.pod_resources.holdings, self.prepared, self.drivers_in_recovery),
                 *(self.published, self._tainting),
                 *(feed for pool in pools for feed in (pool.wishes, pool.slices, pool.confirmed)),
@@ -359,7 +359,7 @@ class Allocator:
             if confirmed is not None and confirmed == claims.offered.value:
                 left = plan.withdrawn(self.facts(), wishes, driver, confirmed)
                 self.states.publish(self._ledger.without_published(left))
-        lists = plan.device_lists(self.facts(), self._wishes.value)
+        lists = plan.device_lists(self.facts(), self.wishes.value)
         if self.owned:
             self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
         known = self.pod_resources.holdings.value.error is None

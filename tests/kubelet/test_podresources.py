@@ -369,6 +369,6 @@ async def test_what_the_kubelet_offers(socket: Path) -> None:
     async with serving(socket, lister):
         assert await pod_resources.offered() is None  # it does not know this call
         lister.more = field(1, field(1, NPU) + field(2, "U0") + field(2, "U1"))
-        assert await pod_resources.offered() == {NPU: {"U0", "U1"}}
+        assert await pod_resources.offered() == {NPU: frozenset({"U0", "U1"})}
         lister.more = b"\x0a\x7fx"
         assert await pod_resources.offered() is None
