@@ -59,14 +59,9 @@ def _node(paths: tuple[str, str]) -> bytes:
 
 def container_response(given: Grant, *, by_cdi: bool = False) -> bytes:
     """Encodes one container's part of an AllocateResponse; `by_cdi`: CDI names, no nodes."""
-    body = b"".join(
-        (
-            *(_entry(1, variable, value) for variable, value in given.environment),
-            *(
-                (_field(5, _field(1, name.encode())) for name in given.cdi_names)
-                if by_cdi
-                else map(_node, given.nodes)
-            ),
-        )
-    )
-    return _field(1, body)
+    fields = [_entry(1, variable, value) for variable, value in given.environment]
+    if by_cdi:
+        fields += [_field(5, _field(1, name.encode())) for name in given.cdi_names]
+    else:
+        fields += map(_node, given.nodes)
+    return _field(1, b"".join(fields))

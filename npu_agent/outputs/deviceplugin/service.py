@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from npu_agent.core import preferred_allocation
@@ -50,15 +49,6 @@ _RESULT = {
 """Of `counts.RESULTS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """The ListAndWatch streams of a plugin; the kubelet holds one open."""
-
-    open: int = 0
-    ever: int = 0
-    """Streams since the start; shows one that opened and ended unseen."""
-
-
 def options() -> wire.DevicePluginOptions:
     """Returns the plugin's options: the kubelet asks us which devices to prefer."""
     return wire.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -76,11 +66,14 @@ class DevicePlugin:
         by_cdi: bool = False,
         counts: Counts | None = None,
     ) -> None:
-        """Closing `devices` ends the streams."""
-        self.streams: Feed[Streams] = Feed(Streams())
+        self.devices = devices
+        """What is served now; closing it ends the streams."""
+        self.streams: Feed[int] = Feed(0)
+        """Open streams of ListAndWatch; the kubelet holds one."""
+        self.opened: Feed[int] = Feed(0)
+        """Streams since the start: shows one that opened and ended unseen."""
         self.allocating: Feed[int] = Feed(0)
         self._resource = resource
-        self._devices = devices
         self._allocator = allocator
         self._by_cdi = by_cdi
         self._counts = counts if counts is not None else Counts()
@@ -100,7 +93,7 @@ class DevicePlugin:
         }
 
     def _known(self) -> dict[str, Device]:
-        return {device.id: device for device in self._devices.value}
+        return {device.id: device for device in self.devices.value}
 
     async def _options(self, stream: Stream[wire.Empty, Encoded]) -> None:
         await receive_request(stream)
@@ -108,16 +101,12 @@ class DevicePlugin:
 
     async def _list_and_watch(self, stream: Stream[wire.Empty, Encoded]) -> None:
         await receive_request(stream)
-        now = self.streams.value
-        self.streams.publish(Streams(open=now.open + 1, ever=now.ever + 1))
-        try:
-            async for devices in self._devices.watch():
+        self.opened.publish(self.opened.value + 1)
+        with count_call(self.streams):
+            async for devices in self.devices.watch():
                 await stream.send_message(Encoded(encode.device_list(devices)))
                 self._counts.messages += 1
                 log.debug("device list sent", resource=self._resource, devices=len(devices))
-        finally:
-            now = self.streams.value
-            self.streams.publish(Streams(open=now.open - 1, ever=now.ever))
 
     async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, Encoded]) -> None:
         request = await receive_request(stream)

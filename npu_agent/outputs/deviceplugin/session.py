@@ -15,7 +15,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
@@ -85,11 +84,6 @@ class Plugin:
     """Whether containers get their nodes by CDI names."""
 
 
-class _Endpoint(NamedTuple):
-    plugin: DevicePlugin
-    server: UnixServer
-
-
 class Session:
     """Keeps one resource registered; `status` has its state."""
 
@@ -117,9 +111,11 @@ class Session:
             least=self.timing.verify_interval,
         )
         self._lost = False
-        self._early: tuple[_Endpoint, contextlib.AsyncExitStack] | None = None
+        self._early: tuple[UnixServer, contextlib.AsyncExitStack] | None = None
         """What the kubelet has had since before the node was ours, and what ends it."""
-        self._plugin: DevicePlugin | None = None
+        self._plugin = DevicePlugin(
+            plugin.resource, self._devices, allocator, by_cdi=plugin.by_cdi, counts=self.counts
+        )
 
     async def run(self) -> None:
         """Serves until cancelled; then ends its stream, so that the kubelet sees it."""
@@ -146,8 +142,7 @@ class Session:
             self._tracker.becomes(SessionPhase.ENDED)
 
     async def idle(self) -> None:
-        if self._plugin:
-            await self._plugin.allocating.until(lambda calls: not calls)
+        await self._plugin.allocating.until(lambda calls: not calls)
 
     async def _until_cards(self) -> None:
         """An empty list is of no use to the kubelet."""
@@ -160,11 +155,11 @@ class Session:
         first, loop = self.timing.retry_first, asyncio.get_running_loop()
         fickle = Backoff(first=first, longest=self.timing.flap_backoff_max, least=first)
         while still_ours():
-            async with self._endpoint() as endpoint:
-                if not await self._register_until_served(endpoint):
+            async with self._server() as server:
+                if not await self._register_until_served(server):
                     continue
                 since = loop.time()
-                lost = await self._until_lost(endpoint)
+                lost = await self._until_lost(server)
                 self._lost = True
                 self._allocator.kubelet_lost()
                 log.warning(
@@ -189,10 +184,10 @@ class Session:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self.timing.handover_deadline):
-                    endpoint = await stack.enter_async_context(self._served())
-                    trouble = await self._register(endpoint)
-                    if not trouble and await self._fail_to_register(endpoint):
-                        self._early = endpoint, stack.pop_all()
+                    server = await stack.enter_async_context(self._served())
+                    trouble = await self._register(server)
+                    if not trouble and await self._fail_to_register(server):
+                        self._early = server, stack.pop_all()
             except (*UNANSWERED, ValueError) as error:
                 trouble = text.reason(error)
             if trouble:
@@ -202,9 +197,9 @@ class Session:
                     reason=trouble,
                 )
 
-    async def _fail_to_register(self, endpoint: _Endpoint) -> bool:
+    async def _fail_to_register(self, server: UnixServer) -> bool:
         """Registers a plugin without methods; returns whether the kubelet refused it."""
-        fails = UnixServer([], endpoint.server.path.with_suffix(_FAILS))
+        fails = UnixServer([], server.path.with_suffix(_FAILS))
         await fails.listen()
         try:
             await self._ask_to_register(fails.path)
@@ -215,38 +210,31 @@ class Session:
         return False
 
     @contextlib.asynccontextmanager
-    async def _endpoint(self) -> AsyncIterator[_Endpoint]:
-        """Yields the endpoint that the kubelet has already, else a new one."""
+    async def _server(self) -> AsyncIterator[UnixServer]:
+        """Yields the server that the kubelet has already, else a new one."""
         if self._early:
-            (endpoint, stack), self._early = self._early, None
+            (server, stack), self._early = self._early, None
             async with stack:
-                yield endpoint
+                yield server
         else:
-            async with self._served() as endpoint:
-                yield endpoint
+            async with self._served() as server:
+                yield server
 
     @contextlib.asynccontextmanager
-    async def _served(self) -> AsyncIterator[_Endpoint]:
-        """An endpoint that serves the present devices; its streams end with the context."""
+    async def _served(self) -> AsyncIterator[UnixServer]:
+        """A server of the present devices; its streams end with the context."""
         served: Feed[Devices] = Feed(self._devices.value)
-        plugin = DevicePlugin(
-            self._resource,
-            served,
-            self._allocator,
-            by_cdi=self._config.by_cdi,
-            counts=self.counts,
-        )
-        self._plugin = plugin
-        server = UnixServer([plugin], self._new_path())
+        self._plugin.devices = served
+        server = UnixServer([self._plugin], self._new_path())
         await server.listen()
         follow = asyncio.create_task(self._follow(served))
         try:
-            yield _Endpoint(plugin, server)
+            yield server
         finally:
             follow.cancel()
             served.close()  # the streams return, and the kubelet sees their end
             try:
-                await wait_drained(plugin.streams.map(lambda streams: streams.open))
+                await wait_drained(self._plugin.streams)
             finally:
                 await server.shutdown()
                 await asyncio.gather(follow, return_exceptions=True)
@@ -259,24 +247,24 @@ class Session:
         async for devices in self._devices.watch():
             served.publish(devices)
 
-    async def _register_until_served(self, endpoint: _Endpoint) -> bool:
+    async def _register_until_served(self, server: UnixServer) -> bool:
         """Registers until the kubelet holds our stream; returns False if our socket vanishes."""
         absent = Backoff(first=self.timing.retry_first, longest=self.timing.retry_longest)
-        while (trouble := await self._register(endpoint)) is not None:
+        while (trouble := await self._register(server)) is not None:
             self._tracker.fails(trouble, SessionPhase.REGISTERING)
             await asyncio.sleep(absent.next())
-            if not endpoint.server.exists():
+            if not server.exists():
                 return False
         self.counts.returns += self._lost
         self._lost = False
         self._tracker.registered(self.status.value.registrations + 1)
-        log.info("registered", resource=self._resource, endpoint=endpoint.server.path.name)
+        log.info("registered", resource=self._resource, endpoint=server.path.name)
         return True
 
-    async def _register(self, endpoint: _Endpoint) -> str | None:
+    async def _register(self, server: UnixServer) -> str | None:
         """Registers and waits for the kubelet's stream; returns what went wrong, or None."""
-        streams = endpoint.plugin.streams
-        before = streams.value.ever
+        opened = self._plugin.opened
+        before = opened.value
         try:
             self._kubelet.stat()
         except FileNotFoundError:
@@ -288,9 +276,9 @@ class Session:
         # A kubelet from 1.37 on takes each name once: it refuses one that it is connected to, and
         # then does not notice the end of that connection (`connectClient`).
         with contextlib.suppress(FileNotFoundError):  # removed: the kubelet refuses it
-            endpoint.server.move(self._new_path())
+            server.move(self._new_path())
         try:
-            await self._ask_to_register(endpoint.server.path)
+            await self._ask_to_register(server.path)
         except GRPCError as error:
             return f"the kubelet refuses: {error.status.name}: {error.message}"
         except TimeoutError:
@@ -302,7 +290,7 @@ class Session:
         connect = self.timing.connect
         try:
             async with asyncio.timeout(connect):
-                await streams.until(lambda now: now.ever > before)
+                await opened.until(lambda number: number > before)
         except TimeoutError:
             return f"registered, but the kubelet asks for no devices within {connect:g} s"
         return None
@@ -317,16 +305,16 @@ class Session:
         async with asyncio.timeout(self.timing.register):
             await ask(self._kubelet, _REGISTER, bytes(request))
 
-    async def _until_lost(self, endpoint: _Endpoint) -> str:
+    async def _until_lost(self, server: UnixServer) -> str:
         """Waits until the kubelet has dropped us; returns how that was noticed.
 
         A new kubelet.sock means nothing while our stream is open: newer kubelets replace it without
         a restart.
         """
-        streams = endpoint.plugin.streams
-        had = max(1, streams.value.open)  # two, if one was opened early
-        ended = asyncio.create_task(streams.until(lambda now: now.open < had))
-        removed = asyncio.create_task(self._until_removed(endpoint))
+        streams = self._plugin.streams
+        had = max(1, streams.value)  # two, if one was opened early
+        ended = asyncio.create_task(streams.until(lambda number: number < had))
+        removed = asyncio.create_task(self._until_removed(server))
         replaced = asyncio.create_task(self._until_replaced())
         ways = (ended, removed, replaced)
         try:
@@ -341,8 +329,8 @@ class Session:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _until_removed(self, endpoint: _Endpoint) -> None:
-        while endpoint.server.exists():  # noqa: ASYNC110 (the kubelet sets no event)
+    async def _until_removed(self, server: UnixServer) -> None:
+        while server.exists():  # noqa: ASYNC110 (the kubelet sets no event)
             await asyncio.sleep(until_tick(self.timing.socket_check))
 
     async def _until_replaced(self) -> str:

@@ -48,7 +48,7 @@ class Served:
 
     async def streams(self, number: int) -> None:
         """Waits until so many ListAndWatch streams are open."""
-        await first(self.plugin.streams, lambda streams: streams.open == number)
+        await first(self.plugin.streams, lambda streams: streams == number)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ async def test_the_end_does_not_wait_for_a_reader_that_sleeps(served: Served) ->
     await served.streams(1)
     served.devices.close()
     async with asyncio.timeout(DEADLINE):
-        await wait_drained(served.plugin.streams.map(lambda streams: streams.open))
+        await wait_drained(served.plugin.streams)
         await served.server.shutdown()
     assert not await asyncio.to_thread(list, sleeper.read())  # cut off, before a whole message
     sleeper.close()
