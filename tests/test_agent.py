@@ -35,7 +35,8 @@ from npu_agent.config import (
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
-from npu_agent.kubelet import cdi, podresources
+from npu_agent.kubelet import cdi
+from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
@@ -517,10 +518,10 @@ async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
         sessions=session.SessionTiming(verify_interval=0.01, verify_confirm=0.01)
     )
 
-    async def offered(_: Path) -> Mapping[str, frozenset[str]]:
+    async def offered(_: PodResources) -> Mapping[str, frozenset[str]]:
         return {NPU: frozenset(("somebody else's",))}
 
-    monkeypatch.setattr(podresources, "offered", offered)
+    monkeypatch.setattr(PodResources, "offered", offered)
     node.cards("warboy=2")
     async with node.agent():
         before = await node.listed(2)
