@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
@@ -43,28 +42,18 @@ def main(args: argparse.Namespace) -> int:
     return run_until_signal(_drain(args))
 
 
-@dataclass(slots=True)
-class _Held:
-    """The Pods with a card."""
-
-    pods: list[Pod] = field(default_factory=list)
-    """By their own objects: on this Node, with a request for NPUs or a claim."""
-    unclear: list[str] = field(default_factory=list)
-    """Why more may hold it."""
-
-
 async def _drain(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
         report = await report_of(api, name)
         card = card_of(args.npu, report.cards)
         if args.dry_run:
-            held = await _held(api, name, card, report)
+            holding, unclear = await _holders(api, name, card, report)
             lines = [
                 f"{pod.key} stays: it is {pod.stays}" if pod.stays else f"would evict {pod.key}"
-                for pod in held.pods
+                for pod in holding
             ]
-            print("\n".join([*lines, *held.unclear] or ["would evict no Pod"]))
+            print("\n".join([*lines, *unclear] or ["would evict no Pod"]))
             return
         target = Target(args.npu, card, report.first_ids, await known_ids(api, name))
         await set_cordon(api, name, target, args.reason)
@@ -76,38 +65,39 @@ async def _drain(args: argparse.Namespace) -> None:
     print(f"{args.npu} is free and can be reset; then `{again}`")
 
 
-async def _held(
+async def _holders(
     api: Api, node: str, card: ReportedCard, report: Report, evicted: Collection[str] = ()
-) -> _Held:
-    """Who holds a card, by the objects of Pods and claims, and by the agent's page.
+) -> tuple[list[Pod], list[str]]:
+    """The Pods that hold a card, and why more may hold it.
 
-    Of Pods that were `evicted` the objects may be gone before their containers are.
+    A Pod does by its own objects: on this Node, with a request for NPUs or a claim. Of Pods that
+    were `evicted` the objects may be gone before their containers are.
     """
     cluster = await fetch(api, "pods", "claims", "slices", node=node)
     if {"Pod", "ResourceClaim"} & cluster.refused.keys():
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
-    held = _Held()
-    pods = {pod.key: pod for pod in cluster.pods}
+    holding: list[Pod] = []
+    unclear: list[str] = []
     rows = view.holdings(cluster, _WORDS, AgentPages({node: report}))
     named = {(holder.namespace, holder.pod, f"claim/{holder.claim}") for holder in card.holders}
-    for key, pod in pods.items():
-        of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == key]
+    for pod in cluster.pods:
+        of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == pod.key]
         # Of a device that has left the slices the objects say no more than that the Pod has it.
         if any(
             _is(card, row) or (row.cores is None and (row.namespace, row.pod, row.of) in named)
             for row in of_pod
         ):
-            held.pods.append(pod)
+            holding.append(pod)
         elif any(row.cores is None and (not card.uuid or "?" in str(row.card)) for row in of_pod):
-            held.unclear.append(f"{key} has NPUs, and no agent says which")
-    keys = {pod.key for pod in held.pods}
+            unclear.append(f"{pod.key} has NPUs, and no agent says which")
+    keys = {pod.key for pod in holding}
     for holder in card.holders:
         key = one_line(f"{holder.namespace}/{holder.pod}")
         if key in keys:
             continue
         what = f"the agent names {key}, which no object shows as a Pod of Node {node} with NPUs"
-        held.unclear.append(f"{key} is ending" if key in evicted else what)
-    return held
+        unclear.append(f"{key} is ending" if key in evicted else what)
+    return holding, unclear
 
 
 def _is(card: ReportedCard, row: view.Holding) -> bool:
@@ -125,18 +115,21 @@ async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) ->
         CommandError: it is not within --timeout, or cannot be.
     """
     until, said = time.monotonic() + args.timeout, set[str]()
-    evictions = _Evictions(api, args.grace_period)
+    evicted: dict[str, str] = {}  # the names of Pods by UID
     while True:
         report = await report_of(api, node)
         card = next((card for card in report.cards if card.id == card_id), None)
         if card is None:
             raise CommandError(f"{args.npu} has left Node {node}, and is still cordoned")
-        held = await _held(api, node, card, report, evictions.granted.values())
-        waits = [*held.unclear]
+        holding, waits = await _holders(api, node, card, report, evicted.values())
+        pause = _EVERY
         if card.cordoned is None:
             waits = ["the agent has not seen the cordon: set `cordon: true` in its config"]
-        elif held.pods:
-            waits += await evictions.ask(held.pods)
+        elif holding:
+            for pod in holding:
+                reason, seconds = await _evict(api, pod, args.grace_period, evicted)
+                waits.append(reason)
+                pause = max(pause, seconds)
         elif not waits and card.held_by is not None:
             waits = [one_line(card.held_by)]
         if not waits:
@@ -148,39 +141,32 @@ async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) ->
         if time.monotonic() > until:
             left = "; ".join(waits)
             raise CommandError(f"not free within {args.timeout:g} s, and still cordoned: {left}")
-        await asyncio.sleep(min(max(_EVERY, evictions.wait), until - time.monotonic()))
+        await asyncio.sleep(min(pause, until - time.monotonic()))
 
 
-class _Evictions:
-    """Asks for the eviction of each Pod until it is granted."""
+async def _evict(
+    api: Api, pod: Pod, grace_period: int | None, evicted: dict[str, str]
+) -> tuple[str, float]:
+    """Asks for the eviction of a Pod, and adds it to the `evicted` once that is granted.
 
-    def __init__(self, api: Api, grace_period: int | None) -> None:
-        self._api, self._grace_period = api, grace_period
-        self.granted: dict[str, str] = {}
-        """The names of Pods by UID."""
-        self.wait = 0.0
-        """Seconds that the API server asked to wait."""
-
-    async def ask(self, holders: Sequence[Pod]) -> list[str]:
-        """Asks for those that it was not granted for; returns what each waits for."""
-        self.wait = 0.0
-        return [await self._ask(pod) for pod in holders]
-
-    async def _ask(self, pod: Pod) -> str:
-        if pod.metadata.deletion_timestamp or pod.uid in self.granted:
-            return f"{pod.key} is ending"
-        if pod.stays:
-            raise CommandError(
-                f"{pod.key} is {pod.stays}, which an eviction would bring back: it was not "
-                "evicted, and the card stays cordoned; delete its owner, or keep it off this Node"
-            )
-        refused = await pods.evict(self._api, pod, self._grace_period)
-        if refused is None:
-            self.granted[pod.uid] = pod.key
-            print(f"evicted {pod.key}", flush=True)
-            return f"{pod.key} is ending"
-        self.wait = max(self.wait, refused.retry_after or 0.0)
-        if (budget := refused.causes.get("DisruptionBudget")) is None:
-            return f"{pod.key} is not evicted: {refused.what}"
-        look = f"`kubectl get pdb -n {pod.namespace}`"
-        return f"{pod.key} is kept by its PodDisruptionBudget ({budget}): {look}"
+    Returns:
+        What the Pod waits for, and the seconds that the API server asks to wait.
+    """
+    ending = f"{pod.key} is ending", 0.0
+    if pod.metadata.deletion_timestamp or pod.uid in evicted:
+        return ending
+    if pod.stays:
+        raise CommandError(
+            f"{pod.key} is {pod.stays}, which an eviction would bring back: it was not "
+            "evicted, and the card stays cordoned; delete its owner, or keep it off this Node"
+        )
+    refused = await pods.evict(api, pod, grace_period)
+    if refused is None:
+        evicted[pod.uid] = pod.key
+        print(f"evicted {pod.key}", flush=True)
+        return ending
+    seconds = refused.retry_after or 0.0
+    if (budget := refused.causes.get("DisruptionBudget")) is None:
+        return f"{pod.key} is not evicted: {refused.what}", seconds
+    look = f"`kubectl get pdb -n {pod.namespace}`"
+    return f"{pod.key} is kept by its PodDisruptionBudget ({budget}): {look}", seconds
