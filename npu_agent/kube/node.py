@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
-from npu_agent.backoff import Backoff
 from npu_agent.kube import objects
 from npu_agent.kube.client import FIELD_MANAGER, Api
-from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import Condition, Meta
 from npu_agent.kube.request import Request
-
-
-class _Labels(msgspec.Struct, frozen=True):
-    labels: dict[str, Any] = msgspec.field(default={}, name="f:labels")
-
-
-class _Fields(msgspec.Struct, frozen=True):
-    metadata: _Labels = msgspec.field(default=_Labels(), name="f:metadata")
 
 
 class Manager(msgspec.Struct, frozen=True):
@@ -31,11 +20,12 @@ class Manager(msgspec.Struct, frozen=True):
     manager: str = ""
     operation: str = ""
     subresource: str = ""
-    fields: _Fields = msgspec.field(default=_Fields(), name="fieldsV1")
+    fields: dict[str, dict[str, dict[str, Any]]] = msgspec.field(default={}, name="fieldsV1")
+    """``{"f:metadata": {"f:labels": {"f:example.com/npu": {}}}}``."""
 
     @property
     def labels(self) -> frozenset[str]:
-        keys = self.fields.metadata.labels
+        keys = self.fields.get("f:metadata", {}).get("f:labels", {})
         return frozenset(key.removeprefix("f:") for key in keys if key.startswith("f:"))
 
 
@@ -64,25 +54,19 @@ class NodeMeta(Meta, frozen=True, kw_only=True):
 
 
 class ThisNode(objects.Node, frozen=True):
-    """Our own Node."""
+    """Our own Node; a request for its metadata only leaves the rest empty."""
 
-    metadata: NodeMeta
-
-
-class _Partial(msgspec.Struct, frozen=True):
     metadata: NodeMeta
 
 
 CONDITION_MANAGER = "npu-agent-condition"
-_TRIES = 20
-"""To change an annotation while others change the Node."""
 _FROM_CACHE = {"resourceVersion": "0"}
 """Any version: the API server answers from its cache."""
 
 
 async def read(api: Api, name: str) -> NodeMeta:
     """The Node's metadata, from the API server's cache."""
-    request = Request("get", "Node", _Partial, name=name, metadata_only=True, query=_FROM_CACHE)
+    request = Request("get", "Node", ThisNode, name=name, metadata_only=True, query=_FROM_CACHE)
     return (await api.ask(request)).metadata
 
 
@@ -105,7 +89,7 @@ async def apply_labels(api: Api, node: NodeMeta, labels: Mapping[str, str]) -> N
     if labels:  # an empty object would be owned too, and would stay behind
         metadata["labels"] = dict(labels)
     body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    request = Request("apply", "Node", _Partial, name=node.name, metadata_only=True, body=body)
+    request = Request("apply", "Node", ThisNode, name=node.name, metadata_only=True, body=body)
     return (await api.ask(request)).metadata
 
 
@@ -117,37 +101,5 @@ async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
     body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     if conditions:
         body["status"] = {"conditions": msgspec.to_builtins(conditions)}
-    request = Request("apply", "Node", _Partial, name=name, metadata_only=True, body=body)
+    request = Request("apply", "Node", ThisNode, name=name, metadata_only=True, body=body)
     await api.ask(replace(request, subresource="status", manager=CONDITION_MANAGER))
-
-
-async def change_annotation(
-    api: Api, name: str, key: str, change: Callable[[str | None], str | None]
-) -> None:
-    """Changes an annotation of a Node: what others write meanwhile is never lost.
-
-    Args:
-        api: the API server.
-        name: the Node's.
-        key: the annotation's.
-        change: the text that is there (None: none) to the one that should be.
-
-    Raises:
-        ApiError: of any kind; CONFLICT where others write without end.
-    """
-    pause = Backoff(longest=1.0)
-    get = Request("get", "Node", _Partial, name=name, metadata_only=True)
-    while True:
-        meta = (await api.ask(get)).metadata
-        before = meta.annotations.get(key)
-        if (after := change(before)) == before:
-            return
-        written = {"resourceVersion": meta.resource_version, "annotations": {key: after}}
-        try:
-            await api.ask(replace(get, verb="patch", body={"metadata": written}))
-        except ApiError as error:
-            if error.kind is not ErrorKind.CONFLICT or pause.tries >= _TRIES:
-                raise
-            await asyncio.sleep(pause.next())
-        else:
-            return

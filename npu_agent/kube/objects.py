@@ -6,11 +6,9 @@ of the JSON. Parts that only the scheduler's rules read stay plain values.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-
-T = TypeVar("T")
 
 Plain = dict[str, Any]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")]
@@ -21,20 +19,6 @@ RequestName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as the API names them."""
-
-
-class ListMeta(Struct, frozen=True):
-    """The metadata of a page of a list."""
-
-    next: str = msgspec.field(default="", name="continue")
-    """Asks for the next page; "": there is none."""
-
-
-class ObjectList(Struct, Generic[T], frozen=True):
-    """A list, or a page of one."""
-
-    metadata: ListMeta = ListMeta()
-    items: tuple[T, ...] | None = None
 
 
 class ObjectVersion(Struct, frozen=True):
@@ -294,16 +278,3 @@ class ResourceSlice(Object, frozen=True):
     """A ResourceSlice."""
 
     spec: SliceSpec
-
-
-class ClassSpec(Struct, frozen=True):
-    """Selectors are ``{"cel": {"expression": ...}}``."""
-
-    selectors: tuple[Plain, ...] = ()
-    extended_resource_name: str | None = None
-
-
-class DeviceClass(Object, frozen=True):
-    """A DeviceClass."""
-
-    spec: ClassSpec = ClassSpec()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
+import msgspec
 from msgspec.structs import fields
 
 from npu_agent.backoff import Backoff
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import IS_IT_KUBERNETES
-from npu_agent.kube.objects import Object, ObjectList
+from npu_agent.kube.objects import Object, Struct
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster.objects import Cluster
+
+T = TypeVar("T")
 
 KINDS: dict[str, type[Object]] = {
     field.name: get_args(field.type)[0] for field in fields(Cluster) if field.name != "refused"
@@ -33,6 +36,20 @@ _DEADLINE = 30.0
 """Seconds for a page."""
 _PATIENCE = 60.0
 """Seconds for all of them, with waiting for a server that has too much to do."""
+
+
+class ListMeta(Struct, frozen=True):
+    """The metadata of a page of a list."""
+
+    next: str = msgspec.field(default="", name="continue")
+    """Asks for the next page; "": there is none."""
+
+
+class ObjectList(Struct, Generic[T], frozen=True):
+    """A list, or a page of one."""
+
+    metadata: ListMeta = ListMeta()
+    items: tuple[T, ...] | None = None
 
 
 async def fetch(

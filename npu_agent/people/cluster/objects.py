@@ -8,7 +8,6 @@ from npu_agent.kube.objects import (
     ApiTaint,
     ClaimSpec,
     Condition,
-    DeviceClass,
     Node,
     Object,
     Plain,
@@ -17,6 +16,19 @@ from npu_agent.kube.objects import (
     Struct,
 )
 from npu_agent.people.cluster.pods import DaemonSet, Pod
+
+
+class ClassSpec(Struct, frozen=True):
+    """Selectors are ``{"cel": {"expression": ...}}``."""
+
+    selectors: tuple[Plain, ...] = ()
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(Object, frozen=True):
+    """A DeviceClass."""
+
+    spec: ClassSpec = ClassSpec()
 
 
 class ClaimTemplateSpec(Struct, frozen=True):

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.kube.objects import ApiTaint, DeviceClass, Node, Plain, ResourceClaim
+from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
 from npu_agent.people.cluster import cel, view
 from npu_agent.people.cluster.agents import AgentPages, agents
-from npu_agent.people.cluster.objects import Cluster, condition, expressions
+from npu_agent.people.cluster.objects import Cluster, DeviceClass, condition, expressions
 from npu_agent.people.cluster.pods import Pod, PodClaim
 from npu_agent.people.cluster.view import Words
 from npu_agent.text import closest, listed, natural, one_line

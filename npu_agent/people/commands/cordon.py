@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from npu_agent.backoff import Backoff
 from npu_agent.cli import WRONG, CommandError, program
 from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.inventory.inventory import read_once
-from npu_agent.kube import Api, ApiError, ErrorKind, node
+from npu_agent.kube import Api, ApiError, ErrorKind, ThisNode
 from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
+from npu_agent.kube.request import Request
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster.agents import report_of
@@ -33,6 +36,8 @@ _RIGHTS = (
     "then `kubectl create clusterrolebinding npu-service --clusterrole=npu-service --user=NAME`"
 )
 """For a person, where the client's own remedy is for the agent."""
+_TRIES = 20
+"""To change the annotation while others change the Node."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -152,7 +157,39 @@ async def set_cordon(api: Api, name: str, target: Target, reason: str | None) ->
             raise CommandError(f"{target.npu} of Node {name} is not cordoned{of}")
         return json.dumps(after) if after else None
 
-    await node.change_annotation(api, name, ANNOTATION, change)
+    await change_annotation(api, name, ANNOTATION, change)
+
+
+async def change_annotation(
+    api: Api, name: str, key: str, change: Callable[[str | None], str | None]
+) -> None:
+    """Changes an annotation of a Node: what others write meanwhile is never lost.
+
+    Args:
+        api: the API server.
+        name: the Node's.
+        key: the annotation's.
+        change: the text that is there (None: none) to the one that should be.
+
+    Raises:
+        ApiError: of any kind; CONFLICT where others write without end.
+    """
+    pause = Backoff(longest=1.0)
+    get = Request("get", "Node", ThisNode, name=name, metadata_only=True)
+    while True:
+        meta = (await api.ask(get)).metadata
+        before = meta.annotations.get(key)
+        if (after := change(before)) == before:
+            return
+        written = {"resourceVersion": meta.resource_version, "annotations": {key: after}}
+        try:
+            await api.ask(replace(get, verb="patch", body={"metadata": written}))
+        except ApiError as error:
+            if error.kind is not ErrorKind.CONFLICT or pause.tries >= _TRIES:
+                raise
+            await asyncio.sleep(pause.next())
+        else:
+            return
 
 
 def _names(card: ReportedCard) -> set[str]:

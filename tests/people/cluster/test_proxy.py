@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.credentials import at
-from npu_agent.kube.objects import ObjectList
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import proxy
+from npu_agent.people.cluster.fetch import ObjectList
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.proxy import Login, through_kubectl
 from tests.kube.helpers import Authority, authority

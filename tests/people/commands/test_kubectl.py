@@ -19,10 +19,9 @@ from npu_agent.cli import CommandError
 from npu_agent.cli import main as cli
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
-from npu_agent.kube import node as kube_node
 from npu_agent.people.cluster import fetch
 from npu_agent.people.cluster.why import Explanation, Fact
-from npu_agent.people.commands import drain, kubectl, kubectl_why, screen
+from npu_agent.people.commands import cordon, drain, kubectl, kubectl_why, screen
 from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import status
 from tests.people.commands.reached import reach
@@ -617,7 +616,7 @@ async def test_a_card_is_cordoned_and_brought_back(
         assert (name, key) == ("n2", ANNOTATION)
         written.append(by(written[-1]))
 
-    monkeypatch.setattr(kube_node, "change_annotation", change)
+    monkeypatch.setattr(cordon, "change_annotation", change)
     for words in (
         ("cordon", "n2", "npu1", "--reason=fan"),
         ("uncordon", "n2", "npu1"),
