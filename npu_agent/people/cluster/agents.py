@@ -69,8 +69,7 @@ async def status_of(api: Api, node: str) -> dict[str, object]:
         ApiError: of any kind.
         CommandError: no agent runs there, or several do.
     """
-    selectors = {"pods": AGENT, "daemon_sets": AGENT}
-    cluster = await fetch(api, *selectors, selectors=selectors, node=node)
+    cluster = await fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}, node=node)
     for refusal in cluster.refused.values():
         raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
     pods = only(node, agents(cluster)[node])

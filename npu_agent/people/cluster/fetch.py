@@ -16,6 +16,7 @@ from npu_agent.kube.errors import IS_IT_KUBERNETES
 from npu_agent.kube.objects import Object, Struct
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster.objects import Cluster
+from npu_agent.people.cluster.pods import AGENT
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ async def fetch(
         api: the API server.
         kinds: fields of a Cluster.
         namespace: of Pods, claims and templates; "": all.
-        selectors: of labels, by the kind's field.
+        selectors: of labels, by the kind's field. DaemonSets are read with the agent's label.
         pod: the only Pod that is read, also when it has ended; "": all that have not.
         node: the Node of Pods and slices; "": all.
 
@@ -74,6 +75,7 @@ async def fetch(
         ApiError: of any other kind.
     """
     refused: dict[str, str] = {}
+    labels = {**selectors, "daemon_sets": AGENT}
     on_node = f",spec.nodeName={node}" if node else ""
     field_selectors = {
         "pods": (f"metadata.name={pod}" if pod else _LIVING) + on_node,
@@ -84,7 +86,7 @@ async def fetch(
         query = {"limit": str(_LIMIT)}
         if field_selector := field_selectors.get(kind):
             query["fieldSelector"] = field_selector
-        if label_selector := selectors.get(kind):
+        if label_selector := labels.get(kind):
             query["labelSelector"] = label_selector
         where = namespace if kind in _NAMESPACED else ""
         try:

@@ -180,8 +180,7 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         return await _page(api, args), []
     words = _words()
     if args.command == "nodes":
-        selectors = {"nodes": args.selector, "daemon_sets": AGENT}
-        cluster = await fetch(api, "nodes", *_OF_PODS, selectors=selectors)
+        cluster = await fetch(api, "nodes", *_OF_PODS, selectors={"nodes": args.selector})
         rows_: Sequence[Any] = await _node_rows(api, cluster, words)
         notes = _refusals(cluster)
         return _shown(args, rows_, _NODES, _none("no NPUs found", notes)), notes
@@ -193,13 +192,10 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         else:
             text = kubectl_why.lines(answer, each=args.output == "wide")
         return text, _refusals(cluster)
-    selectors = {"pods": args.selector, "daemon_sets": AGENT}
-    read_all = fetch(api, *_OF_PODS, namespace=space, selectors=selectors)
+    read_all = fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector})
     if space or args.selector:
-        labelled = {"pods": AGENT, "daemon_sets": AGENT}
-        cluster, of_agents = await asyncio.gather(
-            read_all, fetch(api, *labelled, selectors=labelled)
-        )
+        labelled = fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT})
+        cluster, of_agents = await asyncio.gather(read_all, labelled)
     else:
         cluster = of_agents = await read_all
     held = rows.holdings(cluster, words, AgentPages())

@@ -104,8 +104,8 @@ async def _names(kind: str, line: _Line) -> Sequence[str]:
         if kind == "npu":
             return [card.name for card in (await report_of(api, line.named[0])).cards]
         if kind == "node":
-            selectors = {"pods": AGENT, "daemon_sets": AGENT}
-            return sorted(agents(await fetch(api, *selectors, selectors=selectors)))
+            cluster = await fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT})
+            return sorted(agents(cluster))
         if kind == "namespace":
             return sorted({pod.namespace for pod in (await fetch(api, "pods")).pods})
         space = line.args.namespace or place.namespace

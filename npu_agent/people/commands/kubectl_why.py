@@ -11,7 +11,6 @@ from npu_agent.cli import CommandError
 from npu_agent.kube import Api
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.pods import AGENT
 from npu_agent.people.cluster.view import Words
 from npu_agent.people.cluster.why import Explanation, why
 from npu_agent.text import listed, one_line
@@ -36,7 +35,7 @@ async def answer(api: Api, namespace: str, name: str, words: Words) -> tuple[Exp
     named, own, cluster = await asyncio.gather(
         fetch(api, "pods", namespace=namespace, pod=name),
         fetch(api, "claims", "templates", namespace=namespace),
-        fetch(api, *_KINDS, selectors={"daemon_sets": AGENT}),
+        fetch(api, *_KINDS),
     )
     for pod in named.pods:
         refused = {**own.refused, **cluster.refused}
