@@ -6,8 +6,6 @@ here, on the event loop.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -253,29 +251,6 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
         log.exception("the search for cards failed")
         trouble = f"internal error: {error!r}"
     return _Found(before.entries, trouble)
-
-
-async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
-    """Returns one complete Snapshot, for people's commands; four seconds at most.
-
-    The load of a core in use is known from two readings: with `load` it waits for a second one,
-    after more than the second in which a driver may count once, or for a third one.
-    """
-    inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
-    async with asyncio.TaskGroup() as parts:
-        running = parts.create_task(inventory.run())
-        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(4.0 if load else 0.0):
-                snapshot = await inventory.snapshots.until(has_loads)
-        running.cancel()
-    return snapshot
-
-
-def has_loads(snapshot: Snapshot) -> bool:
-    """Whether the load of each core is known whose driver counts cycles."""
-    cores = (core for card in snapshot.cards if card.reading for core in card.reading.cores)
-    return all(core.utilization is not None for core in cores if core.cycles is not None)
 
 
 def _log_trends(changes: Iterable[TrendChange]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.core import offer as advertise
 from npu_agent.files import SIMULATION
-from npu_agent.inventory.inventory import read_once
+from npu_agent.people.cards import read_once
 from npu_agent.vendors.furiosa.families import FAMILIES, Family
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.outputs.deviceplugin.helpers import devnames

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.hardware import CardState, CoreReading, Reading, SensorKind, Snapshot
-from npu_agent.inventory.inventory import read_once
 from npu_agent.people import simulator
+from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.golden import golden

@@ -29,8 +29,9 @@ from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import ProbeSettings
-from npu_agent.inventory.inventory import Inventory, read_once
+from npu_agent.inventory.inventory import Inventory
 from npu_agent.people import simulator
+from npu_agent.people.cards import read_once
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import (

@@ -19,8 +19,8 @@ from npu_agent.cli.common import host_root, quiet, vendors
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut
-from npu_agent.inventory.inventory import read_once
 from npu_agent.kubelet.cdi import NAME, grants_spec, spec_file
+from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.vendors import CDI_KINDS, REGISTRY
 

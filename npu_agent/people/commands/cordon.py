@@ -16,13 +16,13 @@ from npu_agent.backoff import Backoff
 from npu_agent.cli import WRONG, CommandError, program
 from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
-from npu_agent.inventory.inventory import read_once
 from npu_agent.kube import Api, ApiError, ErrorKind, ThisNode
 from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kube.request import Request
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
+from npu_agent.people.cards import read_once
 from npu_agent.people.cluster.agents import report_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.proxy import through_kubectl

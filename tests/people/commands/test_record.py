@@ -18,8 +18,8 @@ import pytest
 
 from npu_agent.cli.main import main
 from npu_agent.core.hardware import Snapshot
-from npu_agent.inventory.inventory import read_once
 from npu_agent.people import simulator
+from npu_agent.people.cards import read_once
 from npu_agent.people.commands import record
 from npu_agent.people.commands.record import Names
 from npu_agent.people.simulator import replay

@@ -1,0 +1,36 @@
+"""Reads the cards of a host once, for commands that need no running agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from npu_agent.core.hardware import Snapshot
+from npu_agent.core.vendor import Vendor
+from npu_agent.feed import Feed
+from npu_agent.inventory.card import ProbeSettings
+from npu_agent.inventory.inventory import Inventory
+
+
+async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
+    """Returns one complete Snapshot; four seconds at most.
+
+    The load of a core in use is known from two readings: with `load` it waits for a second one,
+    after more than the second in which a driver may count once, or for a third one.
+    """
+    inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
+    async with asyncio.TaskGroup() as parts:
+        running = parts.create_task(inventory.run())
+        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(4.0 if load else 0.0):
+                snapshot = await inventory.snapshots.until(has_loads)
+        running.cancel()
+    return snapshot
+
+
+def has_loads(snapshot: Snapshot) -> bool:
+    """Whether the load of each core is known whose driver counts cycles."""
+    cores = (core for card in snapshot.cards if card.reading for core in card.reading.cores)
+    return all(core.utilization is not None for core in cores if core.cycles is not None)
