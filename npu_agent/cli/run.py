@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _simulated(
         raise CommandError(str(error), WRONG) from error
     except simulator.SimulatorError as error:
         raise CommandError(f"--simulate, --host-root: {error}", FAILED) from error
-    return simulator.Simulation(root).run
+    return partial(simulator.simulate, root)
 
 
 def _real_cards() -> list[str]:

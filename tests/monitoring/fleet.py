@@ -125,7 +125,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     agent = Agent(Effective(config, {}), Host(root, name))
     stop = asyncio.Event()
     parts = [asyncio.create_task(serve(agent, stop))]
-    parts.append(asyncio.create_task(simulator.Simulation(root, interval=0.5).run()))
+    parts.append(asyncio.create_task(simulator.simulate(root, interval=0.5)))
     if busy:
         parts.append(asyncio.create_task(_allocate(kubelet)))
     try:

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from npu_agent import logs
@@ -89,7 +90,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        host = Host(root, "demo-node", simulation=simulator.Simulation(root).run)
+        host = Host(root, "demo-node", simulation=partial(simulator.simulate, root))
         agent = Agent(load(file, REGISTRY), host, config_file=file)
         tour = Tour(root, file, specs, kubelet, agent)
         claims = ClaimsNode(directory / "dra", specs)

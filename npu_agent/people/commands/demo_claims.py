@@ -215,7 +215,7 @@ class ClaimsNode:
             await part.start()
         config, self._api = load(file, REGISTRY), Api(lambda: at(url, "the demo"))
         self._agent = Agent(config, Host(self._root, _NODE), config_file=file, api=self._api)
-        parts = (serve(self._agent, self._stop), simulator.Simulation(self._root).run())
+        parts = (serve(self._agent, self._stop), simulator.simulate(self._root))
         self._running = [asyncio.create_task(part) for part in parts]
 
     def _claim(self, name: str) -> ClaimRef:

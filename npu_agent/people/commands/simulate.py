@@ -114,7 +114,7 @@ def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
 
 
 async def _live(root: Path, summary: str) -> None:
-    running = asyncio.create_task(simulator.Simulation(root).run())
+    running = asyncio.create_task(simulator.simulate(root))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, running.cancel)

@@ -1,6 +1,6 @@
 """A driver tree that lives and can be made to fail: the agent reads it as it reads a real host.
 
-`make` writes it, `Simulation` keeps it alive, `apply_fault` breaks and repairs its cards.
+`make` writes it, `simulate` keeps it alive, `apply_fault` breaks and repairs its cards.
 """
 
 from npu_agent.people.simulator.cards import (
@@ -13,12 +13,12 @@ from npu_agent.people.simulator.cards import (
 )
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard
 from npu_agent.people.simulator.tree import (
-    Simulation,
     SimulatorError,
     apply_fault,
     cards,
     make,
     show,
+    simulate,
     tick,
 )
 
@@ -27,7 +27,6 @@ __all__ = [
     "MAX_CARDS",
     "CardSpec",
     "SimulatedCard",
-    "Simulation",
     "SimulatorError",
     "apply_fault",
     "card",
@@ -36,6 +35,7 @@ __all__ = [
     "make",
     "parse_cards",
     "show",
+    "simulate",
     "tick",
     "with_driver",
 ]

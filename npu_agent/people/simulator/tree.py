@@ -96,7 +96,7 @@ def show(root: Path, recorded: Picture, directories: Collection[str]) -> None:
         tree.show(recorded, {}, directories)
 
 
-def apply_fault(root: Path, card: str, fault: str) -> None:
+def apply_fault(root: Path, npu: str, fault: str) -> None:
     """Does something to a card, by its name, UUID or PCI address; it is on disk when this returns.
 
     Raises:
@@ -105,11 +105,12 @@ def apply_fault(root: Path, card: str, fault: str) -> None:
     given = find_fault(fault)
 
     def change(cards: _Cards) -> _Cards:
-        known = [{card.spec.name, card.spec.pci_bus_id, card.spec.uuid} for card in cards]
-        if not any(card in keys for keys in known):
-            raise ValueError(f"no card {card!r}{suggest(card, [card.spec.name for card in cards])}")
+        meant = [npu in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid) for card in cards]
+        if not any(meant):
+            raise ValueError(f"no card {npu!r}{suggest(npu, [card.spec.name for card in cards])}")
         return tuple(
-            given.give(old) if card in keys else old for old, keys in zip(cards, known, strict=True)
+            given.give(card) if is_meant else card
+            for card, is_meant in zip(cards, meant, strict=True)
         )
 
     _change(root, change)
@@ -126,28 +127,24 @@ def cards(root: Path) -> tuple[SimulatedCard, ...]:
         return _load(root).cards
 
 
-class Simulation:
-    """Keeps a tree alive: readings move each `interval` seconds, faults that last go on."""
+async def simulate(root: Path, interval: float = 1.0) -> None:
+    """Keeps a tree alive: readings move each `interval` seconds, faults that last go on.
 
-    def __init__(self, root: Path, interval: float = 1.0) -> None:
-        self._root = root
-        self._interval = interval
-
-    async def run(self) -> None:
-        """Goes on until cancelled; raises SimulatorError if this is not a simulated tree."""
-        cards(self._root)
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(self._interval)
-            now = time.monotonic()
-            # On a thread: the demo runs the agent in the same event loop.
-            step = asyncio.create_task(asyncio.to_thread(tick, self._root, now - last))
-            try:
-                await asyncio.shield(step)
-            finally:
-                # The tree may be removed once this is cancelled.
-                await asyncio.gather(step, return_exceptions=True)
-            last = now
+    Goes on until cancelled; raises SimulatorError if this is not a simulated tree.
+    """
+    cards(root)
+    last = time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        now = time.monotonic()
+        # On a thread: the demo runs the agent in the same event loop.
+        step = asyncio.create_task(asyncio.to_thread(tick, root, now - last))
+        try:
+            await asyncio.shield(step)
+        finally:
+            # The tree may be removed once this is cancelled.
+            await asyncio.gather(step, return_exceptions=True)
+        last = now
 
 
 def _advanced(card: SimulatedCard, dt: float) -> SimulatedCard:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from npu_agent.people.simulator import (
-    Simulation,
     SimulatorError,
     apply_fault,
     cards,
     make,
     parse_cards,
+    simulate,
     tick,
 )
 from npu_agent.people.simulator.furiosa.driver import core, liveness, management, nodes
@@ -273,7 +273,7 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
         goal = ticks() + 3
         await asyncio.to_thread(wait_until, lambda: ticks() >= goal)
 
-    running = asyncio.create_task(Simulation(root, interval=0.001).run())
+    running = asyncio.create_task(simulate(root, interval=0.001))
     await some_ticks()
 
     apply_fault(root, "npu0", "dead")
