@@ -175,11 +175,12 @@ def _matches(expression: str, device: bytes) -> bool:
     """Evaluates like `matches`, for a device with what the expression reads of it."""
     driver, shared, attributes, capacities = msgspec.json.decode(device)
     domains = _domains(expression)
+    quantities = ((name, _quantity(capacity["value"])) for name, capacity in capacities.items())
     variable = {
         "driver": driver,
         "allowMultipleAllocations": shared,
         "attributes": _by_domain(_values(attributes, expression), driver, domains),
-        "capacity": _by_domain(_capacities(capacities), driver, domains),
+        "capacity": _by_domain(quantities, driver, domains),
     }
     try:
         answer = _compiled(expression).eval(data={"device": variable})
@@ -217,11 +218,6 @@ def _values(attributes: dict[str, Any], expression: str) -> Iterator[tuple[str, 
             yield name, _version(value) if kind == "version" else value
         elif name.rpartition("/")[2] in expression:
             raise CannotJudgeError(f"it reads attribute {name}, which has type {kind}")
-
-
-def _capacities(capacities: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, capacity in capacities.items():
-        yield name, _quantity(capacity["value"])
 
 
 @lru_cache(maxsize=512)

@@ -222,13 +222,11 @@ def _held(cluster: Cluster, words: Words) -> dict[str, set[str]]:
     return by_pool
 
 
-def _asked(cluster: Cluster, words: Words) -> dict[str, dict[str, int]]:
-    """The devices that Pods have of each resource, by Node."""
-    by_node: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+def _asked(cluster: Cluster, words: Words) -> Counter[str]:
+    """How many devices of the device plugin Pods have, by Node."""
+    by_node: Counter[str] = Counter()
     for pod in cluster.pods:
-        if pod.spec.node_name:
-            for resource, count in _plugin_requests(pod, words).items():
-                by_node[pod.spec.node_name][resource] += count
+        by_node[pod.spec.node_name] += sum(_plugin_requests(pod, words).values())
     return by_node
 
 
@@ -295,21 +293,19 @@ def _add_slices(sums: _Sums, pool: list[PublishedDevice], held: set[str]) -> Non
     sums.apis.append("dra")
 
 
-def _add_resources(sums: _Sums, node: Node, asked: Mapping[str, int], words: Words) -> bool:
+def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:
     """The device plugin's devices; returns whether their cores are known, by the Node's labels."""
-    capacity = _counts(node.status.capacity, words)
-    if not capacity:
+    devices = _devices(node.status.capacity, words)
+    if not devices:
         return True
     sums.apis.append("device-plugin")
-    devices = sum(capacity.values())
     count, family = _label(node, "npu.count", words), _label(node, "npu.family", words)
     width = words.cores.get(family or "")
     if width is None or not (count or "").isdigit():
         return False
     cards = int(count or 0) - sums.cards  # those that DRA does not have
     cards_each = cards * width // devices
-    usable = sum(_counts(node.status.allocatable, words).values())
-    used = sum(asked.values())
+    usable = _devices(node.status.allocatable, words)
     sums.cards += cards
     sums.healthy += cards * usable // devices
     sums.cores += cards * width
@@ -335,12 +331,9 @@ def _from_page(page: Report, others: _Sums) -> _Sums:
     return sums
 
 
-def _counts(quantities: Mapping[str, str], words: Words) -> dict[str, int]:
-    return {
-        name: count
-        for name, text in quantities.items()
-        if words.is_resource(name) and (count := number(text))
-    }
+def _devices(quantities: Mapping[str, str], words: Words) -> int:
+    """The devices of all the vendors' resources."""
+    return sum(number(text) for name, text in quantities.items() if words.is_resource(name))
 
 
 def _label(node: Node, name: str, words: Words) -> str | None:
