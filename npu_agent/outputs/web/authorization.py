@@ -22,7 +22,14 @@ from npu_agent.text import one_line
 
 log = logger(__name__)
 
-RESULTS = ("allowed", "unauthenticated", "forbidden", "unavailable", "limited")
+_RESULTS = {
+    HTTPStatus.OK: "allowed",
+    HTTPStatus.UNAUTHORIZED: "unauthenticated",
+    HTTPStatus.FORBIDDEN: "forbidden",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+    HTTPStatus.TOO_MANY_REQUESTS: "limited",
+}
+"""By the status of the answer, as they are counted."""
 HOW = "kubectl create token ACCOUNT"
 """Makes a token for a person who tries it."""
 
@@ -45,14 +52,12 @@ _AT_ONCE = 4
 _MOST = 256
 """Allowed clients and paths that are remembered."""
 
-Refusal = tuple[str, PageAnswer]
-
 
 class Authorizer:
     """Decides about requests, and counts them in `results`."""
 
     def __init__(self, api: Api, timing: ReviewTiming = ReviewTiming()) -> None:
-        self.results = Counter(dict.fromkeys(RESULTS, 0))
+        self.results = Counter(dict.fromkeys(_RESULTS.values(), 0))
         self.timing = timing
         self._api = api
         self._allowed: dict[tuple[bytes, str], float] = {}
@@ -68,11 +73,10 @@ class Authorizer:
 
     async def refusal(self, authorization: str, path: str, address: str) -> PageAnswer | None:
         refused = await self._refusal(authorization, path, address)
-        result, answer = refused or ("allowed", None)
-        self.results[result] += 1
-        return answer
+        self.results[_RESULTS[refused.status if refused else HTTPStatus.OK]] += 1
+        return refused
 
-    async def _refusal(self, authorization: str, path: str, address: str) -> Refusal | None:
+    async def _refusal(self, authorization: str, path: str, address: str) -> PageAnswer | None:
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -83,7 +87,7 @@ class Authorizer:
             return None
         if self._has_asked_much(address):
             text = "too many requests with unchecked tokens: try again\n"
-            return "limited", text_answer(
+            return text_answer(
                 text, HTTPStatus.TOO_MANY_REQUESTS, **{"Retry-After": f"{self.timing.window:.0f}"}
             )
         try:
@@ -97,11 +101,11 @@ class Authorizer:
                 "cannot check your token at the API server: try again; npu-agent's log has the "
                 "reason\n"
             )
-            return "unavailable", text_answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
+            return text_answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
         self._reporter.works()
         return refused
 
-    async def _ask(self, token: str, key: tuple[bytes, str]) -> Refusal | None:
+    async def _ask(self, token: str, key: tuple[bytes, str]) -> PageAnswer | None:
         path, deadline = key[1], self.timing.deadline
         user = await user_of(self._api, token, deadline=deadline)
         if user is None:
@@ -111,7 +115,7 @@ class Authorizer:
                 f"{one_line(user.name)} may not get {one_line(path)}: bind a ClusterRole with this "
                 "path in nonResourceURLs to it, such as npu-agent-metrics\n"
             )
-            return "forbidden", text_answer(text, HTTPStatus.FORBIDDEN)
+            return text_answer(text, HTTPStatus.FORBIDDEN)
         self._allowed.pop(key, None)
         self._allowed[key] = time.monotonic() + self.timing.allowed
         if len(self._allowed) > _MOST:
@@ -132,8 +136,6 @@ class Authorizer:
         return False
 
 
-def _unauthenticated(why: str) -> Refusal:
+def _unauthenticated(why: str) -> PageAnswer:
     text = f"{why} (Authorization: Bearer …), such as one of `{HOW}`\n"
-    return "unauthenticated", text_answer(
-        text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"}
-    )
+    return text_answer(text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"})

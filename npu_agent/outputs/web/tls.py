@@ -60,11 +60,6 @@ def tls_files(config: TlsConfig) -> TlsFiles | None:
 class RefusedError(Exception):
     """The files cannot be used: what is wrong, and the remedy."""
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}: {remedy}")
-        self.what = what
-        self.remedy = remedy
-
 
 class Certificates:
     """`context` is the TLS context in force, `state` how it stands."""
@@ -127,11 +122,11 @@ def _contents(where: TlsFiles) -> tuple[bytes, ...]:
             content = files.content(path, _LARGEST + 1)
         except OSError as error:
             why = error.strerror or error
-            raise RefusedError(f"{path} cannot be read: {why}", "let the agent read it") from error
+            raise RefusedError(f"{path} cannot be read: {why}: let the agent read it") from error
         if content is None:
-            raise RefusedError(f"{path} is missing", "mount the Secret there")
+            raise RefusedError(f"{path} is missing: mount the Secret there")
         if len(content) > _LARGEST:
-            raise RefusedError(f"{path} is larger than 1 MiB", "that is not a certificate")
+            raise RefusedError(f"{path} is larger than 1 MiB: that is not a certificate")
         contents.append(content)
     return tuple(contents)
 
@@ -144,15 +139,17 @@ def _context(where: TlsFiles, cert: bytes) -> tuple[ssl.SSLContext, float]:
         context.load_cert_chain(where.cert, where.key, password=lambda: "")
     except ssl.SSLError as error:
         raise RefusedError(
-            f"{where.cert} and {where.key} cannot be used ({_openssl_reason(error)})",
-            "both have to be PEM, the key that of the first certificate, and without a passphrase",
+            f"{where.cert} and {where.key} cannot be used ({_openssl_reason(error)}): both have to "
+            "be PEM, the key that of the first certificate, and without a passphrase"
         ) from error
     if where.client_ca is not None:
         try:
             context.load_verify_locations(where.client_ca)
         except ssl.SSLError as error:
-            why = f"{where.client_ca} has no certificate of an authority ({_openssl_reason(error)})"
-            raise RefusedError(why, "it has to be PEM") from error
+            raise RefusedError(
+                f"{where.client_ca} has no certificate of an authority ({_openssl_reason(error)}): "
+                "it has to be PEM"
+            ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context, _expiry(where.cert, cert)
 
@@ -165,7 +162,7 @@ def _expiry(path: Path, cert: bytes) -> float:
     pem = re.search(rb"-----BEGIN CERTIFICATE-----(.*?)-----END", cert, re.DOTALL)
     validity = _VALIDITY.search(base64.b64decode(pem[1])) if pem else None
     if validity is None:
-        raise RefusedError(f"{path} does not say when it expires", "it has to be X.509 and PEM")
+        raise RefusedError(f"{path} does not say when it expires: it has to be X.509 and PEM")
     short, long = validity.groups()
     text, form = (short, "%y%m%d%H%M%S") if short else (long, "%Y%m%d%H%M%S")
     return float(calendar.timegm(time.strptime(text.decode(), form)))
