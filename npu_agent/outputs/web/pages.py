@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import NamedTuple
 
 from npu_agent.core.problems import unready
@@ -161,7 +160,7 @@ def _language(accepted: str) -> str:
 
 
 def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> PageAnswer:
-    return _answer(text.encode(), _PLAIN, status, headers)
+    return _answer(text.encode(), _PLAIN, status, **headers)
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> PageAnswer:
@@ -169,13 +168,10 @@ def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> PageAnswer:
 
 
 def _html(document: str) -> PageAnswer:
-    return _answer(document.encode(), _HTML, more=_PAGE_HEADERS)
+    return _answer(document.encode(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
 
 
 def _answer(
-    body: bytes,
-    kind: str,
-    status: HTTPStatus = HTTPStatus.OK,
-    more: Mapping[str, str] = MappingProxyType({}),
+    body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, **headers: str
 ) -> PageAnswer:
-    return PageAnswer(body, {"Content-Type": kind, **_HEADERS, **more}, status)
+    return PageAnswer(body, {"Content-Type": kind, **_HEADERS, **headers}, status)

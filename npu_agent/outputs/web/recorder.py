@@ -45,9 +45,8 @@ class Recorder:
         first = TimelineEntry("agent", "plain", f"npu-agent {self._version} started")
         self.timeline = self.timeline.noted([first], started)
         hardware, usages = Snapshot(), self._usages.value
-        values = [feed.value for feed, _ in self._sources]
-        feeds = [feed for feed, _ in self._sources]
-        async for _ in changes_of(self._hardware, self._usages, *feeds):
+        values = {feed: feed.value for feed, _ in self._sources}
+        async for _ in changes_of(self._hardware, self._usages, *values):
             now, before, used = self._clock(), hardware, usages
             hardware, usages = self._hardware.value, self._usages.value
             cards = tuple(changes.card_changes(before, hardware))
@@ -56,14 +55,12 @@ class Recorder:
                 flapping = self._trends.value.of(TrendKind.FLAPPING)
                 given = changes.usage_entries(used, usages, before, hardware)
                 new += (entry for entry in given if entry.card not in flapping)
-            for at, (feed, entries) in enumerate(self._sources):
-                new += entries(values[at], feed.value)
-                values[at] = feed.value
+            for feed, entries in self._sources:
+                new += entries(values[feed], feed.value)
+                values[feed] = feed.value
             if new:
                 self.timeline = self.timeline.noted(new, now)
             if hardware is not before:
-                kinds = changes.ChangeKind
-                left = [change.card for change in cards if change.kind is kinds.REMOVED]
-                swapped = (change for change in cards if change.kind is kinds.EXCHANGED)
-                left += [change.before for change in swapped if change.before]
+                kinds = (changes.ChangeKind.REMOVED, changes.ChangeKind.EXCHANGED)
+                left = [change.before or change.card for change in cards if change.kind in kinds]
                 self.timeline = self.timeline.left(left, hardware.cards, now)
