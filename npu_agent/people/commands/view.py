@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.comparison import plain
-from npu_agent.core.hardware import CardState, CoreRange, HealthState, Snapshot
-from npu_agent.core.ledger import Assignment, Ledger
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.ledger import Assignment, Ledger, Usage
 from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trends import Trends, at_one_moment
 from npu_agent.outputs.labels.compute import Explained
@@ -119,37 +119,28 @@ def _holders(
     """
     cards = {state.id: state.card for state in snapshot.cards}
     by_card: dict[str, list[dict[str, str | None]]] = {id_: [] for id_ in cards}
-    usages = sorted(_held(snapshot, assignments), key=lambda usage: usage[1:])
-    for card_id, cores, assignment in usages:
+    usages = _usages(snapshot, assignments)
+    for usage in sorted(usages, key=lambda usage: (usage.cores, usage.assignment)):
         holder = {
-            "namespace": assignment.namespace,
-            "pod": assignment.pod,
-            "cores": None if cores == cards[card_id].all_cores else str(cores),
+            "namespace": usage.assignment.namespace,
+            "pod": usage.assignment.pod,
+            "cores": None if usage.cores == cards[usage.card_id].all_cores else str(usage.cores),
         }
-        if holder not in by_card[card_id]:
-            by_card[card_id].append(holder)
+        if holder not in by_card[usage.card_id]:
+            by_card[usage.card_id].append(holder)
     return by_card
 
 
-def _held(
-    snapshot: Snapshot, assignments: Sequence[Assignment]
-) -> list[tuple[str, CoreRange, Assignment]]:
-    """The card, by its ID, and the cores of each assignment that is of a present card."""
-    plain = [assignment for assignment in assignments if not assignment.claim]
+def _usages(snapshot: Snapshot, assignments: Sequence[Assignment]) -> Iterator[Usage]:
+    """Yields what of present cards these assignments are; those of other devices are left out."""
+    by_plugin = [assignment for assignment in assignments if not assignment.claim]
     cards = [state.card for state in snapshot.cards]
-    ledger = Ledger().with_answer(plain, 0.0, cards=cards, resources=())
+    ledger = Ledger().with_answer(by_plugin, 0.0, cards=cards, resources=())
+    yield from ledger.usages(snapshot.cards)
     by_name = devices_by_name(snapshot.cards)
-    return [
-        *(
-            (usage.card_id, usage.cores, usage.assignment)
-            for usage in ledger.usages(snapshot.cards)
-        ),
-        *(
-            (*by_name[assignment.device], assignment)
-            for assignment in assignments
-            if assignment.claim and assignment.device in by_name
-        ),
-    ]
+    for assignment in assignments:
+        if assignment.claim and assignment.device in by_name:
+            yield Usage(*by_name[assignment.device], assignment)
 
 
 _GO_FIRST = ("Name", "Power", "Temp.", "Memory", "Load", "Pod", "Cut")
@@ -270,8 +261,8 @@ def allocations_as_json(
     """Returns the allocations for programs; None where no present card has the device."""
     names = {state.id: state.card.name for state in snapshot.cards}
     held = {
-        assignment: (names[id_], str(cores))
-        for id_, cores, assignment in _held(snapshot, assignments)
+        usage.assignment: (names[usage.card_id], str(usage.cores))
+        for usage in _usages(snapshot, assignments)
     }
     rows: list[dict[str, str | None]] = []
     for assignment in assignments:
