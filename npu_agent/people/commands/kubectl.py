@@ -37,7 +37,17 @@ from npu_agent.vendors import DRIVERS, REGISTRY
 
 _RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
 _OF_PODS = ("pods", "claims", "slices", "daemon_sets")
-_DOMAIN = DRIVERS[0].partition(".")[2]
+_WORDS = rows.Words(
+    drivers=DRIVERS,
+    domain=DRIVERS[0].partition(".")[2],
+    cores={
+        label.named(family): count
+        for labels in REGISTRY.label_sets.values()
+        for label in labels.labels
+        if label.source is LabelSource.FAMILY
+        for family, count in REGISTRY.core_counts.items()
+    },
+)
 _NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")
 _PODS = ("namespace", "pod", "node", "card", "cores", "load", "since", "status")
 _TOP = ("load", "namespace", "pod", "node", "card", "cores", "since")
@@ -176,33 +186,50 @@ async def _show(args: argparse.Namespace) -> None:
 
 async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     """Returns the output, and remarks for people."""
-    if args.command == "node":
-        return await _page(api, args), []
-    words = _words()
-    if args.command == "nodes":
-        cluster = await fetch(api, "nodes", *_OF_PODS, selectors={"nodes": args.selector})
-        rows_: Sequence[Any] = await _node_rows(api, cluster, words)
-        notes = _refusals(cluster)
-        return _shown(args, rows_, _NODES, _none("no NPUs found", notes)), notes
+    match args.command:
+        case "node":
+            return await _page(api, args), []
+        case "nodes":
+            return await _nodes(api, args)
+        case "why":
+            return await _why(api, args)
+    return await _pods(api, args)
+
+
+async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
+    cluster = await fetch(api, "nodes", *_OF_PODS, selectors={"nodes": args.selector})
+    nodes = rows.node_rows(cluster, _WORDS)
+    # Agents are asked for what the objects do not tell.
+    unknown = {row.node for row in nodes if row.cards is None}
+    running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
+    if running:
+        nodes = rows.node_rows(cluster, _WORDS, await pages(api, running))
+    notes = _refusals(cluster)
+    return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
+
+
+async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
+    space = "default" if args.all_namespaces else args.namespace
+    answer, cluster = await kubectl_why.answer(api, space, args.pod, _WORDS)
+    if view.is_data(args):
+        return view.data(asdict(answer), args), _refusals(cluster)
+    return kubectl_why.lines(answer, each=args.output == "wide"), _refusals(cluster)
+
+
+async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Renders `pods` and `top`."""
     space = "" if args.all_namespaces else args.namespace
-    if args.command == "why":
-        answer, cluster = await kubectl_why.answer(api, space or "default", args.pod, words)
-        if view.is_data(args):
-            text = view.data(asdict(answer), args)
-        else:
-            text = kubectl_why.lines(answer, each=args.output == "wide")
-        return text, _refusals(cluster)
     read_all = fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector})
     if space or args.selector:
         labelled = fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT})
         cluster, of_agents = await asyncio.gather(read_all, labelled)
     else:
         cluster = of_agents = await read_all
-    held = rows.holdings(cluster, words, AgentPages())
+    held = rows.holdings(cluster, _WORDS, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)
     read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
-    held = rows.holdings(cluster, words, read)
+    held = rows.holdings(cluster, _WORDS, read)
     notes = [
         *_refusals(cluster),
         *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if read.refused else ()),
@@ -216,27 +243,8 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     return _shown(args, held, _PODS, none), notes
 
 
-async def _node_rows(api: Api, cluster: Cluster, words: rows.Words) -> list[rows.NodeRow]:
-    """The rows of Nodes; agents are asked for what the objects do not tell."""
-    nodes = rows.node_rows(cluster, words)
-    unknown = {row.node for row in nodes if row.cards is None}
-    running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
-    return rows.node_rows(cluster, words, await pages(api, running)) if running else nodes
-
-
 def _none(words: str, notes: Sequence[str]) -> str:
     return f"{words} in what could be read" if notes else words
-
-
-def _words() -> rows.Words:
-    cores = {
-        label.named(family): count
-        for labels in REGISTRY.label_sets.values()
-        for label in labels.labels
-        if label.source is LabelSource.FAMILY
-        for family, count in REGISTRY.core_counts.items()
-    }
-    return rows.Words(drivers=DRIVERS, domain=_DOMAIN, cores=cores)
 
 
 def _refusals(cluster: Cluster) -> list[str]:

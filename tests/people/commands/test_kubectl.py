@@ -432,7 +432,7 @@ async def test_the_loop_goes_on_while_selectors_are_judged(
 
     monkeypatch.setattr(kubectl_why, "why", why)
     async with vars(kubectl)["through_kubectl"](()) as (api, _):
-        await kubectl_why.answer(api, "team", "waits", kubectl._words())
+        await kubectl_why.answer(api, "team", "waits", kubectl._WORDS)
 
 
 def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
