@@ -6,7 +6,7 @@ NPU_AGENT_PLUGIN_DIR are read, as defaults.
 """
 
 from npu_agent.config.errors import ConfigError
-from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, load, parse
+from npu_agent.config.load import Effective, load, parse
 from npu_agent.config.options import add_options, file_of, from_args
 from npu_agent.config.poller import Poller
 from npu_agent.config.schema import (
@@ -29,7 +29,6 @@ from npu_agent.config.show import json_schema, show
 
 __all__ = [
     "KEYS",
-    "PLUGIN_DIR_VARIABLE",
     "AllocationConfig",
     "Config",
     "ConfigError",

@@ -16,7 +16,7 @@ from npu_agent.config.gone import gone
 from npu_agent.config.kinds import ValueKind
 from npu_agent.config.rules import broken_rules
 from npu_agent.config.schema import KEYS, Config, Group, Key, default_config, schema_of
-from npu_agent.config.text import any_of, did_you_mean
+from npu_agent.config.text import any_of, bare, did_you_mean
 from npu_agent.config.values import Null, ParsedFile, Value, parsed_yaml
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
@@ -104,7 +104,7 @@ def build(written: ParsedFile, words: VendorSpec) -> Effective:
             reader.wrong(next(key for key in keys if key in written.places), message)
     if reader.problems:
         raise ConfigError(reader.problems, good)
-    return Effective(config, {k.name: str(reader.origins.get(k.name, "default")) for k in KEYS})
+    return Effective(config, {k.name: str(written.places.get(k.name, "default")) for k in KEYS})
 
 
 def _top(key: str) -> str:
@@ -132,7 +132,6 @@ class _Reader:
     def __init__(self, written: ParsedFile) -> None:
         self.written = written
         self.problems = written.problems
-        self.origins: dict[str, Place] = {}
 
     def wrong(self, path: str, message: str, key: str | None = None) -> None:
         place, key = self.written.places[path], path if key is None else key
@@ -164,12 +163,8 @@ class _Reader:
                 self.wrong(at, _unknown(name, group, prefix), prefix + shown(name))
             elif isinstance(value, Null) and (expected.many or isinstance(expected.of, Group)):
                 continue  # a group or list whose lines are all commented out
-            else:
-                if at in self.written.places:  # all but groups of options
-                    self.origins[at] = self.written.places[at]
-                read = self.value(value, expected, at)
-                if read is not MISSING:
-                    values[expected.attributes[-1]] = read
+            elif (read := self.value(value, expected, at)) is not MISSING:
+                values[expected.attributes[-1]] = read
         return MISSING if MISSING in values.values() else group.cls(**values)
 
     def value(self, value: Value, key: Key, path: str) -> Any:
@@ -213,10 +208,6 @@ def _named(value: Value) -> str:
 
 def _unknown(name: str, group: Group, prefix: str) -> str:
     """The message for an unknown key; names the key that was likely meant."""
-
-    def bare(text: str) -> str:
-        return re.sub("[^a-z0-9]", "", text.lower())
-
     meant = [prefix + sibling for sibling in group.keys if bare(sibling) == bare(name)]
     if not meant and "[" not in prefix:
         # In another group, or named like its option.

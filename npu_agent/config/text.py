@@ -35,6 +35,11 @@ def camel(name: str) -> str:
     return re.sub("_(ca(?=_)|.)", lambda match: match[1].upper(), name)
 
 
+def bare(name: str) -> str:
+    """A name without case and what joins its words: the same for a key and its option."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
 def any_of(words: Iterable[str]) -> str:
     """`1, 2, 4 or 8`."""
     return " or ".join(", ".join(words).rsplit(", ", 1))

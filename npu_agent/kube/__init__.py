@@ -3,13 +3,11 @@
 Start with `client`, `request` and `credentials`. Every failure is an `ApiError`.
 """
 
-from npu_agent.kube.client import FIELD_MANAGER, USER_AGENT, Api, ApiTiming
+from npu_agent.kube.client import Api, ApiTiming
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.node import NodeMeta, ThisNode
 
 __all__ = [
-    "FIELD_MANAGER",
-    "USER_AGENT",
     "Api",
     "ApiError",
     "ApiTiming",

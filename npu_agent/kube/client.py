@@ -233,7 +233,7 @@ class Api:
         async with contextlib.AsyncExitStack() as stack:
             with self._only_api_errors(request, deadline):
                 async with asyncio.timeout(deadline):
-                    response, _ = await stack.enter_async_context(self._opened(request))
+                    response = await stack.enter_async_context(self._opened(request))
             _probe_peer(response, self._timing.silence)
             yield self._events(request, response)
 
@@ -303,9 +303,7 @@ class Api:
         return error
 
     @contextlib.asynccontextmanager
-    async def _opened(
-        self, request: Request[Any]
-    ) -> AsyncIterator[tuple[ClientResponse, Credentials]]:
+    async def _opened(self, request: Request[Any]) -> AsyncIterator[ClientResponse]:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         connection = await self._connect()
         node = connection.credentials.node if request.reads_of_node else None
@@ -313,7 +311,7 @@ class Api:
             node = None
         async with connection.sent(request, node) as response:
             await self._check(request, response, connection)
-            yield response, connection.credentials
+            yield response
 
     async def _check(
         self, request: Request[Any], response: ClientResponse, connection: _Connection
@@ -363,8 +361,9 @@ class Api:
             )
 
     async def _exchange(self, request: Request[T]) -> T:
-        async with self._opened(request) as (response, credentials):
-            return read_answer(request, await _body(response, request.largest + 1), credentials)
+        async with self._opened(request) as response:
+            body = await _body(response, request.largest + 1)
+            return read_answer(request, body, self._credentials)
 
     async def _connect(self) -> _Connection:
         async with self._connecting:
@@ -421,7 +420,7 @@ async def _body(response: ClientResponse, most: int) -> bytes:
     return bytes(body[:most])
 
 
-def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T:
+def read_answer(request: Request[T], body: bytes, credentials: Credentials | None) -> T:
     """Returns the object of an answer; raises ApiError if it is not of the expected kind."""
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
@@ -437,7 +436,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials) -> T
                 except InvalidJsonError as error:
                     raise errors.unusable(request, error) from error
             trouble = f"{one_line(kind)} instead of {request.answers}"
-    what = f"cannot {request}: {credentials.server} answered with {trouble}"
+    what = f"cannot {request}: {errors.server(credentials)} answered with {trouble}"
     raise ApiError(what, errors.IS_IT_KUBERNETES, kind=ErrorKind.GARBAGE)
 
 
