@@ -17,7 +17,7 @@ log = logger(__name__)
 async def keep_running(
     part: str,
     run: Callable[[], Coroutine[Any, Any, None]],
-    restarts: Counter[str] | None = None,
+    restarts: Counter[str],
     *,
     steady: float = 60.0,
 ) -> None:
@@ -28,21 +28,21 @@ async def keep_running(
     A fault in one part takes no other part down.
     """
     pause = Backoff(first=0.2, longest=30.0, least=0.1)
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    while task:
+    loop = asyncio.get_running_loop()
+    while True:
         since, failure = loop.time(), None
         try:
             await run()
         except (Exception, asyncio.CancelledError) as error:
             failure = error
-        if task.cancelling():  # the agent ends
+        task = asyncio.current_task()
+        if task and task.cancelling():  # the agent ends
             raise asyncio.CancelledError from failure
         if failure:
             log.error("a part of the agent failed; restarting it", part=part, exc_info=failure)
         else:
             log.error("a part of the agent ended; restarting it", part=part)
-        if restarts is not None:
-            restarts[part] += 1
+        restarts[part] += 1
         if loop.time() - since > steady:
             pause.reset()
         await asyncio.sleep(pause.next())

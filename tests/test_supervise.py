@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 
@@ -42,7 +43,7 @@ class Failing:
 
 async def until_cancelled(part: str, run: Failing, steady: float = 60.0) -> None:
     """Keeps `run` running until it no longer fails, then cancels it as a shutdown does."""
-    task = asyncio.create_task(keep_running(part, run, steady=steady))
+    task = asyncio.create_task(keep_running(part, run, Counter(), steady=steady))
     async with asyncio.timeout(30):
         await run.works.wait()
         task.cancel()
@@ -91,7 +92,7 @@ async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fai
             if fails:
                 raise OSError("the cleaning up failed") from None
 
-    task = asyncio.create_task(keep_running("server", run))
+    task = asyncio.create_task(keep_running("server", run, Counter()))
     await started.wait()
     task.cancel()
     async with asyncio.timeout(20):
@@ -117,7 +118,7 @@ async def test_a_part_that_something_in_it_cancels_comes_back(
         works.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(keep_running("plugin", run))
+    task = asyncio.create_task(keep_running("plugin", run, Counter()))
     async with asyncio.timeout(20):
         await works.wait()
         task.cancel()
@@ -141,7 +142,7 @@ async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:
                     await end.wait()
             ended.append(True)
 
-    task = asyncio.create_task(keep_running("plugin", run))
+    task = asyncio.create_task(keep_running("plugin", run, Counter()))
     async with asyncio.timeout(20):
         await started.wait()
         task.cancel()

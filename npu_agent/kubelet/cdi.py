@@ -151,7 +151,7 @@ def _is_ours(entry: Any) -> bool:
 
 
 def missing(wanted: Mapping[str, bytes], written: Mapping[str, bytes]) -> frozenset[str]:
-    """The names of the devices in `wanted` that are missing, or different, in `there`."""
+    """The names of the devices in `wanted` that are missing, or different, in `written`."""
     devices = {name: _by_name(content) for name, content in written.items()}
     return frozenset(
         device

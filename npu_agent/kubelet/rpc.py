@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from grpclib.client import Channel
-from grpclib.const import Cardinality, Handler, Status
+from grpclib.const import Cardinality, Handler, Status  # noqa: F401 (for those who import this)
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
@@ -36,25 +36,6 @@ from npu_agent.logs import logger
 
 if TYPE_CHECKING:
     from grpclib._typing import IServable
-
-__all__ = [
-    "UNANSWERED",
-    "Cardinality",
-    "Channel",
-    "Encoded",
-    "GRPCError",
-    "Handler",
-    "Status",
-    "Stream",
-    "UnixChannel",
-    "UnixServer",
-    "apart",
-    "ask",
-    "count_call",
-    "receive_request",
-    "sweep",
-    "wait_drained",
-]
 
 log = logger(__name__)
 
@@ -172,10 +153,10 @@ def count_call(calls: Feed[int]) -> Iterator[None]:
         calls.publish(calls.value - 1)
 
 
-async def wait_drained(streams: Feed[int], deadline: float = DRAINED) -> None:
+async def wait_drained(streams: Feed[int]) -> None:
     """Waits briefly until none of this number of streams is open."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(deadline):
+        async with asyncio.timeout(DRAINED):
             await streams.until(lambda number: not number)
 
 
