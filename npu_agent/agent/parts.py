@@ -215,7 +215,6 @@ def allocation(
         pod_resources=pod_resources,
         specs=PluginSpecs(root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
         directory=directory,
-        ledger=ledger,
     )
 
 

@@ -145,19 +145,19 @@ class Allocator:
         pod_resources: PodResources,
         specs: PluginSpecs,
         directory: Path,
-        ledger: Feed[Ledger],
         timing: AllocatorTiming | None = None,
     ) -> None:
         """Writes and publishes nothing before `run` or `renew`.
 
         Args:
             inputs: what is decided from, in addition to the ledger.
-            pod_resources: the kubelet's answers.
+            pod_resources: the kubelet's answers; its ledger has the record of an agent before this
+                one.
             specs: CDI specs, written before the devices in them are offered.
             directory: where the record is.
-            ledger: has the record of an agent before this one.
             timing: all times.
         """
+        ledger = pod_resources.ledger
         self.devices: Mapping[str, Feed[tuple[Device, ...]]] = {
             resource.name: Feed(()) for resource in inputs.wishes.value.resources
         }

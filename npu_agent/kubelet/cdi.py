@@ -54,17 +54,16 @@ class SpecDirectory:
     async def read(self, name: str) -> bytes:
         return await files.read(self.path / name, _LARGEST, follow=False)
 
-    async def write(self, name: str, content: bytes | None) -> bool:
-        """Puts a file in place, or removes it (None); returns whether that changed it."""
+    async def write(self, name: str, content: bytes | None) -> None:
+        """Puts a file in place, or removes it (None); raises OSError."""
         path = self.path / name
         changed = await files.replace(path, content)
         if content is None:
             self.files.pop(name, None)
-            return changed
+            return
         if changed and self.files.get(name) == content:
             log.warning("a CDI spec was missing or changed; written again", file=path)
         self.files[name] = content
-        return changed
 
     async def sync(self, wanted: Mapping[str, bytes]) -> None:
         """Writes `wanted` and removes the other `files`.

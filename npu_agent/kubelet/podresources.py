@@ -86,12 +86,12 @@ class PodResources:
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Asks nothing before `run`, then every `interval` seconds."""
+        """Asks nothing before `run`, then every `interval` seconds; only reads the ledger."""
+        self.ledger = ledger
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self.pods = pods
         self._socket = socket
         self._interval = interval
-        self._ledger = ledger
         self._now = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -153,7 +153,7 @@ class PodResources:
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
         """Returns UIDs of possibly orphaned Pods."""
         listed = {assignment.name for assignment in answer.assignments}
-        return self._ledger.value.orphan_candidates(listed, answer.pods)
+        return self.ledger.value.orphan_candidates(listed, answer.pods)
 
 
 async def _answer(socket: Path, method: str) -> bytes:

@@ -129,7 +129,7 @@ def allocator_of(
         PlanInputs(snapshots=snapshots, wishes=wishes, pools=[pool], cordons=cordons),
         pod_resources=kubelet,
         directory=directory,
-        **{"specs": PluginSpecs(directory / "cdi"), "ledger": kubelet._ledger, **options},
+        **{"specs": PluginSpecs(directory / "cdi"), **options},
     )
 
 
