@@ -114,7 +114,7 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
         yield Fact(name, f"{of} serves it by DRA: {devices}")
     if "Node" in cluster.refused:
         return
-    used: dict[str, int] = defaultdict(int)
+    used: Counter[str] = Counter()
     for pod in cluster.pods:
         used[pod.spec.node_name] += view.requests(pod).get(name, 0)
     offers = {
@@ -230,14 +230,12 @@ class _Published:
                 judged = self._judge(expression, offered)
             except cel.CannotJudgeError as error:
                 return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
-            met = [device for device, meets in zip(offered, judged.met, strict=True) if meets]
-            text += f", of which {len(met)} meet {quoted}"
-            fails = [
-                device for device, meets in zip(offered, judged.met, strict=True) if meets is None
-            ]
+            answers = list(zip(offered, judged.met, strict=True))
+            offered = [device for device, meets in answers if meets]
+            text += f", of which {len(offered)} meet {quoted}"
+            fails = [device.device.name for device, meets in answers if meets is None]
             if fails:
-                text += f"; it fails on {len(fails)}, as on {fails[0].device.name}: {judged.error}"
-            offered = met
+                text += f"; it fails on {len(fails)}, as on {fails[0]}: {judged.error}"
         pools = Counter(device.pool for device in offered).most_common()
         where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
         return f"{text}: {where}" if where and selectors else text
@@ -259,7 +257,7 @@ def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
     running, tainted = agents(cluster), _tainted(cluster, words)
     rows = view.node_rows(cluster, words)
     for row in sorted(rows, key=lambda row: (-(row.free or 0), natural(row.node))):
-        parts = [*_numbers(row), *_node_state(nodes[row.node]), *tainted[row.node]]
+        parts = [*_numbers(row), *_node_state(nodes[row.node]), *tainted.get(row.node, ())]
         if held[row.node]:
             parts.append(f"in use by {listed(held[row.node], _NAMED)}")
         for pod in running[row.node][:1]:
@@ -295,13 +293,13 @@ def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     """The taints of devices with their cards, by Node."""
     cards: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
     for device in view.devices(cluster):
-        if device.driver in words.drivers:
-            for taint in filter(lambda taint: taint.bars, device.device.taints):
+        for taint in device.device.taints if device.driver in words.drivers else ():
+            if taint.bars:
                 cards[device.pool][_taint(taint)][device.card.name] = None
-    by_pool: dict[str, list[str]] = defaultdict(list)
-    for pool, taints in cards.items():
-        by_pool[pool] = [f"{text} on {listed(of, _NAMED)}" for text, of in taints.items()]
-    return by_pool
+    return {
+        pool: [f"{text} on {listed(of, _NAMED)}" for text, of in taints.items()]
+        for pool, taints in cards.items()
+    }
 
 
 def _taint(taint: ApiTaint) -> str:
