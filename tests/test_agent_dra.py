@@ -26,9 +26,9 @@ from npu_agent.config import (
     MetricsConfig,
     ResourceSpec,
 )
-from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
+from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.core.condition import condition
-from npu_agent.core.ledger import PreparedClaim
+from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.inventory import prober
@@ -467,7 +467,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the device plugin would give a second Pod what a claim's has."""
-    use = ClaimUse("team", "pod-c", "main", "team", "c", DRIVER, NODE, NAMES[0])
+    use = Assignment("team", "pod-c", "main", DRIVER, NAMES[0], "c")
     room.node.cards("warboy=2")
     claim = room.claim("c", NAMES[0])
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE):

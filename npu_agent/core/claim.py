@@ -44,22 +44,3 @@ class PreparedResult:
     def __post_init__(self) -> None:
         if not all(self.requests) or not self.requests or any("/" in r for r in self.requests):
             raise ValueError(f"device {self.device!r} is for no request: {self.requests}")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ClaimUse:
-    """A device of a claim that a container uses, in the kubelet's words.
-
-    A kubelet 1.36 shows a container that names one request of a claim with all devices of the
-    claim, and with extended resources by DRA, with all those of its Pod.
-    """
-
-    namespace: str
-    pod: str
-    container: str
-    claim_namespace: str
-    claim_name: str
-    driver: str
-    """Of any vendor; "", as are pool and device, while the claim is not prepared."""
-    pool: str
-    device: str

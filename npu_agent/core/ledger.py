@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange, by_kind
 from npu_agent.core.offer import Device, device_id
 
@@ -76,9 +75,9 @@ class Assignment:
     container: str
     """"" where it is not known which of a Pod's."""
     resource: str
-    """The resource's name; for a claim, the driver."""
+    """The resource's name; for a claim, the driver, and "" while it is not prepared."""
     device: str
-    """The device's ID; of a claim, its name in the pool."""
+    """The device's ID; of a claim, its name in the pool, or "" likewise."""
     claim: str = ""
     """The ResourceClaim in the Pod's namespace by which it is held; "": by the device plugin."""
 
@@ -438,11 +437,10 @@ class Ledger:
                 ledger = ledger.with_orphans([uid], lost, now)
         return ledger
 
-    def has_claim(self, use: ClaimUse) -> bool:
+    def has_claim(self, use: Assignment) -> bool:
         """Whether a claim is prepared for the device of this use."""
-        claim = (use.claim_namespace, use.claim_name)
         return any(
-            (claimed.namespace, claimed.name) == claim
+            (claimed.namespace, claimed.name) == (use.namespace, use.claim)
             and use.device in {device.device for device in claimed.devices}
             for claimed in self.prepared.values()
         )
@@ -574,7 +572,7 @@ class Ledger:
         return conflicts
 
     def usages(
-        self, cards: Iterable[CardState], uses: Iterable[ClaimUse] = ()
+        self, cards: Iterable[CardState], uses: Iterable[Assignment] = ()
     ) -> tuple[Usage, ...]:
         """The cores of present cards that containers hold, as pod-resources said last."""
         present = [(keys_of(state.card), state) for state in cards]
@@ -583,9 +581,9 @@ class Ledger:
             best = _best(held.footprints, present)
             if best and held.first_absent is None:
                 usages += [Usage(best[0].id, best[1], holder) for holder in held.containers]
-        users: dict[tuple[str, str], list[ClaimUse]] = {}
+        users: dict[tuple[str, str], list[Assignment]] = {}
         for use in uses:
-            users.setdefault((use.claim_namespace, use.claim_name), []).append(use)
+            users.setdefault((use.namespace, use.claim), []).append(use)
         for claim in self.prepared.values():
             named = users.get((claim.namespace, claim.name), [])
             for device in claim.devices:
@@ -611,7 +609,7 @@ def _best(
 
 
 def _assigned(
-    claim: PreparedClaim, device: PreparedDevice, uses: Iterable[ClaimUse]
+    claim: PreparedClaim, device: PreparedDevice, uses: Iterable[Assignment]
 ) -> list[Assignment]:
     """Returns the containers that hold a device of a claim.
 

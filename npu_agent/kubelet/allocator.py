@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from npu_agent.backoff import Backoff
 from npu_agent.core import plan
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, Snapshot
 from npu_agent.core.ledger import (
     HOLDER_ENDS,
     Allocation,
+    Assignment,
     DeviceName,
     Ledger,
     OrphanedPod,
@@ -548,7 +548,7 @@ class Allocator:
         self._needs_recovery = False
         self.reconcile()
 
-    def claim_uses(self) -> tuple[ClaimUse, ...] | None:
+    def claim_uses(self) -> tuple[Assignment, ...] | None:
         """Returns the containers that use claims; None if pod-resources does not answer."""
         answer = self.pod_resources.holdings.value
         return None if answer.error or not answer.asked_at else answer.claim_uses
@@ -557,7 +557,7 @@ class Allocator:
         """Returns the containers that name a claim, by Pod; empty without an answer in time."""
         pods: dict[str, set[str]] = {}
         for use in (await self._answer(deadline)).claim_uses:
-            if (use.claim_namespace, use.claim_name) == (namespace, claim):
+            if (use.namespace, use.claim) == (namespace, claim):
                 pods.setdefault(use.pod, set()).add(use.container)
         return list(pods.values())
 
@@ -592,11 +592,11 @@ class Allocator:
         self.asked.publish(bool(answer.asked_at))
         self.usages.publish(self._ledger.usages(self._snapshots.value.cards, answer.claim_uses))
 
-    def _drivers_to_recover(self, uses: Iterable[ClaimUse]) -> frozenset[str]:
+    def _drivers_to_recover(self, uses: Iterable[Assignment]) -> frozenset[str]:
         if not self._needs_recovery:
             return frozenset()
-        ours = [use for use in uses if use.driver in self.pools]
-        return frozenset(use.driver for use in ours if not self._ledger.has_claim(use))
+        ours = [use for use in uses if use.resource in self.pools]
+        return frozenset(use.resource for use in ours if not self._ledger.has_claim(use))
 
     async def _orphans_end(self, resource: str, devices: Sequence[Device]) -> None:
         """Waits until the orphaned Pods that had the devices have ended: 10 s at most."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 
-Listed = tuple[tuple[Assignment, ...], tuple[ClaimUse, ...]]
+Listed = tuple[tuple[Assignment, ...], tuple[Assignment, ...]]
 
 MOST = 4096
 """Allocations of a resource; 64 cards of 8 cores have 512."""
@@ -25,7 +24,7 @@ def read_list(answer: bytes) -> Listed:
     """The devices and claims in a ListPodResourcesResponse, sorted, each one once.
 
     The kubelet lists a device once for each near NUMA node, one of a claim once for each prepare,
-    and all in an order that changes. A claim's device is known by pool and name: some of its CDI
+    and all in an order that changes. A claim's device is known by its name: some of its CDI
     names are other devices' (kubelet 1.36). A resource with more than 4,096 allocations is left
     out: no node has so many cores, and other plugins offer hundreds of thousands of devices.
 
@@ -43,9 +42,8 @@ def read_list(answer: bytes) -> Listed:
                     devices.add((*holder, resource, id_))
             used.update((*holder, *device) for device in _claimed(container.get(5, ())))
     ours = sorted(names for devices in held.values() if len(devices) <= MOST for names in devices)
-    return tuple(Assignment(*names) for names in ours), tuple(
-        ClaimUse(*names) for names in sorted(used)
-    )
+    claimed = tuple(Assignment(*names) for names in sorted(used))
+    return tuple(Assignment(*names) for names in ours), claimed
 
 
 def read_allocatable(answer: bytes) -> dict[str, frozenset[str]]:
@@ -64,11 +62,11 @@ def _devices(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, str]]:
 
 
 def _claimed(messages: list[bytes] | tuple[()]) -> Iterator[tuple[str, ...]]:
-    """Namespace and name of the claim, driver, pool and name of each device."""
+    """The driver and name of each device, and the name of its claim."""
     for claim in map(_message, messages):
         # A claim that is not prepared yet has no devices, and which containers name it matters.
         for device in map(_message, claim.get(4) or [b""]):
-            yield _text(claim, 3), _text(claim, 2), *(_text(device, field) for field in (2, 3, 4))
+            yield _text(device, 2), _text(device, 4), _text(claim, 2)
 
 
 def _text(message: _Message, field: int) -> str:

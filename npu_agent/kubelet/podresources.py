@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import SETTLED, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import decode
@@ -49,8 +48,12 @@ class Holdings:
     asked_at: float = 0.0
     """When the kubelet was asked last, `time.monotonic`; 0: never."""
     assignments: tuple[Assignment, ...] = ()
-    claim_uses: tuple[ClaimUse, ...] = ()
-    """Sorted, each one once."""
+    claim_uses: tuple[Assignment, ...] = ()
+    """Devices of claims, of any vendor's driver; sorted, each one once.
+
+    A kubelet 1.36 shows a container that names one request of a claim with all devices of the
+    claim, and with extended resources by DRA, with all those of its Pod.
+    """
     pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
     """UIDs of the Pods that have each device, as the kubelet has noted them."""
     running: frozenset[str] = frozenset()
@@ -72,12 +75,7 @@ async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment
         UnavailableError: the socket is missing, or there is no good answer in time.
     """
     assignments, uses = await _read(socket, decode.read_list, await _answer(socket, _LIST))
-    claimed = (
-        Assignment(use.namespace, use.pod, use.container, use.driver, use.device, use.claim_name)
-        for use in uses
-        if use.driver in drivers
-    )
-    return tuple(sorted({*assignments, *claimed}))
+    return tuple(sorted((*assignments, *(use for use in uses if use.resource in drivers))))
 
 
 class PodResources:

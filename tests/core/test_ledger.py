@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthState
 from npu_agent.core.ledger import (
     HOLDER_ENDS,
@@ -304,15 +303,14 @@ def prepared(request: str, device: Device, *, admin: bool = False) -> PreparedDe
     )
 
 
-def used(container: str, *devices: str) -> list[ClaimUse]:
+def used(container: str, *devices: str) -> list[Assignment]:
     """As the kubelet shows a container of the Pod train that uses the claim."""
     return [
-        ClaimUse("team", "train", container, "team", "c", "npu.example.com", "node", device)
-        for device in devices
+        Assignment("team", "train", container, "npu.example.com", device, "c") for device in devices
     ]
 
 
-def holders(ledger: Ledger, *uses: ClaimUse) -> set[tuple[str, str]]:
+def holders(ledger: Ledger, *uses: Assignment) -> set[tuple[str, str]]:
     """Each held card with the container that has it."""
     found = ledger.usages(map(state, (A, B)), uses)
     return {(one.card_id, one.assignment.container) for one in found}

@@ -260,7 +260,7 @@ def _feature_file(data: bytes) -> None:
 
 def _pod_resources(data: bytes) -> None:
     for found in decode.read_list(data):
-        assert list(found) == sorted(set(found))  # type: ignore[type-var]
+        assert list(found) == sorted(set(found))
 
 
 def _kubelet_checkpoint(data: bytes) -> None:

@@ -18,7 +18,6 @@ import aiofiles.os
 import pytest
 
 from npu_agent import files
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, keys_of
@@ -505,7 +504,7 @@ async def test_cards_for_slices_do_not_wait_for_a_change_once_a_full_disk_has_ro
 
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
-    use = ClaimUse("team", "pod", "main", "team", "c", "npu.furiosa.ai", "node", "npu-0")
+    use = Assignment("team", "pod", "main", "npu.furiosa.ai", "npu-0", "c")
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})

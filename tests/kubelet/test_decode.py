@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import decode
 from npu_agent.kubelet.decode import read_list
@@ -75,7 +74,7 @@ def field(number: int, content: bytes | str) -> bytes:
 
 def expected(response: wire.ListPodResourcesResponse) -> decode.Listed:
     held: set[Assignment] = set()
-    used: set[ClaimUse] = set()
+    used: set[Assignment] = set()
     for pod in response.pod_resources:
         for container in pod.containers:
             holder = (pod.namespace, pod.name, container.name)
@@ -85,14 +84,7 @@ def expected(response: wire.ListPodResourcesResponse) -> decode.Listed:
                 for id_ in devices.device_ids
             }
             used |= {
-                ClaimUse(
-                    *holder,
-                    claim.claim_namespace,
-                    claim.claim_name,
-                    one.driver_name,
-                    one.pool_name,
-                    one.device_name,
-                )
+                Assignment(*holder, one.driver_name, one.device_name, claim.claim_name)
                 for claim in container.dynamic_resources
                 for one in claim.claim_resources or [wire.ClaimResource()]
             }

@@ -12,7 +12,6 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.ledger import Allocation, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet import podresources as assignments
@@ -286,12 +285,12 @@ USED = bytes(
     )
 )
 USES = tuple(
-    ClaimUse("ml", "by-claim", "main", "ml", "two", "npu.furiosa.ai", "node-1", device)
+    Assignment("ml", "by-claim", "main", "npu.furiosa.ai", device, "two")
     for device in ("npu-a", "npu-b")
 )
 
 
-async def test_devices_of_claims_are_known_by_pool_and_name_each_once(socket: Path) -> None:
+async def test_devices_of_claims_are_known_by_name_each_once(socket: Path) -> None:
     async with polled(socket, PodResources(USED + HELD)) as kubelet:
         holdings = await kubelet.answer()
         assert (holdings.assignments, holdings.claim_uses) == (ASSIGNED, USES)

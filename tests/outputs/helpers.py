@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import (
     Assignment,
@@ -145,7 +144,7 @@ def holdings(
     snapshot: Snapshot,
     *assignments: Assignment,
     claims: Iterable[PreparedClaim] = (),
-    uses: Iterable[ClaimUse] = (),
+    uses: Iterable[Assignment] = (),
 ) -> tuple[Usage, ...]:
     """What the cards' holders hold once the kubelet has reported these, and prepared claims."""
     cards = [state.card for state in snapshot.cards]
@@ -177,10 +176,10 @@ def claim(
     )
 
 
-def used(claim: PreparedClaim, *containers: str) -> list[ClaimUse]:
+def used(claim: PreparedClaim, *containers: str) -> list[Assignment]:
     """Pod-resources' lines of the claim in these containers of its first Pod."""
     return [
-        ClaimUse("ml", claim.pods[0], container, "ml", claim.name, DRIVER, NODE, device.device)
+        Assignment("ml", claim.pods[0], container, DRIVER, device.device, claim.name)
         for container in containers
         for device in claim.devices
     ]

@@ -20,10 +20,10 @@ from weakref import WeakSet
 
 from npu_agent import text
 from npu_agent.core import plan
-from npu_agent.core.claim import ClaimRef, ClaimUse, PreparedResult
+from npu_agent.core.claim import ClaimRef, PreparedResult
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Refusal, RefusalError, grant
-from npu_agent.core.ledger import PreparedClaim, PreparedDevice, footprint
+from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, objects, resourceclaims
@@ -134,10 +134,10 @@ class Claims:
         in_use = self._allocator.claim_uses()
         if not self._allocator.needs_recovery or in_use is None:
             return
-        uses: dict[tuple[str, str], list[ClaimUse]] = {}
+        uses: dict[tuple[str, str], list[Assignment]] = {}
         for use in in_use:
-            if use.driver == self._names.driver:
-                uses.setdefault((use.claim_namespace, use.claim_name), []).append(use)
+            if use.resource == self._names.driver:
+                uses.setdefault((use.namespace, use.claim), []).append(use)
         for (namespace, name), of_claim in uses.items():
             if not self._lacks(of_claim):
                 continue
@@ -165,11 +165,11 @@ class Claims:
         self._unprepared.clear()
         self._allocator.recovery_done()
 
-    def _lacks(self, uses: Iterable[ClaimUse]) -> bool:
+    def _lacks(self, uses: Iterable[Assignment]) -> bool:
         """Whether any of these uses is by a claim, or for a device, that is not prepared."""
         return not all(map(self._allocator.states.value.has_claim, uses))
 
-    def _recovered(self, claim: ResourceClaim, uses: Iterable[ClaimUse]) -> PreparedClaim:
+    def _recovered(self, claim: ResourceClaim, uses: Iterable[Assignment]) -> PreparedClaim:
         used, here = {use.device for use in uses}, self._devices()
         requests = {result.device: result.request for result in claim.results}
         return replace(
@@ -584,8 +584,8 @@ class Claims:
         return cdi.claim_file(self._names.claim_kind, uid)
 
 
-def _is_of(use: ClaimUse, claim: PreparedClaim) -> bool:
-    return (use.claim_namespace, use.claim_name) == (claim.namespace, claim.name)
+def _is_of(use: Assignment, claim: PreparedClaim) -> bool:
+    return (use.namespace, use.claim) == (claim.namespace, claim.name)
 
 
 def _claim_from_record(known: PreparedClaim) -> ResourceClaim:

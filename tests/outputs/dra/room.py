@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef, ClaimUse
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
@@ -151,7 +151,7 @@ class Room:
         answer = Holdings(
             assignments=tuple(Assignment("team", "train", "main", NPU, id_) for id_ in held),
             claim_uses=tuple(
-                ClaimUse("team", f"pod-{claim}", "main", "team", claim, driver, NODE, device)
+                Assignment("team", f"pod-{claim}", "main", driver, device, claim)
                 for claim, device in uses
             ),
             asked_at=self.now,

@@ -15,10 +15,10 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
-from npu_agent.core.claim import ClaimUse, PreparedResult
+from npu_agent.core.claim import PreparedResult
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.ledger import DeviceName, Ledger
+from npu_agent.core.ledger import Assignment, DeviceName, Ledger
 from npu_agent.core.offer import Device
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kubelet import allocator
@@ -292,7 +292,7 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     room.start()
     await room.owned()
     room.claim("c", result(ZERO, "a"), result(ONE, "b"))
-    uses = [ClaimUse("team", pod, name, "team", "c", "", "", "") for pod, name in containers]
+    uses = [Assignment("team", pod, name, "", "", "c") for pod, name in containers]
 
     async def asked() -> None:
         room.now += 2.0
@@ -950,7 +950,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     await held.claims.refresh_consumers()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
-    use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
+    use = Assignment("team", "pod-later", "main", "npu.furiosa.ai", ZERO, "c")
     held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
     held.api["team", "c"] = ApiError("busy", kind=ErrorKind.UNREACHABLE)
     await held.claims.refresh_consumers()
@@ -971,7 +971,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     held.kubelet.node.alive = {"pod-c"}
     later = [{"resource": "pods", "name": "pod-later", "uid": "later"}]
     held.claim("c", result(ZERO), reservedFor=later)
-    use = ClaimUse("team", "pod-later", "main", "team", "c", "npu.furiosa.ai", "node-1", ZERO)
+    use = Assignment("team", "pod-later", "main", "npu.furiosa.ai", ZERO, "c")
     held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
     await held.claims.refresh_consumers()
     assert held.allocator.prepared.value["uid-c"].pod_uids == ("later",)

@@ -10,7 +10,6 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from npu_agent.core.claim import ClaimUse
 from npu_agent.core.counts import Counts
 from npu_agent.core.hardware import (
     CardState,
@@ -124,7 +123,7 @@ def page_of_cards(
     found: Snapshot,
     *assignments: Assignment,
     claims: Iterable[PreparedClaim] = (),
-    uses: Iterable[ClaimUse] = (),
+    uses: Iterable[Assignment] = (),
     schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
     hostname: str = "node-1",
     pod_labels: bool = True,
