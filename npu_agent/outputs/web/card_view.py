@@ -168,7 +168,7 @@ def _gone(lost: GoneCard, state: AgentState) -> str:
         card,
         m.pill("bad", "gone"),
         f'<p class="why"><b>{translate("not found on this host any more")}</b>'
-        f"{_since(lost.since, state)}"
+        f"{m.since(lost.since, state)}"
         f' (<a id="to-{anchor}" href="runbook#npucardmissing">{translate("what to do")}</a>)'
         f"</p>{held}"
         f'<div class="traits">{m.facts(facts)}</div>',
@@ -178,14 +178,10 @@ def _gone(lost: GoneCard, state: AgentState) -> str:
 def _why(health: Health, state: AgentState) -> str:
     """The reason for a card's health, and since when; emphasised unless it is healthy."""
     if health.state is HealthState.HEALTHY:
-        since, long = state.wall(health.since), m.span(state.monotonic - health.since)
-        words = translate("healthy for {0}, since {1}", long, m.clock(since, state.now))
+        long, since = m.span(state.monotonic - health.since), m.clock(health.since, state)
+        words = translate("healthy for {0}, since {1}", long, since)
         return f'<p class="why"><span class="dim">{words}</span></p>'
-    return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{_since(health.since, state)}</p>'
-
-
-def _since(at: float, state: AgentState) -> str:
-    return translate("since {0}", m.when(state.wall(at), state.now))
+    return f'<p class="why"><b>{m.text(plain_reason(health))}</b>{m.since(health.since, state)}</p>'
 
 
 def pill_of(card: CardState) -> str:
@@ -220,8 +216,8 @@ def _figures(card: CardState, state: AgentState, track: Track) -> str:
         )
     old = axis = ""
     if stale and card.reading:
-        read = m.when(state.wall(card.reading.at), state.now)
-        old = f'<p class="why">{m.pill("warn", "stale")} {translate("read {0}", read)}</p>'
+        read = translate("read {0}", m.when(card.reading.at, state))
+        old = f'<p class="why">{m.pill("warn", "stale")} {read}</p>'
     if track:
         ago, now_ = translate("1 h ago"), translate("now")
         axis = f'<p class="axis" aria-hidden="true"><span>{ago}</span><span>{now_}</span></p>'

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from npu_agent.core.state import AgentState
 from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.status import iso
 from npu_agent.outputs.web.words import translate
@@ -194,16 +195,24 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2]) or translate(f"{{0}}{NBSP}s", 0)
 
 
-def clock(at: float, now: float) -> str:
-    """A time in UTC, with the date unless that is today's; the script makes it local time."""
-    stamp = iso(at)
-    same = stamp[:10] == iso(now)[:10]
+def clock(at: float, state: AgentState) -> str:
+    """A past time in UTC, with the date unless that is today's; the script makes it local time.
+
+    `at` is in seconds of `time.monotonic`, here and below.
+    """
+    stamp = iso(state.wall(at))
+    same = stamp[:10] == iso(state.now)[:10]
     shown = stamp[11:19] if same else f"{stamp[:10]} {stamp[11:16]}"
     return f'<time datetime="{stamp}">{shown}</time>'
 
 
-def when(at: float, now: float) -> str:
-    return f'<span class="dim">{translate("{0} ago, {1}", span(now - at), clock(at, now))}</span>'
+def when(at: float, state: AgentState) -> str:
+    words = translate("{0} ago, {1}", span(state.monotonic - at), clock(at, state))
+    return f'<span class="dim">{words}</span>'
+
+
+def since(at: float, state: AgentState) -> str:
+    return translate("since {0}", when(at, state))
 
 
 def prose(sentence: str) -> str:

@@ -87,7 +87,7 @@ def _parts(state: AgentState, history: view.Tracks) -> dict[str, str]:
         "node": m.text(node),
         "version": m.text(state.version),
         "up": m.span(state.monotonic - state.started_at),
-        "now": m.clock(state.now, state.now),
+        "now": m.clock(state.monotonic, state),
         "head": _head(state, wrong),
         "sum": _sum(state),
         "cards": _cards(state, history),
@@ -182,8 +182,7 @@ def _readiness(state: AgentState) -> str:
 def _since(note: Note, state: AgentState) -> str:
     if note.since is None:
         return ""
-    since = translate("since {0}", m.when(state.wall(note.since), state.now))
-    return f' <small class="since">{since}</small>'
+    return f' <small class="since">{m.since(note.since, state)}</small>'
 
 
 def _to_do(note: Note, number: int) -> str:
@@ -229,7 +228,7 @@ def _timeline(state: AgentState) -> str:
     lines = [_entry(entry, state) for entry in entries]
     rest = ""
     if len(entries) > _SHOWN:
-        last = m.clock(state.wall(entries[-1].at), state.now)
+        last = m.clock(entries[-1].at, state)
         more = translate("{0} more, back to {1}", len(entries) - _SHOWN, last)
         rest = (
             f'<details id="earlier"><summary id="to-earlier">{more}</summary>'
@@ -242,11 +241,11 @@ def _timeline(state: AgentState) -> str:
 def _entry(entry: TimelineEntry, state: AgentState) -> str:
     times = ""
     if entry.count > 1:
-        first = m.clock(state.wall(entry.first), state.now)
+        first = m.clock(entry.first, state)
         times = f" <small>{translate('{0} times since {1}', entry.count, first)}</small>"
     icon = m.icon("dot" if entry.tone == "plain" else entry.tone)
     return (
-        f'<li class="{entry.tone}-tone">{m.clock(state.wall(entry.at), state.now)}{icon}'
+        f'<li class="{entry.tone}-tone">{m.clock(entry.at, state)}{icon}'
         f"<span>{m.text(entry.text)}{times}</span></li>"
     )
 
@@ -414,7 +413,7 @@ def _config(state: AgentState) -> str:
     pairs = [
         ("State", status),
         ("Generation", str(config.generation)),
-        ("Last good", m.when(state.wall(config.loaded_at), state.now)),
+        ("Last good", m.when(config.loaded_at, state)),
         ("Refused versions", str(config.rejected)),
     ]
     if config.waiting:
@@ -437,7 +436,7 @@ def _labels(state: AgentState) -> str:
         status = m.pill("bad", "not in place")
     written = translate("not by this process")
     if labels.applied_at is not None:
-        written = m.when(state.wall(labels.applied_at), state.now)
+        written = m.when(labels.applied_at, state)
     pairs = [
         ("State", status),
         ("Written to", translate(_WRITERS[labels.output])),
