@@ -85,13 +85,14 @@ def empty(words: str) -> str:
     return f'<p class="empty">{translate(words)}</p>'
 
 
-def error(kind: str, message: str) -> str:
+def error(kind: str, message: str | None) -> str:
     """An error in full, its lines as they are; `kind` is the class ``bad`` or ``warn``."""
-    return f'<pre class="{kind}">{plain(message, 50 * LONGEST)}</pre>'
+    return f'<pre class="{kind}">{plain(message, 50 * LONGEST)}</pre>' if message else ""
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = ' class="pairs"') -> str:
-    items = "".join(f"<dt>{translate(key)}</dt><dd>{value}</dd>" for key, value in rows)
+    """Names and values; those without a value are left out."""
+    items = "".join(f"<dt>{translate(key)}</dt><dd>{value}</dd>" for key, value in rows if value)
     return f"<dl{kind}>{items}</dl>"
 
 
@@ -174,7 +175,7 @@ def number(count: int, noun: str) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str | None]]) -> str:
-    return pairs(((key, text(value)) for key, value in rows if value), kind="")
+    return pairs(((key, text(value or "")) for key, value in rows), kind="")
 
 
 def section(anchor: str, title: str, content: str) -> str:

@@ -294,9 +294,8 @@ def _assignments(state: AgentState) -> str:
         )
         for holder, what in sorted(held, key=lambda row: (natural(row[0].pod_name), row[0]))
     ]
-    trouble = ""
-    if state.assignments_error is not None:
-        trouble = m.error("warn", translate("As last known: {0}", state.assignments_error))
+    error = state.assignments_error
+    trouble = m.error("warn", error and translate("As last known: {0}", error))
     table = m.table(("Namespace", "Pod", "Holds", "Resource"), rows)
     return trouble + (table or m.empty("No container holds a card."))
 
@@ -410,18 +409,17 @@ def _config(state: AgentState) -> str:
     status = m.pill("good", "in force")
     if config.error is not None:
         status = f"{m.pill('bad', 'file refused')} {translate('the last good one stays in force')}"
-    pairs = [
-        ("State", status),
-        ("Generation", str(config.generation)),
-        ("Last good", m.when(config.loaded_at, state)),
-        ("Refused versions", str(config.rejected)),
-    ]
-    if config.waiting:
-        keys = ", ".join(f"<code>{m.text(key)}</code>" for key in config.waiting)
-        pairs.append(("Waits for a restart", keys))
-    if config.error is not None:
-        pairs.append(("What is wrong", m.error("bad", config.error)))
-    return m.pairs(pairs)
+    waiting = ", ".join(f"<code>{m.text(key)}</code>" for key in config.waiting)
+    return m.pairs(
+        [
+            ("State", status),
+            ("Generation", str(config.generation)),
+            ("Last good", m.when(config.loaded_at, state)),
+            ("Refused versions", str(config.rejected)),
+            ("Waits for a restart", waiting),
+            ("What is wrong", m.error("bad", config.error)),
+        ]
+    )
 
 
 _WRITERS = {"api": "the Node itself", "nfd": "Node Feature Discovery"}
@@ -441,9 +439,8 @@ def _labels(state: AgentState) -> str:
         ("State", status),
         ("Written to", translate(_WRITERS[labels.output])),
         ("Last written", written),
+        ("What is wrong", m.error("bad", labels.error)),
     ]
-    if labels.error is not None:
-        pairs.append(("What is wrong", m.error("bad", labels.error)))
     rows = [(m.text(key), m.text(value)) for key, value in sorted(labels.labels.items())]
     return m.pairs(pairs) + m.table(("Label", "Value"), rows)
 
@@ -455,11 +452,13 @@ def _condition(state: AgentState) -> str:
     status = _not_yet()
     if now.status is not None:
         status = m.pill("good" if now.status else "bad", str(now.status))
-    pairs = [("Type", m.text(now.type)), ("Status", status)]
-    if now.status is not None:
-        pairs += [("Reason", m.text(now.reason)), ("Message", m.plain(now.message, 1000))]
-    if now.error is not None:
-        pairs.append(("What is wrong", m.error("bad", now.error)))
+    pairs = [
+        ("Type", m.text(now.type)),
+        ("Status", status),
+        ("Reason", m.text(now.reason)),
+        ("Message", m.plain(now.message, 1000)),
+        ("What is wrong", m.error("bad", now.error)),
+    ]
     return m.section("condition", "Condition of the Node", m.pairs(pairs))
 
 
