@@ -7,6 +7,7 @@ its words are made fit for a terminal where they are shown.
 from __future__ import annotations
 
 import asyncio
+import enum
 from dataclasses import dataclass
 
 import msgspec
@@ -31,16 +32,13 @@ class Address:
     tls: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(enum.Enum):
     """What a connection to an address gave."""
 
-    taken: bool
-    """Whether some process takes it."""
-    agent: bool = False
-    """Whether that is an npu-agent."""
-    silent: bool = False
-    """Whether nothing is answered, or nothing without a client's certificate."""
+    NONE = "no process takes it"
+    SILENT = "a process takes it, and answers nothing, or nothing without a client's certificate"
+    AGENT = "an npu-agent answers"
+    OTHER = "another process answers"
 
 
 class _Readiness(msgspec.Struct):
@@ -75,10 +73,12 @@ async def report(metrics: MetricsConfig, deadline: float) -> Report | None:
 
 async def who(at: Address, deadline: float) -> Answer:
     if not at.port:
-        return Answer(taken=False)
+        return Answer.NONE
     status, body = await _get(at, "/healthz", deadline)
+    if not status:
+        return Answer.NONE if status is None else Answer.SILENT
     agent = (status == 200 and body.startswith("ok")) or (status == 401 and HOW in body)
-    return Answer(taken=status is not None, agent=agent, silent=status == 0)
+    return Answer.AGENT if agent else Answer.OTHER
 
 
 async def status(at: Address, deadline: float) -> Report | None:

@@ -24,6 +24,7 @@ from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
 from npu_agent.people.doctor.check import Check, Lines, note, ok, wrong
 from npu_agent.people.doctor.context import Context
+from npu_agent.people.page import Answer
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import stamp
@@ -42,7 +43,7 @@ _ELSE = "fix what else is wrong here; the agent tries again by itself"
 class Reported:
     """What the running agent says of itself."""
 
-    answers: Mapping[str, page.Answer]
+    answers: Mapping[str, Answer]
     """By the key of the address."""
     report: Report | None = None
     unready: tuple[str, ...] | None = None
@@ -54,10 +55,10 @@ async def reported(context: Context) -> Reported:
     pages, probes = both
     results = await asyncio.gather(*(page.who(address, deadline) for address in both))
     answers = {address.key: answer for address, answer in zip(both, results, strict=True)}
-    if answers[pages.key].agent and (report := await page.status(pages, deadline)):
+    if answers[pages.key] is Answer.AGENT and (report := await page.status(pages, deadline)):
         return Reported(answers=answers, report=report)
     # It asks for a token, or is of another version.
-    asked = next((at for at in (probes, pages) if answers[at.key].agent), None)
+    asked = next((at for at in (probes, pages) if answers[at.key] is Answer.AGENT), None)
     return Reported(answers=answers, unready=await page.unready(asked, deadline) if asked else None)
 
 
@@ -125,14 +126,15 @@ async def _problem(context: Context, problem: ReportedProblem) -> Check:
 
 async def _address(context: Context, at: page.Address, agent: Reported) -> Check:
     answer = agent.answers[at.key]
-    if answer.agent:
+    if answer is Answer.AGENT:
         return ok(f"an npu-agent answers on {at.shown}")
     remedy = await _occupied(at) if at.port else ""
     if not remedy:
         return ok(f"{at.shown} is free here")
-    detail = f"{at.shown} cannot be used{': another program has it' if answer.taken else ''}"
-    if answer.silent:
-        if at.tls and any(other.agent for other in agent.answers.values()):
+    taken = ": another program has it" if answer is Answer.OTHER else ""
+    detail = f"{at.shown} cannot be used{taken}"
+    if answer is Answer.SILENT:
+        if at.tls and Answer.AGENT in agent.answers.values():
             return ok(f"{at.shown} takes clients with a certificate only, if it is the agent's")
         detail = f"{at.shown} is taken, and does not answer within {context.timing.connection:g} s"
         remedy = (

@@ -175,7 +175,7 @@ async def test_a_connection_without_an_answer_is_some_process(tls: bool) -> None
     async with await asyncio.start_server(closes, "127.0.0.1", 0) as server:
         metrics["listen"] = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         pages, _ = page.addresses(with_metrics(context, **metrics).config.metrics)
-        assert await page.who(pages, 1.0) == page.Answer(taken=True, silent=True)
+        assert await page.who(pages, 1.0) == page.Answer.SILENT
 
 
 async def test_what_answers_without_end_is_no_agent() -> None:
