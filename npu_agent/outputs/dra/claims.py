@@ -112,8 +112,8 @@ class Claims:
         outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
         return {ref.uid: outcome for ref, outcome in zip(refs, outcomes, strict=True)}
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, str | None]:
-        """Ends the claims; the Pod stays Terminating while that fails.
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> str:
+        """Ends the claims; returns why not, and "" if it did. The Pod stays Terminating until then.
 
         So it needs no card, no API server and no claim; `sync_specs` removes what stays on the
         disk. Only an agent that does not own the node refuses: its owner would treat the
@@ -121,9 +121,9 @@ class Claims:
         """
         await self.ready.until(bool)
         if not await self._uncancellable(self._end_all(refs)):
-            return dict.fromkeys((ref.uid for ref in refs), self._allocator.why_not_owned)
+            return self._allocator.why_not_owned
         self.counts.unprepares["unprepared"] += len(refs)
-        return dict.fromkeys((ref.uid for ref in refs), None)
+        return ""
 
     async def recover(self) -> None:
         """Finds claims in use that the record lacks: it may be lost, or an older one put back.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -158,8 +158,10 @@ class DraPlugin:
 
     async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
         refs = _refs((await receive_request(stream)).claims)
+        outcomes = await self._within(self._claims.prepare(refs))
         answers = {}
-        for ref, outcome in (await self._within(refs, self._claims.prepare(refs))).items():
+        for ref in refs:
+            outcome = outcomes if isinstance(outcomes, str) else outcomes[ref.uid]
             if isinstance(outcome, str):
                 log.warning("claim not prepared", claim=_name(ref), reason=outcome)
                 # An empty text would be a success to the kubelet.
@@ -175,26 +177,24 @@ class DraPlugin:
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
     ) -> None:
         refs = _refs((await receive_request(stream)).claims)
-        answers = {}
-        for ref, error in (await self._within(refs, self._claims.unprepare(refs))).items():
-            if error is not None:
+        error = await self._within(self._claims.unprepare(refs))
+        for ref in refs:
+            if error:
                 log.warning("claim not unprepared", claim=_name(ref), reason=error)
             else:
                 log.info("claim unprepared", claim=_name(ref))
-            answers[ref.uid] = v1.NodeUnprepareResourceResponse(error=error or "")
+        answers = {ref.uid: v1.NodeUnprepareResourceResponse(error=error) for ref in refs}
         await stream.send_message(Encoded(bytes(v1.NodeUnprepareResourcesResponse(claims=answers))))
 
-    async def _within(
-        self, refs: Sequence[ClaimRef], change: Awaitable[Mapping[str, T]]
-    ) -> dict[ClaimRef, T | str]:
+    async def _within(self, change: Awaitable[T]) -> T | str:
+        """Returns the result of a change, or that it took too long."""
         with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline):
-                    answers = await change
+                    return await change
             except TimeoutError:
                 late = f"not ready within {self._deadline:g} s; the kubelet tries again"
-                return dict.fromkeys(refs, f"npu-agent was {late}")
-            return {ref: answers[ref.uid] for ref in refs}
+                return f"npu-agent was {late}"
 
 
 class HealthStream:

@@ -67,8 +67,8 @@ class Driver:
     )
     prepared: Mapping[str, Prepared] | None = None
     """By UID; None: a device for each claim."""
-    unprepared: Mapping[str, str | None] | None = None
-    """By UID; None: all of them."""
+    unprepared: str = ""
+    """Why not; "": they are."""
     asked: list[tuple[str, tuple[ClaimRef, ...]]] = field(default_factory=list)
 
     async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
@@ -77,9 +77,9 @@ class Driver:
             return self.prepared
         return {one.uid: (given(f"npu-{one.uid}", "npu"),) for one in refs}
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, str | None]:
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> str:
         self.asked.append(("unprepare", tuple(refs)))
-        return self.unprepared if self.unprepared is not None else {one.uid: None for one in refs}
+        return self.unprepared
 
     def endpoint(self, root: Path, **options: Any) -> Endpoint:
         given = {

@@ -182,13 +182,14 @@ class TestPrepare:
         assert driver.asked == [("prepare", tuple(refs))]
 
     @BOTH
+    @pytest.mark.parametrize("reason", ["", "another agent serves the node"])
     async def test_unprepare_says_what_failed_and_nothing_of_what_went_well(
-        self, driver: Driver, channel: Channel, wire: Any
+        self, driver: Driver, channel: Channel, wire: Any, reason: str
     ) -> None:
-        driver.unprepared = {"u1": None, "u2": "the disk is full", "u3": None}
-        answers = await unprepare(channel, ref("u1"), ref("u2"), ref("u3"), wire=wire)
-        assert answers == {"u1": "", "u2": "the disk is full", "u3": ""}
-        assert driver.asked == [("unprepare", (ref("u1"), ref("u2"), ref("u3")))]
+        driver.unprepared = reason
+        answers = await unprepare(channel, ref("u1"), ref("u2"), wire=wire)
+        assert answers == {"u1": reason, "u2": reason}
+        assert driver.asked == [("unprepare", (ref("u1"), ref("u2")))]
 
     @pytest.mark.parametrize("uid", ["", "../u2"])  # it is part of a file's name
     async def test_broken_requests_are_refused(
