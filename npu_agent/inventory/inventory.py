@@ -29,7 +29,7 @@ from npu_agent.core.identity import identify, remember
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
-from npu_agent.inventory.card import Answers, CardWatch, ProbeSettings, Questions, View, ask
+from npu_agent.inventory.card import Answers, CardWatch, ProbeSettings, Questions, ask
 from npu_agent.inventory.prober import Job, Prober
 from npu_agent.logs import logger
 from npu_agent.ticks import set_within, until_tick
@@ -87,8 +87,6 @@ class Inventory:
         thread, so it is not asked again meanwhile."""
         self._found = _Found(None)
         self._search_at = 0.0
-        self._shown: tuple[Mapping[_Key, View], str] = {}, ""
-        """What the latest Snapshot was made of: the views, and why the search fails."""
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
@@ -196,19 +194,13 @@ class Inventory:
 
     def _publish(self) -> None:
         """Publishes the current state; at first only after everything was probed."""
-        watches = [watch for watch in self._watches.values() if watch.entry]
-        views = {watch.entry.key: watch.view for watch in watches if watch.entry}
         before, trouble = self.snapshots.value, self._found.trouble
         if self._found.entries is None and (before.complete or not trouble):
             return
-        if before.complete and (views, trouble) == self._shown:
-            if self.trends.value.of(TrendKind.FLAPPING):
-                self._follow(before, before)
-            return
-        if not before.complete and not all(view.probed for view in views.values()):
+        by_number = sorted(self._watches.items(), key=lambda item: item[0][::-1])
+        ordered = [watch.view for _, watch in by_number if watch.entry]
+        if not before.complete and not all(view.probed for view in ordered):
             return  # outputs see the whole picture first, not a list that grows card by card
-        self._shown = views, trouble
-        ordered = [views[key] for key in sorted(views, key=lambda key: (key[1], key[0]))]
         odd = [view.skipped for view in ordered if view.skipped]
         if trouble:
             why = f"cannot be searched for cards: {trouble}"
@@ -228,7 +220,7 @@ class Inventory:
             skipped=tuple(odd),
             complete=True,
         )
-        if after != before:
+        if after != before or self.trends.value.of(TrendKind.FLAPPING):  # which ends by itself
             self._follow(before, after)
             self.snapshots.publish(after)
 

@@ -308,8 +308,6 @@ def _mode(path: str) -> int:
         return os.stat(path).st_mode  # noqa: PTH116 (a Path costs four times as much)
     except OSError as error:
         _unless_limited(error)
-    except ValueError:
-        pass
     return 0
 
 
