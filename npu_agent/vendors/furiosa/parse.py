@@ -188,22 +188,19 @@ def throttle(raw: bytes | None, names: bytes | None) -> tuple[str, ...] | None:
     mask = int(said, 16)
     if mask == 0xFFFF_FFFF:  # what is read of a card that fell off the bus
         return None
-    named = _names_of_bits(names) if mask else {}
-    return tuple(named.get(bit) or _reason(bit) for bit in range(32) if mask >> bit & 1)
+    reasons = dict(enumerate(_REASONS)) | _names_of_bits(names)
+    return tuple(reasons.get(bit, f"bit_{bit}") for bit in range(32) if mask >> bit & 1)
 
 
 def _names_of_bits(raw: bytes | None) -> dict[int, str]:
     names: dict[int, str] = {}
     for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
         if match := _REASON.search(line[:_LONGEST_TEXT]):
-            bit, name = int(match[1], 16), match[2].lower()
-            if bit.bit_count() == 1:
-                names[bit.bit_length() - 1] = name.removeprefix("throttle_").removeprefix("reason_")
+            bit = int(match[1], 16)
+            name = match[2].lower().removeprefix("throttle_").removeprefix("reason_")
+            if name and bit.bit_count() == 1:
+                names[bit.bit_length() - 1] = name
     return names
-
-
-def _reason(bit: int) -> str:
-    return _REASONS[bit] if bit < len(_REASONS) else f"bit_{bit}"
 
 
 def within(raw: bytes | None, least: int, most: int) -> int | None:
