@@ -123,7 +123,9 @@ class Agent:
             assignments_error=holdings.error,
             resources=self._resources(),
             # Each resource has a stream of its own and loses it when the kubelet restarts.
-            kubelet_restarts=max((one.counts.returns for one in self.kubelet.sessions), default=0),
+            kubelet_restarts=max(
+                (session.counts.returns for session in self.kubelet.sessions), default=0
+            ),
             dra=self._dra(),
             wanted=tuple(resource.of_families(wishes.families) for resource in wishes.resources),
             auto_pending_reason=node.dra_support.state.value.waits,

@@ -280,6 +280,7 @@ def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
     if facts.recovering:
         raise RefusalError(Refusal.UNFIT, RECOVERING)
     for device in devices:
+        check_cordon(facts, device)
         _check_free(facts, DeviceName(resource, device.id), device)
         for state in facts.snapshot.cards:
             # It may have failed while its last Pod was waited for.

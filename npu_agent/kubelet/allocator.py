@@ -482,9 +482,6 @@ class Allocator:
         """
         await self._until_ready()
         await self.cordons.settled()
-        facts = self.facts()
-        for device in devices:
-            plan.check_cordon(facts, device)
         await self._orphans_end(resource, devices)
         if not self.owned:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)

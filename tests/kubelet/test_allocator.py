@@ -139,6 +139,19 @@ async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_pat
         await granting
 
 
+async def test_a_card_that_is_cordoned_while_its_grant_waits_is_not_handed_out(
+    tmp_path: Path,
+) -> None:
+    room = await outlived(tmp_path)
+    granting = asyncio.create_task(room.allocator.grant(NPU, devices(*room.cards)[:1]))
+    await until(lambda: room.allocator.states.value.orphans)
+    room.allocator.cordons.cards.publish({"WARBOY-0": "swap fan"})
+    room.kubelet.node.alive = set()
+    room.says()
+    with pytest.raises(RefusalError, match="is cordoned: swap fan"):
+        await granting
+
+
 async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     room.kubelet.node.notes |= {DeviceName(NPU, "WARBOY-1"): frozenset({"gone"})}
