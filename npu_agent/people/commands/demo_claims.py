@@ -74,18 +74,19 @@ class ClaimsNode:
         self._api_server = StandInApiServer(_NODE)
         self._kubelet = StandInKubelet(directory / _PLUGINS, directory / "pod-resources")
         self._manager = StandInPluginManager(directory)
-        self._agent: Agent | None = None
-        self._api: Api | None = None
         self._stop = asyncio.Event()
         self._served = contextlib.AsyncExitStack()
         self._running: list[asyncio.Task[None]] = []
-        self._driver = ""
         self._names: dict[str, str] = {}
-        self._device = ""
         self._claims: list[ClaimRef] = []
-        self._waiting: asyncio.Task[Any] | None = None
+        # What one step makes, and those after it use:
+        self._agent: Agent
+        self._api: Api
+        self._driver: str
+        self._device: str
+        self._kind: str
+        self._waiting: asyncio.Task[Any]
         """The call to prepare a claim whose card is held."""
-        self._kind = ""
 
     async def stop(self) -> None:
         self._stop.set()
@@ -139,7 +140,6 @@ class ClaimsNode:
         yield "             the condition is True again when the card has been well for 20 s"
 
     async def _cordoned(self) -> Lines:
-        assert self._api  # noqa: S101  (for the type checker)
         card = ReportedCard(self._names[self._device], 0)
         target = Target(card.name, card)
         await set_cordon(self._api, _NODE, target, "swap fan")
@@ -169,12 +169,10 @@ class ClaimsNode:
         if await asyncio.to_thread(self._spec(first).exists):
             raise OSError(f"{self._spec(first)} is still there")
         yield f"{first} is unprepared, and its CDI spec is gone"
-        if self._waiting:
-            await self._waiting
+        await self._waiting
         yield f"{second} is prepared"
 
     async def _cuts(self) -> Lines:
-        assert self._agent  # noqa: S101  (for the type checker)
         await self._configure("true")
         self._agent.common.poller.read_now()
         every = len(self._specs)
