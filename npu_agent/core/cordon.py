@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.offer import names
-from npu_agent.core.trouble import Trouble
 from npu_agent.text import one_line
 
 ANNOTATION = "npu-agent/cordoned"
@@ -22,6 +21,18 @@ ANNOTATION = "npu-agent/cordoned"
 _LONGEST = 256
 """Characters of a reason; the rest is cut."""
 _NO_REASON = "no reason given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that is wrong with the annotation."""
+
+    what: str
+    remedy: str
+    """Its commands have ``NODE`` for the Node's name."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

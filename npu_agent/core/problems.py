@@ -619,7 +619,7 @@ def _of_slices(driver: DraState) -> Iterator[Note]:
     """Yields why the scheduler does not see all cards of a registered driver."""
     session, slices, what = driver.session, driver.slices, f"DRA driver {driver.name}"
     if session.phase is SessionPhase.REGISTERED and not slices.published:
-        text = str(slices.trouble or f"{what}: its cards are not published yet")
+        text = slices.trouble or f"{what}: its cards are not published yet"
         yield Note(
             "dra",
             text,

@@ -16,6 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from npu_agent.core.cordon import Trouble
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import (
@@ -30,7 +31,6 @@ from npu_agent.core.offer import Device, Resource, names
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.timeline import SPAN, GoneCard, Timeline
 from npu_agent.core.trends import Trends
-from npu_agent.core.trouble import Trouble
 
 
 class SessionPhase(enum.Enum):
@@ -96,8 +96,8 @@ class SlicesState:
     incomplete: bool = False
     """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
     nothing of such a pool."""
-    trouble: Trouble | None = None
-    """Why they cannot be published, or not be watched."""
+    trouble: str | None = None
+    """Why they cannot be published, or not be watched, with the remedy."""
     dropped: tuple[str, ...] = ()
     """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
     writes: int = 0

@@ -14,12 +14,12 @@ import pytest
 
 from npu_agent.cli import catalogue
 from npu_agent.core.advice import ADVICE, GONE, TRENDS, UNREADABLE, device_paths, typed
+from npu_agent.core.cordon import Trouble
 from npu_agent.core.hardware import CardState, Cause, SkippedDevice
 from npu_agent.core.problems import Note, notes, problems
 from npu_agent.core.state import ConditionState, Invocation, LabelState, SessionPhase, TlsState
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import TrendKind
-from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.people.commands import kubectl
 from npu_agent.vendors.furiosa.families import FAMILIES

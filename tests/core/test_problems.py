@@ -24,7 +24,6 @@ from npu_agent.core.state import (
 )
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
-from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import DRIVER, RESOURCE, claim
@@ -80,7 +79,7 @@ _REGISTERING, _BLOCKED = SessionPhase.REGISTERING, SessionPhase.BLOCKED
         (
             scene(
                 _REGISTERED,
-                dra=(driver(slices=SlicesState(trouble=Trouble(what="forbidden", remedy="do"))),),
+                dra=(driver(slices=SlicesState(trouble="forbidden: do")),),
             ),
             ("forbidden: do",),
         ),

@@ -14,7 +14,6 @@ from typing import Any
 from npu_agent.backoff import Backoff
 from npu_agent.core.plan import expressible
 from npu_agent.core.state import COUNTERS
-from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
 from npu_agent.kube.client import WatchEvent
@@ -301,7 +300,7 @@ class SlicePublisher:
             self._reporter.failed(first)
         else:
             self._reporter.works()
-        self._change(trouble=first and Trouble(what=first.what, remedy=first.remedy))
+        self._change(trouble=first and str(first))
 
     def _change(self, **changes: Any) -> None:
         self.state.publish(replace(self.state.value, **changes))

@@ -372,7 +372,7 @@ def _slices(slices: SlicesState) -> str:
     if slices.incomplete:
         lines.append(translate("the pool is incomplete: the scheduler does not use it"))
     if slices.trouble:
-        lines.append(m.text(str(slices.trouble)))
+        lines.append(m.text(slices.trouble))
     if slices.dropped:
         lines.append(translate("dropped by the API server: {0}", m.text(", ".join(slices.dropped))))
     return f"<span>{'<br>'.join(lines)}</span>"

@@ -108,13 +108,13 @@ def _session(session: SessionStatus) -> dict[str, Any]:
 
 
 def _driver(driver: DraState, state: AgentState) -> dict[str, Any]:
-    cards, trouble = state.snapshot.cards, driver.slices.trouble
+    cards = state.snapshot.cards
     return {
         "driver": driver.name,
         **_session(driver.session),
         "offered": len(driver.devices),
         "untainted": sum(not device.barred for device in driver.devices),
-        "slices": {**asdict(driver.slices), "trouble": trouble and str(trouble)},
+        "slices": asdict(driver.slices),
         "claims": [
             {
                 **_pick(claim, "namespace", "name", "uid", "pods"),

@@ -499,8 +499,9 @@ async def test_a_refusal_is_trouble_and_retried_with_pauses(tmp_path: Path) -> N
     async with running(tmp_path, rngd(2)) as world:
         world.server.instead["apply"] = status(403, 'User "x" cannot patch')
         state = await first(world.publisher.state, lambda state: state.trouble)
-        assert "apply ResourceSlice" in str(state.trouble)
-        assert "no right to patch resourceslices" in str(state.trouble)
+        assert state.trouble
+        assert "apply ResourceSlice" in state.trouble
+        assert "no right to patch resourceslices" in state.trouble
         assert not state.published
         world.server.instead.clear()
         state = await world.in_place()

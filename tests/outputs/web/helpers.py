@@ -39,7 +39,6 @@ from npu_agent.core.state import (
 )
 from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
 from npu_agent.core.trends import Trend, TrendKind, Trends, step
-from npu_agent.core.trouble import Trouble
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.authorization import Authorizer
@@ -408,7 +407,7 @@ def hostile(bad: str) -> Scene:
                 replace(claim(bad, one, gone, pods=(bad,), request=bad), namespace=bad),
                 phase=SessionPhase.BLOCKED,
                 reason=bad,
-                slices=SlicesState(trouble=Trouble(what=bad), dropped=(bad,)),
+                slices=SlicesState(trouble=bad, dropped=(bad,)),
             ),
         ),
         node=bad,

@@ -16,7 +16,6 @@ from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
 from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
-from npu_agent.core.trouble import Trouble
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.markup import MOST, NBSP, bounds, curve, span
 from npu_agent.outputs.web.page import page, runbook
@@ -256,7 +255,7 @@ def troubled() -> Scene:
         labels=LabelState(output="api", labels={"a": "b"}, error="403"),
         dra=(
             driver(phase=SessionPhase.BLOCKED, reason="why"),
-            driver(slices=SlicesState(trouble=Trouble(what="forbidden"))),
+            driver(slices=SlicesState(trouble="forbidden")),
             driver(slices=SlicesState(published=True, incomplete=True)),
         ),
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.state import ConditionState, SlicesState
-from npu_agent.core.trouble import Trouble
 from npu_agent.outputs.web.status import as_json
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
@@ -18,7 +17,7 @@ from tests.outputs.web.helpers import Scene, driver, night, stopped
 def scene() -> Scene:
     """A night with a driver of DRA: a claim on a card, on one that is gone, and to look at one."""
     found = night()
-    slices = SlicesState(dropped=("devices.taints",), trouble=Trouble(what="no", remedy="do"))
+    slices = SlicesState(dropped=("devices.taints",), trouble="no: do")
     shared = claim("shared", found.cards[0], state(uuid="gone"), pods=("a", "b"))
     admin = replace(shared.devices[0], request="look", admin=True)
     shared = replace(shared, devices=(*shared.devices, admin))
