@@ -142,19 +142,24 @@ def pool(
     cards = [state for state in snapshot.cards if state.card.family in families]
     cards.sort(key=lambda state: state.card.family != dra.first)
     called = _by_index(cards) if by_index else _by_identity(cards)
-    return tuple(
-        PoolDevice(
-            name=_named(name, state, device.cores),
-            device=device,
-            description=dra.describe(state.card, device.cores),
-            counters=counters,
+    devices: list[PoolDevice] = []
+    for state, name in zip(cards, called, strict=True):
+        card, counters = state.card, None
+        widths = _widths(card) if partitions else (card.core_count,)
+        if len(widths) > 1:
+            sums = dra.describe(card, card.all_cores).counters
+            counters = CounterSet(name=name, sums=sums)
+        devices += (
+            PoolDevice(
+                name=_named(name, state, device.cores),
+                device=device,
+                description=dra.describe(card, device.cores),
+                counters=counters,
+            )
+            for width in widths
+            for device in cut(state, width)
         )
-        for state, name in zip(cards, called, strict=True)
-        for widths in [_widths(state.card) if partitions else (state.card.core_count,)]
-        for counters in [_counters(dra, state.card, name) if len(widths) > 1 else None]
-        for width in widths
-        for device in cut(state, width)
-    )
+    return tuple(devices)
 
 
 def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
@@ -166,10 +171,6 @@ def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, Cor
         for width in _widths(state.card)
         for device in cut(state, width)
     }
-
-
-def _counters(dra: DraNames, card: Card, name: str) -> CounterSet:
-    return CounterSet(name=name, sums=dra.describe(card, card.all_cores).counters)
 
 
 def _widths(card: Card) -> tuple[int, ...]:

@@ -513,23 +513,21 @@ def _of_the_node(state: AgentState) -> Iterator[Note]:
         yield Note("node", wrong.what, remedy=remedy, runbook="log-lines", command=_DOCTOR)
     if state.node_error is not None:
         text = f"changes of the Node are not seen, cordons and labels: {state.node_error}"
-        yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits=_UNSEEN)
+        waits = "new cordons are not seen"
+        yield Note("node", text, runbook="log-lines", command=_DOCTOR, waits=waits)
     if state.labels is not None and state.labels.error is not None:
-        text = f"the Node's labels are not applied: {state.labels.error}"
-        since = _noted(state, "labels")
         yield Note(
             "labels",
-            text,
+            f"the Node's labels are not applied: {state.labels.error}",
             runbook="npulabelsnotapplied",
-            since=since,
+            since=_noted(state, "labels"),
             command=_DOCTOR,
             waits="the Node's labels are not written",
         )
     if state.condition is not None and state.condition.error is not None:
-        text = f"the Node's condition is not written: {state.condition.error}"
         yield Note(
             "condition",
-            text,
+            f"the Node's condition is not written: {state.condition.error}",
             runbook="npuconditionnotwritten",
             command=_DOCTOR,
             waits="the Node's condition is not written",
@@ -557,9 +555,6 @@ def _of_the_host(state: AgentState) -> Iterator[Note]:
         runbook = "a-node-offers-no-npus-or-too-few"
         command = advice(None).command
         yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
-
-
-_UNSEEN = "new cordons are not seen"
 
 
 def _noted(state: AgentState, subject: Subject) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from npu_agent.core.hardware import SensorKind
@@ -143,16 +143,12 @@ class VendorSpec:
 
 def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
     """Merges families, sets and schemas; defaults and descriptions are the first vendor's."""
-    first = vocabularies[0]
-    return VendorSpec(
+    return replace(
+        vocabularies[0],
         families=_union(spec.families for spec in vocabularies),
-        resource_name=first.resource_name,
-        socket_name=first.socket_name,
         label_sets=_union(spec.label_sets for spec in vocabularies),
-        label_set=first.label_set,
         metric_schemas=_union(spec.metric_schemas for spec in vocabularies),
-        metric_schema=first.metric_schema,
-        condition=first.condition,
+        dra=None,
     )
 
 
