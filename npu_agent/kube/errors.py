@@ -10,6 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -90,35 +91,25 @@ _OTHERS = (ErrorKind.GARBAGE, IS_IT_KUBERNETES)
 _KNOWN = frozenset(HTTPStatus)
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A call to the API server failed; ``str(error)`` is `what` and the remedy in one line.
+    """A call to the API server failed; ``str(error)`` is `what` and the remedy in one line."""
 
-    Attributes:
-        what: what was tried, and what came back.
-        remedy: empty where `what` has it all.
-        kind: see Kind.
-        status: of HTTP; None: no answer.
-        retry_after: seconds to wait, as the server asks, 300 at most.
-        causes: what the server says in detail, by kind: ``{"DisruptionBudget": "..."}``.
-    """
+    what: str
+    """What was tried, and what came back."""
+    remedy: str = ""
+    """Empty where `what` has it all."""
+    _: KW_ONLY
+    kind: ErrorKind
+    status: int | None = None
+    """Of HTTP; None: no answer."""
+    retry_after: float | None = None
+    """Seconds to wait, as the server asks, 300 at most."""
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """What the server says in detail, by kind: ``{"DisruptionBudget": "..."}``."""
 
-    def __init__(
-        self,
-        what: str,
-        remedy: str = "",
-        *,
-        kind: ErrorKind,
-        status: int | None = None,
-        retry_after: float | None = None,
-        causes: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(": ".join(filter(None, (what, remedy))))
-        self.what = what
-        self.remedy = remedy
-        self.kind = kind
-        self.status = status
-        self.retry_after = retry_after
-        self.causes = causes or {}
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.what, self.remedy)))
 
 
 def unusable(request: Request[Any], error: ValueError) -> ApiError:
