@@ -233,7 +233,7 @@ def _dra_wishes(
     return DraWishes(
         families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
         decided=not dra.waits,
-        disabled=frozenset(name.lower() for name in disabled_for(config, node_name)),
+        disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
         partitions=config.dra.partitions,
         evict=config.health.evict,

@@ -368,9 +368,9 @@ class Config:
 
 
 def disabled_for(config: Config, node_name: str | None) -> frozenset[str]:
-    """The cards disabled on this Node: names, UUIDs or PCI addresses as the user wrote them."""
+    """The cards disabled on this Node: names, UUIDs or PCI addresses, in lower case."""
     return frozenset(
-        device.dev_name
+        device.dev_name.lower()
         for device in config.disabled_devices
         if device.node_name is None or device.node_name == node_name
     )

@@ -76,14 +76,13 @@ def advertise(
 ) -> tuple[Device, ...]:
     """The devices of `resource`, sorted by card number and core.
 
-    `disabled` names cards by ``npu0``, UUID or PCI address (any case); they are not listed.
+    `disabled` names cards as `names` does; they are not listed.
     """
     widths = dict(resource.widths)
-    unwanted = {word.lower() for word in disabled}
     return tuple(
         device
         for state in snapshot.cards
-        if state.card.family in widths and not (unwanted and unwanted & names(state))
+        if state.card.family in widths and names(state).isdisjoint(disabled)
         for device in cut(state, widths[state.card.family])
     )
 

@@ -711,8 +711,8 @@ def _notes(state: AgentState) -> Iterator[Note]:
             )
         if state.is_disabled(card):
             text, remedy = f"{name} is not offered: disabled in the config", ""
-            by_name = name in map(str.lower, state.disabled)
-            if by_name and (first := state.first_ids.get(name, card.id)) != card.id:
+            first = state.first_ids.get(name, card.id)
+            if name in state.disabled and first != card.id:
                 text += f"; the card of this name was {first} before"
                 remedy = "write UUIDs in `disabledDevices`: they stay with their cards"
             yield Note("card", text, (card.id,), remedy=remedy)

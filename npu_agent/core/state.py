@@ -288,7 +288,7 @@ class AgentState:
     reads: ApiState | None = None
     """The identity at the API server; None: not yet, or by a kubeconfig."""
     disabled: frozenset[str] = frozenset()
-    """Names of the cards that the config keeps out of service here, as `advertise` takes them."""
+    """Names of the cards that the config keeps out of service here, in lower case."""
     config: ConfigState
     stale_after: float
     """Seconds after which a reading is stale: see `stale_after`."""
@@ -393,7 +393,7 @@ class AgentState:
         return tuple(dict.fromkeys(held))
 
     def is_disabled(self, card: CardState) -> bool:
-        return not names(card).isdisjoint(name.lower() for name in self.disabled)
+        return not names(card).isdisjoint(self.disabled)
 
     def is_stale(self, card: CardState) -> bool:
         """Whether the card's last reading is too old."""

@@ -89,10 +89,10 @@ def test_probes_are_at_the_next_port_of_every_interface_unless_it_is_given(
     assert config.probes_address == address
 
 
-def test_disabled_for() -> None:
+def test_disabled_for_a_node_in_any_case() -> None:
     config = Config(
         disabled_devices=(
-            DisabledDevice(dev_name="npu0"),
+            DisabledDevice(dev_name="NPU0"),
             DisabledDevice(dev_name="npu1", node_name="here"),
             DisabledDevice(dev_name="npu2", node_name="there"),
         )

@@ -77,13 +77,11 @@ def test_unhealthy_card_is_listed_with_its_reason_and_unknown_is_not_fenced() ->
     assert second.healthy
 
 
-@pytest.mark.parametrize(
-    "word", ["npu1", "NPU1", "ab-cd", "AB-CD", "0000:6d:00.0", "0000:6D:00.0", "SERIAL-9"]
-)
-def test_disabled_by_any_name_in_any_case(word: str) -> None:
+@pytest.mark.parametrize("word", ["npu1", "ab-cd", "0000:6d:00.0", "serial-9"])
+def test_disabled_by_any_name(word: str) -> None:
     cards = snapshot(
         state(index=0),
-        state(index=1, id_="serial-9", uuid="AB-CD", pci_bus_id="0000:6d:00.0"),
+        state(index=1, id_="SERIAL-9", uuid="AB-CD", pci_bus_id="0000:6D:00.0"),
         state(index=2),
     )
     (resource,) = resources("r/r", None)

@@ -176,7 +176,7 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
     scene = Scene(
         cards=(unknown, unlisted, state(index=2)), phase=SessionPhase.STANDBY, reason="by 7"
     )
-    scene.disabled = frozenset({"NPU2"})
+    scene.disabled = frozenset({"npu2"})
     scene.labels = LabelState(output="nfd", labels={"a": "b"})
     assert texts(scene) == []
     assert noted(scene) == [
@@ -190,7 +190,7 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
 
 def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
     scene = Scene(cards=(state(index=0), state(index=1), state(index=2)))
-    scene.disabled = frozenset({"NPU0", "npu1", scene.cards[2].id})
+    scene.disabled = frozenset({"npu0", "npu1", scene.cards[2].id.lower()})
     state_ = replace(
         scene.state(),
         first_ids={"npu0": scene.cards[1].id, "npu1": scene.cards[1].id, "npu2": "another"},

@@ -53,7 +53,7 @@ def _template(
     offered = offered_by(by_dra, families, "dra", None, auto=True)
     if left := sorted(families - offered):
         raise CommandError(f"resources: the api of {left[0]} is device-plugin: set it to dra")
-    disabled = {name.lower() for name in config.disabled_for(settings, None)}
+    disabled = config.disabled_for(settings, None)
     healthy = Health(state=HealthState.HEALTHY, reason="", since=0.0)
     states = (
         CardState(id=card.name, card=dra.blank(card.family, card.index), health=healthy)
