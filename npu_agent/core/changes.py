@@ -200,9 +200,7 @@ def session_entries(
         yield TimelineEntry(subject, "warn", f"the kubelet dropped {name}{reason}")
 
 
-def label_entries(before: LabelState | None, after: LabelState | None) -> Iterator[TimelineEntry]:
-    if before is None or after is None:
-        return
+def label_entries(before: LabelState, after: LabelState) -> Iterator[TimelineEntry]:
     if after.error is not None and before.error is None:
         yield TimelineEntry("labels", "warn", f"the Node's labels were not applied: {after.error}")
     elif after.applied_at != before.applied_at and after.in_place:

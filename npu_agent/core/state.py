@@ -163,7 +163,7 @@ class ConfigState:
 class LabelState:
     """The labels that should be on the Node, and whether they are."""
 
-    output: Literal["api", "nfd", "none"]
+    output: Literal["api", "nfd"]
     """The config's labels.output."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The wanted labels, by key."""

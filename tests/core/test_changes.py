@@ -136,7 +136,6 @@ def test_labels() -> None:
         ("warn", "the Node's labels were not applied: 403")
     ]
     assert reported(changes.label_entries(failed, failed)) == []
-    assert reported(changes.label_entries(None, None)) == []
 
 
 def holds(card: CardState, pod: str, core: int) -> Usage:

@@ -89,7 +89,7 @@ def _large(card: CardState, state: AgentState, track: Track, look: str | None = 
         f"{pill_of(card)}{more}",
         _why(card.health, state)
         + _figures(card, state, track)
-        + _loads(card.reading.cores if card.reading else (), stale=state.is_stale(card))
+        + _loads(_reading(card).cores, stale=state.is_stale(card))
         + _users(card, state.usages_of(card))
         + _traits(card, anchor),
     )
@@ -110,7 +110,7 @@ def _small(card: CardState, state: AgentState, track: Track, *, opens: bool) -> 
     The browser opens it for a link to the card.
     """
     anchor, stale = anchor_of(card), state.is_stale(card)
-    now = Figures.of(card.reading)
+    now = Figures.of(_reading(card))
     kind = {HealthState.HEALTHY: "good", HealthState.UNHEALTHY: "bad"}.get(
         card.health.state, "unknown"
     )
@@ -192,6 +192,11 @@ def pill_of(card: CardState) -> str:
     return m.pill("good" if health is HealthState.HEALTHY else "bad", health.value)
 
 
+def _reading(card: CardState) -> Reading:
+    """The card's reading; one that says nothing if there is none."""
+    return card.reading or Reading(at=0.0)
+
+
 def _shown(value: float, unit: str) -> str:
     return m.UNKNOWN if math.isnan(value) else f"{value:.1f}{m.NBSP}{unit}"
 
@@ -199,7 +204,7 @@ def _shown(value: float, unit: str) -> str:
 def _figures(card: CardState, state: AgentState, track: Track) -> str:
     """Temperature, power and load: the present value, and the curve of the last hour."""
     stale, hot = state.is_stale(card), is_hot(card, state)
-    now, end = Figures.of(card.reading), step_of(state.monotonic)
+    now, end = Figures.of(_reading(card)), step_of(state.monotonic)
     at = [m.WIDE - m.STEP_WIDE * (end - point.step) for point in track]
     rows = []
     for column, (title, unit, least) in enumerate(
@@ -273,18 +278,14 @@ def pod(holder: Assignment) -> str:
     return m.text(holder.pod) + (container if holder.container else "")
 
 
-def _limits(reading: Reading | None) -> Iterator[tuple[str, str | None]]:
+def _limits(reading: Reading) -> Iterator[tuple[str, str | None]]:
     """What the driver says of limits and errors; nothing of a driver that does not."""
-    if reading is None:
-        return
     limits = reading.limits
     if limits.power is not None:
         watts = f"{limits.power:g} W"
-        default = limits.default_power
-        yield (
-            "Power limit",
-            translate("{0}, default {1} W", watts, f"{default:g}") if default else watts,
-        )
+        if limits.default_power:
+            watts = translate("{0}, default {1} W", watts, f"{limits.default_power:g}")
+        yield "Power limit", watts
     if reading.throttle is not None:
         yield "Throttled", ", ".join(map(plain, reading.throttle)) or translate("no")
     if limits.slowdown is not None:
@@ -295,14 +296,15 @@ def _limits(reading: Reading | None) -> Iterator[tuple[str, str | None]]:
 
 def _traits(card: CardState, anchor: str) -> str:
     """Renders the card's properties: the most important on one line, the rest behind a click."""
-    what, reading = card.card, card.reading
-    errors = (
-        ", ".join(f"{name} {count}" for name, count in reading.errors if count) if reading else ""
-    )
+    what, reading = card.card, _reading(card)
+    errors = ", ".join(f"{name} {count}" for name, count in reading.errors if count)
+    if errors:
+        counted = translate("errors counted: {0}", m.text(errors))
+        errors = f'<p class="errors">{counted}</p>'
     numa = None if what.numa_node is None else str(what.numa_node)
     driver = what.driver_version and what.driver_version.partition(",")[0]
     brief = (what.pci_bus_id, numa and f"NUMA {numa}", driver and translate("driver {0}", driver))
-    uptime = None if reading is None or reading.uptime is None else m.span(reading.uptime)
+    uptime = None if reading.uptime is None else m.span(reading.uptime)
     pairs = (
         ("Product", what.product),
         ("PCI address", what.pci_bus_id),
@@ -315,13 +317,8 @@ def _traits(card: CardState, anchor: str) -> str:
         *_limits(reading),
     )
     return (
-        '<div class="traits">'
-        + (
-            f'<p class="errors">{translate("errors counted: {0}", m.text(errors))}</p>'
-            if errors
-            else ""
-        )
-        + f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
+        f'<div class="traits">{errors}'
+        f'<details id="{anchor}-more"><summary id="to-{anchor}-more">'
         f"{m.text(' · '.join(filter(None, brief))) or translate('Details')}</summary>"
         f"{m.facts(pairs)}</details></div>"
     )

@@ -24,17 +24,15 @@ def step_of(at: float) -> int:
 class Figures(NamedTuple):
     """The main figures of one reading; NaN where the driver does not report it."""
 
-    temperature: float = math.nan
+    temperature: float
     """°C, the hottest sensor."""
-    power: float = math.nan
+    power: float
     """W, the total."""
-    load: float = math.nan
+    load: float
     """Per cent, the mean of the cores."""
 
     @classmethod
-    def of(cls, reading: Reading | None) -> Figures:
-        if reading is None:
-            return cls()
+    def of(cls, reading: Reading) -> Figures:
         loads = [core.utilization for core in reading.cores]
         measured = [load for load in loads if load is not None and math.isfinite(load)]
         temperature, power = reading.temperature(), reading.power()

@@ -427,7 +427,7 @@ _WRITERS = {"api": "the Node itself", "nfd": "Node Feature Discovery"}
 
 def _labels(state: AgentState) -> str:
     labels = state.labels
-    if labels is None or labels.output == "none":
+    if labels is None:
         return m.empty("Switched off.")
     status = m.pill("good", "in place") if labels.in_place else _not_yet()
     if labels.error is not None:
