@@ -24,10 +24,19 @@ from parts import cell, current
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.core.advice import ADVICE
+from npu_agent.core.hardware import Cause
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 
+_REASONS = {
+    Cause.DEAD: "alive says 0",
+    Cause.NODES: "/dev/npu0pe0 missing",
+    Cause.HANGS: "no answer within 0.5 s",
+    Cause.NONSENSE: 'alive says neither 0 nor 1 but "?"',
+    Cause.HOT: "97.4 °C, above 95 °C",
+}
+"""For each cause, a reason that an unhealthy card can have for it."""
 KEYS = tuple(keys_of(schema_of(REGISTRY)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
@@ -111,7 +120,7 @@ def causes() -> str:
     """The table of what makes a card unhealthy, and what to do about it, in Markdown."""
     lines = ["| cause | means | a reason reads | what to do |", "|---|---|---|---|"]
     for cause, one in ADVICE.items():
-        lines.append(f"| {cause.value} | {one.means} | `{one.example}` | {one.remedy} |")
+        lines.append(f"| {cause.value} | {one.means} | `{_REASONS[cause]}` | {one.remedy} |")
     return "\n".join(lines) + "\n"
 
 

@@ -23,8 +23,6 @@ class Advice:
 
     means: str
     """A clause with the card as its subject, or about it: ``it is too hot``."""
-    example: str
-    """A reason that an unhealthy card can have for it."""
     remedy: str
     command: str = "dmesg | tail -n 50"
     """What to type first, on the node; `npu-agent` is typed as `typed` has it."""
@@ -40,29 +38,24 @@ COOLING = "check its fan, slot and airflow"
 ADVICE: Mapping[Cause, Advice] = {
     Cause.DEAD: Advice(
         means="the driver reports the card dead",
-        example="alive says 0",
         remedy="check `dmesg` on the node for the driver's messages; then reset the card, "
         "reload the driver, or reboot the node",
     ),
     Cause.NODES: Advice(
         means="its device nodes are missing",
-        example="/dev/npu0pe0 missing",
         remedy="reload the driver: it is partially unloaded, or udev was stopped",
     ),
     Cause.HANGS: Advice(
         means="it does not answer",
-        example="no answer within 0.5 s",
         remedy="check `dmesg` on the node for the read that hangs in the kernel; most likely a "
         "reboot is needed",
     ),
     Cause.NONSENSE: Advice(
         means="the driver returned an invalid value",
-        example='alive says neither 0 nor 1 but "?"',
         remedy="reload the driver; if that does not help, reboot the node",
     ),
     Cause.HOT: Advice(
         means="it is too hot",
-        example="97.4 °C, above 95 °C",
         remedy=f"{COOLING}; it recovers when it has cooled down",
         command="npu-agent info",
         shared="the cooling of the host, not the cards",

@@ -604,7 +604,7 @@ def test_a_wall_clock_that_is_set_makes_nothing_older_or_newer(jump: float) -> N
     assert noted(Scene(timeline=gone, jump=jump)) == ["npu3 is gone"]
 
 
-def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
+def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day() -> None:
     left: CardState = state(index=3, uuid="LEFT", id_="LEFT")
     now = Scene().state().monotonic
     scene = Scene(timeline=Timeline().left([left], [], now))
@@ -613,6 +613,8 @@ def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note() -> None:
     scene.timeline = Timeline().left([left], [], now - 7 * 3600)
     assert texts(scene) == [], "the alert has ended too"
     assert noted(scene) == ["npu3 is gone"]
+    scene.timeline = Timeline().left([left], [], now - 25 * 3600)
+    assert noted(scene) == []
 
 
 def test_a_card_that_works_for_no_pod_is_noted() -> None:
