@@ -281,8 +281,10 @@ def _dra_plugin() -> Any:
     async def prepare(refs: Any) -> dict[str, str]:
         return dict.fromkeys(map(_named, refs), "refused")
 
-    async def unprepare(refs: Any) -> dict[str, str | None]:
-        return dict.fromkeys(map(_named, refs))
+    async def unprepare(refs: Any) -> str:
+        for ref in refs:
+            _named(ref)
+        return ""
 
     return DraPlugin(StandInClaims(prepare, unprepare))
 
