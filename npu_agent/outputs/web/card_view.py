@@ -27,8 +27,7 @@ Tracks = Callable[[str], Track]
 
 def cards(state: AgentState, tracks: Tracks) -> str:
     """Renders all cards, including missing ones; empty where there are none."""
-    present = {card.id for card in state.snapshot.cards}
-    gone = [_gone(lost, state) for lost in state.missing if lost.state.id not in present]
+    gone = [_gone(lost, state) for lost in state.missing]
     cards = sorted(state.snapshot.cards, key=lambda card: _urgency(card, state))[: m.MOST]
     if len(cards) + len(gone) <= MANY:
         fenced = sum(is_fenced(card) for card in cards)

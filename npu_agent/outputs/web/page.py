@@ -110,6 +110,7 @@ def runbook(language: str = "en") -> str:
 
 _NO_NODE = "unknown node"
 _SEARCHING = "Still searching for cards"
+_CLASSES = {"critical": "problem", "warning": "problem warning", "info": "note"}
 
 
 def _cards(state: AgentState, history: view.Tracks) -> str:
@@ -132,8 +133,6 @@ def _sum(state: AgentState) -> str:
 
 
 def _head(state: AgentState, wrong: Sequence[Note]) -> str:
-    cards = state.snapshot.cards
-    counted = m.number(len(cards), "card")
     if wrong:
         bad = wrong[0].severity == "critical" or unready(state)
         kind = icon = "bad" if bad else "warn"
@@ -142,22 +141,18 @@ def _head(state: AgentState, wrong: Sequence[Note]) -> str:
             text += translate(", and {0}", m.number(len(wrong) - 1, "more problem"))
     elif state.snapshot.complete:
         kind = icon = "good"
-        text = (
-            translate("Healthy: {0}", counted)
-            if cards
-            else translate("Healthy: no cards on this node")
-        )
+        text = translate("Healthy: no cards on this node")
+        if cards := state.snapshot.cards:
+            text = translate("Healthy: {0}", m.number(len(cards), "card"))
     else:
         kind, icon, text = "plain", "wait", translate(_SEARCHING)
-    shown = [
-        (note, "problem" if note.severity == "critical" else "problem warning") for note in wrong
-    ]
-    shown += [(note, "note") for note in notes(state)]
+    shown = (*wrong, *notes(state))[: m.MOST]
     lines = "".join(
-        f'<li class="{kind_}"><a id="to-{number}" href="#{_anchor(note, state)}">'
+        f'<li class="{_CLASSES[note.severity]}">'
+        f'<a id="to-{number}" href="#{_anchor(note, state)}">'
         f"{m.text(translate_clauses(note.text))}</a>"
         f"{_since(note, state)}{_to_do(note, number)}</li>"
-        for number, (note, kind_) in enumerate(shown[: m.MOST])
+        for number, note in enumerate(shown)
     )
     return (
         f'<div class="head {kind}"><h2 id="headline">{m.icon(icon)}<span>{text}</span></h2>'
