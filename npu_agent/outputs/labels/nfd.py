@@ -46,17 +46,17 @@ class NfdOutput:
         return frozenset(before)
 
     async def _put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        wanted, content = render(labels), await self._content()
-        if wanted == content:
-            return Counter()
-        before = parse(content)
+        before = parse(await self._content())
         wrong = {key for key, text in labels.items() if before.get(key) != text}
         gone = before.keys() - labels.keys()
+        if not wrong and not gone:
+            return Counter()
         if careful and before:
             return Counter(left=len(wrong | gone))
+        content = render(labels)
         try:
             await files.replace(
-                self.path, wanted, make_directory=False, durable=True, deadline=self._deadline
+                self.path, content, make_directory=False, durable=True, deadline=self._deadline
             )
         except FileNotFoundError:
             raise OutputError(
@@ -65,8 +65,6 @@ class NfdOutput:
                 kind="no_directory",
             ) from None
         how = "put_back" if labels == self._last else "written"
-        if not wrong and not gone:
-            wrong = set(labels)  # the lines were in disorder
         return Counter({how: len(wrong), "removed": len(gone)})
 
     async def _content(self) -> bytes | None:
