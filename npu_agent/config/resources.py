@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from npu_agent.config.schema import Config
-from npu_agent.core.offer import Resource, resources
+from npu_agent.core.offer import Resource
 
 _CORES = {"Fusion": None, "Single": 1}
 """Cores of a device for each defaultPe; None is the whole card."""
@@ -15,12 +15,18 @@ _CORES = {"Fusion": None, "Single": 1}
 def resources_of(config: Config, core_counts: Mapping[str, int]) -> tuple[Resource, ...]:
     """Returns the resources that the config asks for.
 
+    A family that `resources` names is not in the default resource: no core is offered twice.
     `core_counts` has the cores of a card, for every family there is.
     """
-    overrides = tuple((spec.name, spec.family, spec.cores_per_device) for spec in config.resources)
-    return resources(
-        config.resource_name, _CORES[config.default_pe], overrides, core_counts=core_counts
-    )
+    widths: dict[str, dict[str, int]] = {}
+    usual, named = _CORES[config.default_pe], {spec.family for spec in config.resources}
+    for spec in config.resources:
+        cores = spec.cores_per_device or usual or core_counts[spec.family]
+        widths.setdefault(spec.name, {})[spec.family] = cores
+    for family, count in core_counts.items():
+        if family not in named:
+            widths.setdefault(config.resource_name, {})[family] = usual or count
+    return tuple(Resource(name=n, widths=tuple(w.items())) for n, w in widths.items())
 
 
 def offered_by(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -47,28 +47,6 @@ class Device:
     @property
     def order(self) -> tuple[int, str, int]:
         return (self.card.index, self.card.family, self.cores.first)
-
-
-def resources(
-    name: str,
-    cores_per_device: int | None,
-    overrides: tuple[tuple[str, str, int | None], ...] = (),
-    *,
-    core_counts: Mapping[str, int],
-) -> tuple[Resource, ...]:
-    """The resources that a config asks for; the default one is `name`.
-
-    A family with an override (resource name, family, cores per device or None for the default) is
-    not in the default resource: no core is offered twice. `cores_per_device` None is the whole
-    card; `core_counts` has the cores of a card for every family there is.
-    """
-    widths: dict[str, dict[str, int]] = {}
-    overridden = {family for _, family, _ in overrides}
-    rest = [(name, family, None) for family in core_counts if family not in overridden]
-    for resource, family, width in (*overrides, *rest):
-        cores = width or cores_per_device or core_counts[family]
-        widths.setdefault(resource, {})[family] = cores
-    return tuple(Resource(name=n, widths=tuple(w.items())) for n, w in widths.items())
 
 
 def advertise(

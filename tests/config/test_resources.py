@@ -5,8 +5,9 @@ from typing import Literal
 import pytest
 
 from npu_agent.config import AllocationConfig, Config, ResourceSpec
-from npu_agent.config.resources import offered_by
+from npu_agent.config.resources import offered_by, resources_of
 from npu_agent.config.schema import NodeApi
+from npu_agent.core.offer import Resource
 
 FAMILIES = ("rngd", "warboy")
 Api = Literal["device-plugin", "dra", "auto"]
@@ -39,3 +40,29 @@ def test_a_family_is_offered_by_one_api(
 ) -> None:
     assert offered_by(configured, FAMILIES, "device-plugin", node, auto=auto) == {*plugin.split()}
     assert offered_by(configured, FAMILIES, "dra", node, auto=auto) == {*dra.split()}
+
+
+def resources(
+    pe: Literal["Fusion", "Single"], name: str = "", cores: int | None = None
+) -> tuple[Resource, ...]:
+    """With a resource of the family rngd, if it has a name."""
+    spec = ResourceSpec(name=name, family="rngd", cores_per_device=cores)
+    wanted = Config(resource_name="d/npu", default_pe=pe, resources=(spec,) if name else ())
+    return resources_of(wanted, {"warboy": 2, "rngd": 8})
+
+
+def test_default_resource_serves_every_family_and_an_override_takes_its_own_out() -> None:
+    assert resources("Fusion") == (Resource(name="d/npu", widths=(("warboy", 2), ("rngd", 8))),)
+    assert resources("Single", "r/npu", 4) == (
+        Resource(name="r/npu", widths=(("rngd", 4),)),
+        Resource(name="d/npu", widths=(("warboy", 1),)),
+    )
+    # An override without a width is as wide as the default says.
+    assert resources("Single", "r/npu")[0].widths == (("rngd", 1),)
+    assert resources("Fusion", "r/npu")[0].widths == (("rngd", 8),)
+
+
+def test_override_may_share_the_name_of_the_default() -> None:
+    assert resources("Fusion", "d/npu", 4) == (
+        Resource(name="d/npu", widths=(("rngd", 4), ("warboy", 2))),
+    )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.offer import Device, advertise
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import (
@@ -109,27 +109,6 @@ def test_devices_are_sorted_by_number_and_not_by_text() -> None:
         (10, "warboy", 0),
         (10, "warboy", 1),
     ]
-
-
-def test_default_resource_serves_every_family_and_an_override_takes_its_own_out() -> None:
-    assert resources("d/npu", None) == (
-        Resource(name="d/npu", widths=(("warboy", 2), ("rngd", 8))),
-    )
-    assert resources("d/npu", 1, (("furiosa.ai/rngd", "rngd", 4),)) == (
-        Resource(name="furiosa.ai/rngd", widths=(("rngd", 4),)),
-        Resource(name="d/npu", widths=(("warboy", 1),)),
-    )
-    # An override without a width is as wide as the default says.
-    assert resources("d/npu", 1, (("furiosa.ai/rngd", "rngd", None),))[0].widths == (("rngd", 1),)
-    assert resources("d/npu", None, (("furiosa.ai/rngd", "rngd", None),))[0].widths == (
-        ("rngd", 8),
-    )
-
-
-def test_override_may_share_the_name_of_the_default() -> None:
-    assert resources("d/npu", None, (("d/npu", "rngd", 4),)) == (
-        Resource(name="d/npu", widths=(("rngd", 4), ("warboy", 2))),
-    )
 
 
 def cards() -> st.SearchStrategy[Snapshot]:

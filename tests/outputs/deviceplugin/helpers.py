@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from npu_agent.config.resources import resources_of
+from npu_agent.config.schema import Config, ResourceSpec
 from npu_agent.core.grant import grant, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.core.offer import resources as _resources
 from npu_agent.outputs.deviceplugin import encode
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -20,8 +21,17 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 def resources(
     name: str, cores: int | None, overrides: tuple[tuple[str, str, int | None], ...] = ()
 ) -> tuple[Resource, ...]:
-    """`npu_agent.core.offer.resources` of the known families."""
-    return _resources(name, cores, overrides, core_counts=REGISTRY.core_counts)
+    """The resources of a config, also with another width for all families than defaultPe has."""
+    specs = [ResourceSpec(name=n, family=f, cores_per_device=w or cores) for n, f, w in overrides]
+    if cores and cores > 1:
+        rest = REGISTRY.core_counts.keys() - {spec.family for spec in specs}
+        specs += (ResourceSpec(name=name, family=f, cores_per_device=cores) for f in sorted(rest))
+    config = Config(
+        resource_name=name,
+        default_pe="Single" if cores == 1 else "Fusion",
+        resources=tuple(specs),
+    )
+    return resources_of(config, REGISTRY.core_counts)
 
 
 def devnames(device: Device) -> tuple[str, ...]:
