@@ -27,7 +27,6 @@ DIRECTORY = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The service account of a Pod: a token, which the kubelet replaces, and the cluster's CA."""
 REREAD = 60.0
 """Seconds until the token is read again, as in client-go: long before it expires."""
-_LONGEST = 2**20  # bytes of one of these files
 
 
 class CredentialsError(ApiError):
@@ -113,8 +112,6 @@ def of_pod() -> Credentials:
     configuration = Configuration()
     configuration.disable_strict_ssl_verification = True
     try:
-        if max(token.stat().st_size, ca.stat().st_size) > _LONGEST:
-            raise ValueError(f"more than {_LONGEST} bytes")  # noqa: TRY301 (as the others below)
         # Not by its own refresh, which reads the file on the event loop.
         load_incluster_config(  # type: ignore[no-untyped-call]
             configuration, False, token_filename=str(token), cert_filename=str(ca)

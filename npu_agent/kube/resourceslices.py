@@ -60,7 +60,7 @@ async def delete(api: Api, name: str) -> bool:
 
 
 def _checked(request: Request[Any], item: dict[str, Any]) -> dict[str, Any]:
-    """`found`, or an ApiError if it lacks what is read of it."""
+    """`item`, or an ApiError if it lacks what is read of it."""
     try:
         convert(item, ResourceSlice)
     except InvalidJsonError as error:
