@@ -146,17 +146,6 @@ def step(
     return Trends(current, changes, slow_since, same)
 
 
-def at_one_moment(snapshot: Snapshot, max_temperature: float | None = None) -> Trends:
-    """Returns trends that one Snapshot shows: heat, limits, and a UUID of two cards."""
-    trends = step(Trends(), Snapshot(), snapshot, (), 0.0, Policy(max_temperature=max_temperature))
-    for id_, slow in comparison.slow(snapshot.cards).items():
-        if slow.limited:
-            card = next(card for card in snapshot.cards if card.id == id_)
-            trend = Trend(card=replace(card, reading=None), detail=slow.text, since=0.0, last=0.0)
-            trends = replace(trends, found={**trends.found, (TrendKind.SLOW, id_): trend})
-    return trends
-
-
 def _risen(before: CardState, after: CardState) -> list[str]:
     if before.reading is after.reading or before.reading is None or after.reading is None:
         return []

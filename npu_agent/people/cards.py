@@ -1,12 +1,15 @@
-"""Reads the cards of a host once, for commands that need no running agent."""
+"""Reads the cards of a host once, and what that shows, for commands that need no running agent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
+from npu_agent.core import comparison
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.trends import Trend, TrendKind, Trends, step
 from npu_agent.core.vendor import Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import ProbeSettings
@@ -34,3 +37,16 @@ def has_loads(snapshot: Snapshot) -> bool:
     """Whether the load of each core is known whose driver counts cycles."""
     cores = (core for card in snapshot.cards if card.reading for core in card.reading.cores)
     return all(core.utilization is not None for core in cores if core.cycles is not None)
+
+
+def at_one_moment(snapshot: Snapshot) -> Trends:
+    """Returns the trends that one Snapshot shows: heat, limits, and a UUID of two cards."""
+    trends, slow = step(Trends(), Snapshot(), snapshot, (), 0.0), comparison.slow(snapshot.cards)
+    limited = {
+        (TrendKind.SLOW, card.id): Trend(
+            card=replace(card, reading=None), detail=slow[card.id].text, since=0.0, last=0.0
+        )
+        for card in snapshot.cards
+        if card.id in slow and slow[card.id].limited
+    }
+    return replace(trends, found={**trends.found, **limited})

@@ -9,8 +9,8 @@ from npu_agent.core.condition import NodeCondition, condition, maintenance, usab
 from npu_agent.core.hardware import CardState, Cause
 from npu_agent.core.state import SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
-from npu_agent.core.trends import at_one_moment
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.people.cards import at_one_moment
 from tests.outputs.deviceplugin.helpers import state as a_card
 from tests.outputs.helpers import DRIVER, RESOURCE
 from tests.outputs.web.helpers import Scene, driver, fenced, held

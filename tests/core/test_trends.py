@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from npu_agent.core.hardware import CardState, Limits, Reading, Sensor, SensorKind, Snapshot
 from npu_agent.core.health import Policy
-from npu_agent.core.trends import TrendKind, Trends, at_one_moment, hot_above, step
+from npu_agent.core.trends import TrendKind, Trends, hot_above, step
+from npu_agent.people.cards import at_one_moment
 from tests.outputs.deviceplugin.helpers import state
 
 ONE, TWO = state(uuid="A", id_="A"), state(index=1, uuid="B", id_="B")

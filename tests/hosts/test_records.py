@@ -12,10 +12,10 @@ import pytest
 
 from npu_agent.core.comparison import begun
 from npu_agent.core.hardware import CardState, Snapshot
-from npu_agent.core.trends import TrendKind, at_one_moment, degraded
+from npu_agent.core.trends import TrendKind, degraded
 from npu_agent.outputs.dra.slices import slices
 from npu_agent.outputs.labels.compute import Machine, labels
-from npu_agent.people.cards import read_once
+from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.people.commands import view
 from npu_agent.vendors.furiosa.labels import SETS
 from npu_agent.vendors.furiosa.metrics import SCHEMAS

@@ -16,8 +16,9 @@ from npu_agent.core.comparison import plain
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, Usage
 from npu_agent.core.pool import devices_by_name
-from npu_agent.core.trends import Trends, at_one_moment
+from npu_agent.core.trends import Trends
 from npu_agent.outputs.labels.compute import Explained
+from npu_agent.people.cards import at_one_moment
 from npu_agent.text import one_line
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from npu_agent.core.advice import TRENDS, UNREADABLE, advice, device_paths, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
-from npu_agent.core.trends import TrendKind, at_one_moment
+from npu_agent.core.trends import TrendKind
 from npu_agent.files import SIMULATION, content, is_device
 from npu_agent.kubelet.pods import CGROUPS
-from npu_agent.people.cards import read_once
+from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.people.doctor.agent import reported
 from npu_agent.people.doctor.check import SUDO, Check, Lines, Unknown, note, ok, unused, wrong
 from npu_agent.people.doctor.context import Context, os_errors_are_unknown

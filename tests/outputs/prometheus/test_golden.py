@@ -21,8 +21,7 @@ from npu_agent.core.state import (
     SlicesState,
     TlsState,
 )
-from npu_agent.core.trends import at_one_moment
-from npu_agent.people.cards import read_once
+from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.golden import golden
