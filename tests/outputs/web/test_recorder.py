@@ -79,6 +79,17 @@ async def test_all_that_happens_is_recorded() -> None:
         assert found.timeline.gone == ()
 
 
+async def test_a_card_that_was_exchanged_is_gone() -> None:
+    node = Node()
+    async with node.recorded() as found:
+        for id_ in ("A", "B"):
+            card = state(uuid=id_, id_=id_)
+            node.snapshots.publish(Snapshot(cards=(card,), complete=True))
+            await asyncio.sleep(0)
+        await node.until(found, "npu0 is another card now: FuriosaAI Warboy, B")
+        assert [gone.state.id for gone in found.timeline.gone] == ["A"]
+
+
 async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now() -> None:
     node, card = Node(), state(uuid="A", id_="A")
     snapshot = Snapshot(cards=(card,), complete=True)
