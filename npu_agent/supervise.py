@@ -30,16 +30,11 @@ async def keep_running(
     pause = Backoff(first=0.2, longest=30.0, least=0.1)
     loop = asyncio.get_running_loop()
     while True:
-        since, failure = loop.time(), None
+        since = loop.time()
         try:
-            await run()
-        except (Exception, asyncio.CancelledError) as error:
-            failure = error
-        task = asyncio.current_task()
-        if task and task.cancelling():  # the agent ends
-            raise asyncio.CancelledError from failure
-        if failure:
-            log.error("a part of the agent failed; restarting it", part=part, exc_info=failure)
+            await _to_its_end(asyncio.create_task(run(), name=part))
+        except Exception:
+            log.exception("a part of the agent failed; restarting it", part=part)
         else:
             log.error("a part of the agent ended; restarting it", part=part)
         restarts[part] += 1
@@ -55,3 +50,32 @@ async def background(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         yield
         for task in tasks:
             task.cancel()
+
+
+async def _to_its_end(running: asyncio.Task[None]) -> None:
+    """Waits for a task that only it awaits; cancelling this cancels that, and still waits.
+
+    Libraries cancel the task that waits in them to wake it up, and some never take that back
+    (grpclib; before Python 3.13 a TaskGroup of which a task fails while it waits for all): then a
+    failure, or the next deadline, would be taken for the agent's end, and the part be gone.
+    """
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+            running.cancel()
+    if cancelled:
+        if not running.cancelled() and (error := running.exception()):
+            log.debug(
+                "a part of the agent failed during shutdown", part=running.get_name(), reason=error
+            )
+        raise asyncio.CancelledError
+    if running.cancelled():
+        raise _CancelledByItselfError
+    running.result()
+
+
+class _CancelledByItselfError(Exception):
+    pass

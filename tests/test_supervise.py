@@ -104,17 +104,24 @@ async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fai
 async def test_a_part_that_something_in_it_cancels_comes_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A task that it waits for; nobody asked the part to end."""
+    """As grpclib does to wake its callers up; nobody asked the part to end."""
     runs = 0
     works = asyncio.Event()
 
     async def run() -> None:
         nonlocal runs
         runs += 1
+        this = asyncio.current_task()
+        assert this is not None
         if runs == 1:
-            waited_for = asyncio.create_task(asyncio.Event().wait())
-            waited_for.cancel()
-            await waited_for
+            this.cancel()
+            await asyncio.Event().wait()
+        if runs == 2:  # it was woken up, and then fails for another reason
+            this.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            raise OSError("something else")
+        assert this.cancelling() == 0  # nothing is left of what was before
         works.set()
         await asyncio.Event().wait()
 
@@ -124,7 +131,36 @@ async def test_a_part_that_something_in_it_cancels_comes_back(
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()
-    assert caplog.messages == ["a part of the agent failed; restarting it"]
+    assert caplog.messages == ["a part of the agent failed; restarting it"] * 2
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_a_part_of_which_one_of_several_tasks_fails_comes_back() -> None:
+    """Before Python 3.13 a TaskGroup that waits for its tasks leaves its own task as cancelled."""
+    runs = 0
+    works = asyncio.Event()
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise OSError("the watch failed")
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(asyncio.Event().wait())
+            if runs == 1:
+                parts.create_task(fails())
+            else:
+                works.set()
+
+    restarts = Counter[str]()
+    task = asyncio.create_task(keep_running("labels", run, restarts))
+    async with asyncio.timeout(20):
+        await works.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert restarts == {"labels": 1}
 
 
 async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:
