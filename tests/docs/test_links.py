@@ -1,4 +1,4 @@
-"""Links lead somewhere, `make` targets that are named exist, lines are short."""
+"""Links lead somewhere, `make` targets that are named exist, lines are short, tables whole."""
 
 from __future__ import annotations
 
@@ -80,3 +80,12 @@ def test_lines_have_at_most_120_characters(page: Page) -> None:
     """But for rows of tables, pictures and what is shown as it is printed."""
     lines = (line for line in page.prose.splitlines() if not line.lstrip().startswith(("|", "<")))
     assert [line for line in lines if len(line) > 120 and not line.startswith("![")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_whole(page: Page) -> None:
+    """An empty line ends a table, and cells that its head does not have are not shown."""
+    for table in re.findall(r"(?:^ *\|.*\n)+", page.prose, re.MULTILINE):
+        head, *rows = (row.replace("\\|", "").strip() for row in table.splitlines())
+        assert re.fullmatch("[| :-]+", rows[0] if rows else head), head
+        assert [row for row in rows if row.count("|") != head.count("|")] == []
