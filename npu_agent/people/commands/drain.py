@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
-from npu_agent.kube import Api
+from npu_agent.kube import Api, ApiError
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import pods, view
 from npu_agent.people.cluster.agents import AgentPages, report_of
@@ -117,7 +117,10 @@ async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) ->
     until, said = time.monotonic() + args.timeout, set[str]()
     evicted: dict[str, str] = {}  # the names of Pods by UID
     while True:
-        report = await report_of(api, node)
+        try:
+            report = await report_of(api, node)
+        except ApiError:  # another Pod may be the agent by now
+            report = await report_of(api, node)
         card = next((card for card in report.cards if card.id == card_id), None)
         if card is None:
             raise CommandError(f"{args.npu} has left Node {node}, and is still cordoned")

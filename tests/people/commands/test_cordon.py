@@ -71,6 +71,10 @@ class Cluster:
     """More Pods with the agent's label."""
     replaced: bool = False
     """Whether an eviction that is refused finds another agent there."""
+    refused: bool = False
+    """Whether an eviction was refused."""
+    stumbles: bool = False
+    """Whether the page fails once, after an eviction that is refused."""
 
     @property
     def annotation(self) -> dict[str, str]:
@@ -102,6 +106,9 @@ class Cluster:
             case ["namespaces", "kube-system", "pods", name, "proxy", "status.json"]:
                 if name != f"{self.agent}:":
                     return await status(404, "not found")(request)
+                if self.stumbles and self.refused:
+                    self.stumbles = False
+                    return await status(503, "error trying to reach service")(request)
                 cards = [self.card(card) for card in CARDS]
                 if self.elsewhere and self.lingers:
                     self.lingers -= 1
@@ -110,7 +117,7 @@ class Cluster:
                 return web.json_response(self.page or {"cards": cards, "first_ids": self.first_ids})
             case ["namespaces", "team", "pods", name, "eviction"]:
                 if self.refusals:
-                    self.agent = "next" if self.replaced else self.agent
+                    self.refused, self.agent = True, "next" if self.replaced else self.agent
                     return self.refusals.pop(0)
                 assert self.held[name] in self.annotation, "cordoned first"
                 self.evictions.append(await request.json())
@@ -470,6 +477,17 @@ async def test_a_drain_goes_on_with_the_agent_that_replaces_another(
     cluster.refusals = [budget() for _ in range(5)]
     await cluster.run("drain", "npu1")
     assert cluster.agent == "next"
+
+
+async def test_a_drain_goes_on_if_the_page_fails_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "_EVERY", 0.0)
+    cluster.held, cluster.stumbles = {"a": "npu1"}, True
+    cluster.refusals = [budget()]
+    await cluster.run("drain", "npu1")
+    assert not cluster.stumbles
+    assert [eviction["metadata"]["name"] for eviction in cluster.evictions] == ["a"]
 
 
 async def test_pods_of_a_daemonset_are_named(
