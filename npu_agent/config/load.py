@@ -162,7 +162,8 @@ class _Reader:
             if expected is None:
                 self.wrong(at, _unknown(name, group, prefix), prefix + shown(name))
             elif isinstance(value, Null) and (expected.many or isinstance(expected.of, Group)):
-                continue  # a group or list whose lines are all commented out
+                # A group or list whose lines are all commented out: it has the default.
+                del self.written.places[at]
             elif (read := self.value(value, expected, at)) is not MISSING:
                 values[expected.attributes[-1]] = read
         return MISSING if MISSING in values.values() else group.cls(**values)

@@ -230,7 +230,8 @@ def test_after_twenty_problems_it_stops() -> None:
 
 
 def test_origins() -> None:
-    effective = parse(b"events: false\nhealth:\n  failures: 3\nlabels:\n", "f.yaml", REGISTRY)
+    text = b"events: false\nhealth:\n  failures: 3\nlabels:\nresources:\n"
+    effective = parse(text, "f.yaml", REGISTRY)
     set_by_file = {k: v for k, v in effective.origins.items() if v != "default"}
     assert set_by_file == {"events": "f.yaml:1", "health.failures": "f.yaml:3"}
 
