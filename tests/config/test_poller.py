@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from npu_agent import files
-from npu_agent.config import load
+from npu_agent.config import load, poller
+from npu_agent.config.load import content
 from npu_agent.config.poller import Poller, PollTiming
 from npu_agent.vendors import REGISTRY
-from tests.until import first
+from tests.until import first, until
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
 
@@ -141,26 +141,38 @@ async def test_a_configmaps_symlinks_are_followed(file: Path) -> None:
         await first(followed.configs, lambda config: config.interval == 2)
 
 
-async def test_a_file_written_piece_by_piece_is_in_force_only_whole(file: Path) -> None:
+async def test_a_file_that_is_still_being_written_is_in_force_only_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of it is good YAML that says something else."""
-    seen = []
-    async with following(file, settle=0.05) as followed:
-
-        async def note() -> None:
-            async for config in followed.configs.watch():
-                seen.append((config.interval, config.default_pe))  # noqa: PERF401 (as it happens)
-
-        noting = asyncio.create_task(note())
-        with file.open("w") as writing:
-            for line in ("interval: 10\n", "", "", "", "defaultPe: Single\n"):
-                writing.write(line)
-                writing.flush()
-                os.fsync(writing.fileno())
-                await asyncio.sleep(0.01)
-        await first(followed.configs, lambda config: config.default_pe == "Single")
-        noting.cancel()
-    assert seen == [(10, "Fusion"), (10, "Single")]
+    whole, seen = b"interval: 20\ndefaultPe: Single\n", []
+    reads = iter([whole[:13], whole])
+    async with following(file) as followed:
+        monkeypatch.setattr(poller, "content", lambda _: next(reads, whole))
+        async for config in followed.configs.watch():
+            seen.append((config.interval, config.default_pe))
+            if config.default_pe == "Single":
+                break
+    assert seen == [(10, "Fusion"), (20, "Single")]
     assert followed.states.value.rejected == 0
+
+
+async def test_a_file_that_stays_as_it_is_is_not_parsed_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the largest size takes a second, and there is a look each second."""
+    reads = 0
+
+    def counted(path: Path) -> bytes:
+        nonlocal reads
+        reads += 1
+        return content(path)
+
+    async with following(file) as followed:
+        state = followed.states.value
+        monkeypatch.setattr(poller, "content", counted)
+        await until(lambda: reads >= 4)
+        assert followed.states.value is state
 
 
 async def test_read_now_does_not_wait_for_the_next_poll(file: Path) -> None:
