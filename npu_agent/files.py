@@ -44,7 +44,7 @@ class _FileThread(DaemonThread):
     """The thread of a file, and the lock that keeps the steps of one call together."""
 
     def __init__(self) -> None:
-        super().__init__("npu-file")
+        super().__init__()
         self.lock = asyncio.Lock()
 
 

@@ -8,6 +8,7 @@ A read that hangs uninterruptibly in the kernel delays even that.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import signal
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,16 +73,19 @@ class Shutdown:
 
 
 def _force_exit() -> NoReturn:
+    try:
+        # Not threading.Thread, whose start never returns where there is no memory.
+        _thread.start_new_thread(_say_where, (said := threading.Event(),))
+        said.wait(_LAST_WORDS)
+    finally:  # without words if there is no thread, or no memory
+        os._exit(1)
+
+
+def _say_where(said: threading.Event) -> None:
     at = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (documented)
     where = " < ".join(
-        f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in reversed(traceback.extract_stack(at)[-6:])
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in islice(traceback.walk_stack(at), 6)
     )
-    last = threading.Thread(
-        target=lambda: log.error("exited without waiting for a hung task", at=where),
-        daemon=True,
-    )
-    with suppress(RuntimeError):  # no more threads
-        last.start()
-        last.join(_LAST_WORDS)
-    os._exit(1)
+    log.error("exited without waiting for a hung task", at=where)
+    said.set()

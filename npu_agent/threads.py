@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import errno
 import threading
@@ -24,17 +25,20 @@ class DaemonThread(Executor):
     it wait; those whose caller has given up never run.
     """
 
-    def __init__(self, name: str, *, linger: float = 2.0) -> None:
-        self._name = name
+    def __init__(self, *, linger: float = 2.0) -> None:
         self._linger = linger
         self._lock = threading.Condition()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._runs = False
+        """Whether a thread takes the calls; a thread says so itself, as it may never begin."""
 
     def submit(
         self, function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs
     ) -> Future[T]:
-        """Raises OSError if the system gives us no more threads."""
+        """Raises OSError if the system gives us no more threads.
+
+        A call whose thread finds no memory to begin may never be made: wait for it with a deadline.
+        """
         future: Future[T] = Future()
         with self._lock:
             waiting = (call for call in self._calls if not call[0].cancelled())
@@ -43,12 +47,13 @@ class DaemonThread(Executor):
                 self._lock.notify()
                 return future
             try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                # Not threading.Thread, which waits for its thread to begin: without memory for
+                # ever (github.com/python/cpython/issues/140746), and the event loop with it.
+                _thread.start_new_thread(self._work, ())
             except (RuntimeError, MemoryError) as error:
                 self._calls.pop()
                 message = "no more threads: check the limit of processes"
                 raise OSError(errno.EAGAIN, message) from error
-            self._runs = True
         return future
 
     async def call(self, function: Callable[[], T], *, deadline: float) -> T:
@@ -61,18 +66,31 @@ class DaemonThread(Executor):
             return await asyncio.get_running_loop().run_in_executor(self, function)
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._calls and not self._lock.wait_for(lambda: self._calls, self._linger):
-                    self._runs = False
-                    return
-                future, function = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as error:  # the caller's to handle
-                    future.set_exception(error)
-            del future, function  # not kept until the next call
+        with self._lock:
+            if self._runs:  # another call's thread has begun first
+                return
+            self._runs = True
+        try:
+            while self._makes_a_call():
+                pass
+        except MemoryError:
+            self._runs = False  # the next call gets a thread; this one's caller has a deadline
+
+    def _makes_a_call(self) -> bool:
+        with self._lock:
+            if not self._calls and not self._lock.wait_for(lambda: self._calls, self._linger):
+                self._runs = False
+                return False
+            future, function = self._calls.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                result = function()
+            except BaseException as error:  # the caller's to handle
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        del future  # whose error has this frame in its traceback
+        return True
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from npu_agent import files
+from tests.threads import working
 from tests.until import until
 
 DEADLINE = 20.0
@@ -165,13 +166,13 @@ async def test_a_file_that_hangs_has_one_thread_however_often_it_is_tried(
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(files, "regular", hang)
-    before = set(threading.enumerate())
+    before = set(working())
     for _ in range(5):
         with pytest.raises(TimeoutError):
             await files.read(tmp_path / "file", 10, deadline=0.01)
         with pytest.raises(TimeoutError):
             await files.replace(tmp_path / "file", b"content", deadline=0.01)
-    assert len({*threading.enumerate()} - before) == 1
+    assert sum(thread not in before for thread in working()) == 1
     waiting = [future for future, _ in files._thread_of(tmp_path / "file")._calls]
     assert all(future.cancelled() for future in waiting)
     free.set()

@@ -55,7 +55,7 @@ class Poller:
         self._words = words
         self._timing = timing
         self._now = asyncio.Event()
-        self._thread = DaemonThread("npu-config")
+        self._thread = DaemonThread()
         self._judged: bytes | None = None
         """The content that was judged last; None: what the file has now is still to be judged."""
         self._followed = False

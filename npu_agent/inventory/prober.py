@@ -46,7 +46,7 @@ class Prober:
 
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = deadline or READ_DEADLINE
-        self._worker = _thread()
+        self._worker = DaemonThread()
         self._threads = Reporter(log, "cannot probe cards: the system gives us no thread")
 
     @property
@@ -66,10 +66,10 @@ class Prober:
             await asyncio.wait(futures, timeout=self.deadline)
             if not futures[0].done():
                 # A job hangs, or many are slow. Those that wait must not wait for each other.
-                self._worker = _thread()
+                self._worker = DaemonThread()
                 try:
                     while job := _next(waiting):
-                        futures.append(loop.run_in_executor(_thread(), job.run))
+                        futures.append(loop.run_in_executor(DaemonThread(), job.run))
                 finally:
                     await asyncio.wait(futures, timeout=self.deadline)
             self._threads.works()
@@ -78,10 +78,6 @@ class Prober:
         finally:
             for future in futures:
                 future.cancel()
-
-
-def _thread() -> DaemonThread:
-    return DaemonThread("npu-probes")
 
 
 def _run_each(waiting: deque[Job[Any]]) -> None:

@@ -376,7 +376,7 @@ class Api:
             if after:
                 await after()
             # On a thread: files may hang, and the library takes 0.3 s to import the first time.
-            thread = DaemonThread("npu-api")
+            thread = DaemonThread()
             credentials = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
             try:
                 self._connection = _Connection(credentials)

@@ -182,8 +182,6 @@ async def _answer(socket: Path, method: str) -> bytes:
 async def _read(socket: Path, read: Callable[[bytes], T], answer: bytes) -> T:
     """Decodes on a thread: a full node's answer takes 20 ms, and the largest one a second."""
     try:
-        return await DaemonThread("npu-podresources", linger=0).call(
-            lambda: read(answer), deadline=DEADLINE
-        )
+        return await DaemonThread(linger=0).call(lambda: read(answer), deadline=DEADLINE)
     except (OSError, ValueError) as error:
         raise UnavailableError(f"{socket}: the answer cannot be read: {error}") from error

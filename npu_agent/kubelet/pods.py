@@ -76,7 +76,7 @@ class Pods:
         self._checkpoint = directory / CHECKPOINT
         self._cgroups = host_root / CGROUPS
         self._simulated = host_root / files.SIMULATION
-        self._thread = DaemonThread("npu-pods")
+        self._thread = DaemonThread()
         self._checkpoint_reporter = Reporter(log, _UNSEEN)
         self._cgroup_reporter = Reporter(log, _UNREADABLE)
         self._no_cgroups = Reporter(log, _UNSEEN)

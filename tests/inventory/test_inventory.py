@@ -1,5 +1,6 @@
 """Scenarios on a living tree: what becomes of the Snapshot. Conditions are awaited, never slept."""
 
+import _thread
 import asyncio
 import errno
 import logging
@@ -44,6 +45,7 @@ from tests.inventory.helpers import (
     watching,
     write,
 )
+from tests.threads import no_thread_stays, ours
 from tests.until import until
 
 HEALTHY, UNHEALTHY, UNKNOWN = HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNKNOWN
@@ -61,22 +63,8 @@ def root(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Iterator[None]:
     """Whatever happened in a test, it leaves no reader behind once the cards are mended."""
-    STRANGERS.update(readers())
-    yield
-    for thread in readers():
-        thread.join(30)
-    assert not readers()
-    STRANGERS.clear()
-
-
-STRANGERS: set[threading.Thread] = set()
-"""Readers that hang since the tests of another module."""
-
-
-def readers() -> list[threading.Thread]:
-    """The readers of this test."""
-    found = (thread for thread in threading.enumerate() if thread.name.startswith("npu-"))
-    return [thread for thread in found if thread not in STRANGERS]
+    with no_thread_stays():
+        yield
 
 
 def ids(snapshot: Snapshot) -> tuple[str, ...]:
@@ -235,7 +223,7 @@ def release(pipe: Path, content: str) -> None:
     os.close(descriptor)
 
 
-async def test_cancelling_while_a_read_hangs_leaves_only_a_daemon_thread(root: Path) -> None:
+async def test_cancelling_while_a_read_hangs_leaves_only_its_thread(root: Path) -> None:
     watched = Watched(root)
     running = asyncio.create_task(watched.inventory.run())
     await watched.until(lambda _: True)
@@ -245,7 +233,7 @@ async def test_cancelling_while_a_read_hangs_leaves_only_a_daemon_thread(root: P
     async with asyncio.timeout(30):
         await asyncio.wait([running])
     assert running.cancelled()
-    await until(lambda: [thread.daemon for thread in readers()] == [True])
+    await until(lambda: len(ours()) == 1)
 
 
 # Cards that come and go.
@@ -673,39 +661,35 @@ async def test_read_once_fails_if_the_inventory_does(
 # Threads.
 
 
-def threads() -> int:
-    return len(readers())
-
-
 async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_path: Path) -> None:
     async with watching(root) as watched:
-        await until(lambda: threads() == 1)
+        await until(lambda: len(ours()) == 1)
         entry, away = management(root, 0), tmp_path / "away"
         watched.fault("npu0", "hang")
         await watched.card("npu0", UNHEALTHY)
         entry.rename(away)
         await watched.names("npu1")
-        await until(lambda: threads() == 2)  # it still hangs
+        await until(lambda: len(ours()) == 2)  # it still hangs
         away.rename(entry)
         await watched.until(lambda s: s.skipped != ())
-        await until(lambda: threads() == 2)
+        await until(lambda: len(ours()) == 2)
         release(entry / "alive", "1\n")
         await watched.card("npu0", HEALTHY)
-        await until(lambda: threads() == 1)
+        await until(lambda: len(ours()) == 1)
 
 
 async def test_threads_that_the_system_refuses_take_no_card_away(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     async with watching(root) as watched:
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
+            patched.setattr(_thread, "start_new_thread", refuse)
             watched.fault("npu0", "hang")
             await watched.card("npu0", UNHEALTHY)
-            await until(lambda: threads() == 1)
+            await until(lambda: len(ours()) == 1)
             watched.fault("npu1", "dead")
             await until(lambda: any("gives us no thread" in line for line in caplog.messages))
             assert names(watched.record.value) == ("npu0", "npu1")

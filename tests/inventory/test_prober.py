@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from npu_agent.inventory.prober import Job, Prober
+from tests.threads import no_thread_stays, ours
 from tests.until import until
 
 
@@ -17,29 +18,16 @@ from tests.until import until
 def gate() -> Iterator[threading.Event]:
     """What hanging jobs wait for; they end with the test."""
     gate = threading.Event()
-    STRANGERS.update(threading.enumerate())
-    yield gate
-    gate.set()
-    for thread in ours():
-        thread.join(30)
-    STRANGERS.clear()
-
-
-STRANGERS: set[threading.Thread] = set()
-"""Threads that hang since the tests of another module."""
-
-
-def ours() -> list[threading.Thread]:
-    """The threads of this test."""
-    found = (each for each in threading.enumerate() if each.name.startswith("npu-"))
-    return [each for each in found if each not in STRANGERS]
+    with no_thread_stays():
+        yield gate
+        gate.set()
 
 
 async def test_jobs_run_in_order_on_one_thread() -> None:
-    ran: list[tuple[int, threading.Thread]] = []
+    ran: list[tuple[int, int]] = []
 
     def noted(number: int) -> int:
-        ran.append((number, threading.current_thread()))
+        ran.append((number, threading.get_ident()))
         return number
 
     prober = Prober()

@@ -20,6 +20,7 @@ from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.cdi import SpecDirectory, recovered, specs
 from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.threads import working
 
 
 def devices(id_: str = "A", index: int = 0, kind: str | None = None) -> tuple[Device, ...]:
@@ -145,11 +146,11 @@ async def test_a_directory_that_hangs_has_one_thread(
 
     monkeypatch.setattr(Path, "glob", hang)
     monkeypatch.setattr(cdi, "_LISTING", 0.01)
-    directory, before = SpecDirectory(tmp_path), set(threading.enumerate())
+    directory, before = SpecDirectory(tmp_path), set(working())
     for _ in range(5):
         with pytest.raises(TimeoutError):
             await directory.list("*")
-    assert len({*threading.enumerate()} - before) == 1
+    assert sum(thread not in before for thread in working()) == 1
     free.set()
     monkeypatch.undo()
     assert await directory.list("*") == set()

@@ -29,6 +29,8 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errn
 Port = Literal["metrics", "probes"]
 _WHAT = {"metrics": "metrics and status", "probes": "probes"}
 _KEYS = {"metrics": "metrics.listen", "probes": "metrics.probes"}
+_IMPORT = 30.0
+"""Seconds; 0.3 on an idle machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +80,14 @@ class Server:
         self._limits = limits
         self._certificates = certificates
         self._authorizer = authorizer
-        self._resolver = DaemonThread("npu-resolve")
+        self._resolver = DaemonThread()
         """Its own: a name that hangs blocks no other server."""
 
     async def run(self) -> None:
         # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
         # A daemon thread, as it may have to wait for another one that imports, and hangs.
-        await asyncio.get_running_loop().run_in_executor(
-            DaemonThread("npu-import"), import_module, "npu_agent.outputs.web.connections"
-        )
+        connections_module = partial(import_module, "npu_agent.outputs.web.connections")
+        await DaemonThread().call(connections_module, deadline=_IMPORT)
         from npu_agent.outputs.web.connections import Connections
 
         connections = Connections(self._pages, self._authorizer, self._limits, self._count)

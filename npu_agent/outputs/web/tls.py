@@ -69,7 +69,7 @@ class Certificates:
         self.context: Feed[ssl.SSLContext | None] = Feed(None)
         self._where = where
         self._interval = interval
-        self._thread = DaemonThread("npu-tls")
+        self._thread = DaemonThread()
         self._contents: tuple[bytes, ...] = ()
         """Of the files whose certificate is in force."""
         self._reporter = Reporter(

@@ -99,7 +99,7 @@ class _Host:
         self._size = 0
         self._root = root
         self._until = time.monotonic() + _LONGEST
-        self._thread = DaemonThread("npu-record")
+        self._thread = DaemonThread()
 
     def take(self) -> None:
         try:
@@ -214,7 +214,7 @@ class _Host:
             pass  # unbound meanwhile, or not of this host
         except TimeoutError:
             self.unread[path] = "ETIMEDOUT"
-            self._thread = DaemonThread("npu-record")  # the other one is left to what hangs
+            self._thread = DaemonThread()  # the other one is left to what hangs
         except OSError as error:
             self.unread[path] = errno.errorcode.get(error.errno or 0) or reason(error)
         return None

@@ -200,7 +200,7 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
     """Opens each promised node of a card once."""
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
     failures: list[Check] = []
-    thread = DaemonThread(f"npu-open-{card.family}-{card.index}")
+    thread = DaemonThread()
     for at, node in enumerate(nodes):
         try:
             await thread.call(partial(_open, root / "dev" / node, root), deadline=deadline)

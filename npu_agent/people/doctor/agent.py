@@ -153,7 +153,7 @@ async def _address(context: Context, at: page.Address, agent: Reported) -> Check
 async def _occupied(at: page.Address) -> str:
     """Listens for an instant; returns the remedy if the address is taken, else ""."""
     try:
-        for opened in await listen((at.host, at.port), DaemonThread("npu-resolve"), 5.0):
+        for opened in await listen((at.host, at.port), DaemonThread(), 5.0):
             opened.close()
     except OSError as error:
         return listen_problem(error, at.key)

@@ -137,7 +137,7 @@ class Context:
             Unknown: it raises OSError, or does not return in time.
         """
         with os_errors_are_unknown():
-            return await DaemonThread("npu-doctor").call(function, deadline=self.timing.read)
+            return await DaemonThread().call(function, deadline=self.timing.read)
 
     def api_server(self) -> Api:
         return Api(timing=ApiTiming(deadline=self.timing.request))

@@ -122,8 +122,9 @@ async def no_more_descriptors(here: World) -> None:
 async def no_more_memory(here: World) -> None:
     """It may take no more memory (RLIMIT_AS) for eight seconds, while it is asked for pages.
 
-    No card is fenced for it.
+    A Pod runs meanwhile, so that the kubelet is asked more often. No card is fenced for it.
     """
+    grant = await here.granted("runs-on")
     end = time.monotonic() + 8
     with limited(here, resource.RLIMIT_AS, 1 << 20):
         while time.monotonic() < end:
@@ -131,6 +132,7 @@ async def no_more_memory(here: World) -> None:
                 await here.get("/")
     await here.well()
     assert "card unhealthy" not in here.said()
+    here.kubelet.release(RESOURCE, grant.ids)
 
 
 @attack(short=True, config="allocation: {method: cdi}\n")

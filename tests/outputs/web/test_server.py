@@ -338,7 +338,7 @@ async def test_a_name_of_two_addresses_has_one_port_and_is_not_served_by_half(
             (socket.AF_INET, 0, 0, "", (number, port)) for number in ("127.0.0.1", "127.0.0.2")
         ],
     )
-    resolver = DaemonThread("test")
+    resolver = DaemonThread()
     sockets = await listen(("two", 0), resolver, LIMIT)
     ((first, port), (second, same)) = (each.getsockname() for each in sockets)
     assert (first, second, port) == ("127.0.0.1", "127.0.0.2", same)
