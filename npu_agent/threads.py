@@ -97,6 +97,8 @@ class DaemonThread(Executor):
 async def within(deadline: float) -> AsyncIterator[None]:
     """`asyncio.timeout` of `deadline` seconds, with an error that has words for people.
 
+    Want of memory is an OSError too: who can go on without the answer goes on.
+
     The words are always the same: they are shown, and what is shown is compared.
     """
     try:
@@ -106,3 +108,5 @@ async def within(deadline: float) -> AsyncIterator[None]:
         if not limit.expired():
             raise  # of the operating system
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {deadline:g} s") from error
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, "no more memory") from error

@@ -83,6 +83,14 @@ async def test_without_a_thread_a_call_fails_and_the_next_one_is_made(
     assert made == ["second"]
 
 
+async def test_want_of_memory_is_an_error_of_the_system() -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    with pytest.raises(OSError, match="no more memory"):
+        await DaemonThread().call(fail, deadline=DEADLINE)
+
+
 def test_a_thread_without_memory_to_begin_holds_up_nobody() -> None:
     """Its stack is that of an ended thread; there is no memory for Python's first frame."""
     python(
