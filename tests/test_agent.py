@@ -304,6 +304,15 @@ def _series(text: str, name: str) -> str:
     return next((line for line in text.splitlines() if line.startswith(f"{name}{{")), "")
 
 
+async def test_pages_that_need_a_right_are_shown_to_no_client_without_a_token(node: Node) -> None:
+    # A config file has to have a certificate beside it.
+    metrics = MetricsConfig(listen="127.0.0.1:0", authorization="kubernetes")
+    async with node.agent(metrics=metrics) as agent:
+        it = Followed(node.root, agent, "")
+        await first(agent.pages.server.listening, bool)
+        assert "send a bearer token" in (await it.get("/metrics"))[1]
+
+
 async def test_schema_and_pod_labels_of_the_metrics_are_followed(node: Node) -> None:
     node.cards("warboy=1")
     listen = "listen: '127.0.0.1:0', interval: 1"

@@ -344,6 +344,26 @@ async def test_it_is_asked_again_a_second_after_a_grant(socket: Path) -> None:
         assert kubelet.node.reads == reads + 1
 
 
+async def test_a_node_whose_cores_are_free_is_asked_about_a_third_as_often(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def paused(every: float) -> float:
+        pauses.append(every)
+        return every
+
+    monkeypatch.setattr(assignments, "until_tick", paused)
+    async with polled(socket, PodResources(HELD)) as kubelet:
+        await kubelet.answer()
+        await until(lambda: len(pauses) == 1)
+        name = DeviceName(NPU, "U1")
+        kubelet.ledger.publish(Ledger(allocations={name: Allocation(footprints=(), since=0.0)}))
+        await kubelet.answer()
+        await until(lambda: len(pauses) == 2)
+    assert pauses[0] == 3 * pauses[1]
+
+
 async def test_one_grant_does_not_put_off_the_question_for_another(socket: Path) -> None:
     """The Pod of the first one may have ended by then, and count as one that starts."""
     async with polled(socket, PodResources(HELD)) as kubelet:
