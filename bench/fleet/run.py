@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,8 @@ class Fleet:
 
         async def enough() -> bool:
             asked = await asyncio.to_thread(self.server.asked, user, since)
-            return sum(one.verb == "watch" for one in asked) >= 2 * self.nodes
+            opened = sum(one.verb == "watch" and one.code == HTTPStatus.OK for one in asked)
+            return opened >= 2 * self.nodes
 
         # The log of many nodes takes a while to read, on the cores of the API server.
         pause = 2 * _LOOK + self.nodes / 1000

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +22,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-const driver = "informers.example.com"
+const (
+	driver = "informers.example.com"
+	// As many start as agents do: "first start" in run.py.
+	perSecond = 80
+)
 
 func main() {
 	server := flag.String("server", "", "URL of the API server")
@@ -44,10 +49,14 @@ func main() {
 				return (&net.Dialer{}).DialContext(ctx, network, address)
 			},
 		}
-		if err := follow(ctx, config, fmt.Sprintf("fleet-%05d", at), *devices); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		// It waits until it has read its slices: one after the other would be a node a second.
+		go func() {
+			if err := follow(ctx, config, fmt.Sprintf("fleet-%05d", at), *devices); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+		}()
+		time.Sleep(time.Second / perSecond)
 	}
 	fmt.Println("started")
 	<-ctx.Done()
