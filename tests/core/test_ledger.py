@@ -540,7 +540,8 @@ def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) == ledger
     assert ledger.with_pods({DeviceName(NPU, "U1"): frozenset({UID})}) == ledger
-    two = ledger.with_pods({DeviceName(NPU, "U0"): frozenset({"next"})}).allocations[
-        DeviceName(NPU, "U0")
-    ]
+    more = ledger.with_pods({DeviceName(NPU, "U0"): frozenset({"next"})})
+    assert more.has_pods_beyond(ledger)
+    assert not ledger.has_pods_beyond(more)
+    two = more.allocations[DeviceName(NPU, "U0")]
     assert two.pod_uids == {UID, "next"}

@@ -69,6 +69,27 @@ def test_a_quantity_is_an_integer_or_not() -> None:
         cel.matches(f"{own}.share.asInteger() == 0", device, "a.b")
 
 
+def test_versions_are_ordered_as_semver_orders_them() -> None:
+    """The example of semver.org, 2.0.0, item 11."""
+    versions = "1.0.0-alpha 1.0.0-alpha.1 1.0.0-alpha.beta 1.0.0-beta 1.0.0-beta.2 1.0.0-beta.11"
+    ordered = [*versions.split(), "1.0.0-rc.1", "1.0.0", "1.0.2", "1.0.10"]
+    for at, version in enumerate(ordered):
+        device = SliceDevice("npu0", attributes={"driver": {"version": version}})
+        signs = {
+            other: next(
+                sign
+                for sign in (-1, 0, 1)
+                if cel.matches(
+                    f'{OWN}.driver.compareTo(semver("{other}")) == {sign}', device, "a.b"
+                )
+            )
+            for other in ordered
+        }
+        assert [*signs.values()] == [(at > place) - (at < place) for place in range(len(ordered))]
+    same = SliceDevice("npu0", attributes={"driver": {"version": "1.0.0+one"}})
+    assert cel.matches(f'{OWN}.driver.compareTo(semver("1.0.0+two")) == 0', same, "a.b")
+
+
 DEVICE = SliceDevice("npu0", attributes={"cores": {"int": 8}})
 HALF = SliceDevice("npu1", attributes={"cores": {"int": 4}})
 NONE = SliceDevice("npu2")
