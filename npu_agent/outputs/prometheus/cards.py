@@ -22,7 +22,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
-from npu_agent.outputs.prometheus.text import Family, Samples, clean, finite, label_text
+from npu_agent.outputs.prometheus.text import MetricFamily, Samples, clean, finite, label_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
 }
 
 
-def families(schemas: Iterable[MetricSchema], cards: Cards) -> tuple[Family, ...]:
+def families(schemas: Iterable[MetricSchema], cards: Cards) -> tuple[MetricFamily, ...]:
     """The families of these schemas, in the order of the page.
 
     Each schema describes the cards of its vendor. A name that two vendors use is one family, with
@@ -234,7 +234,7 @@ def families(schemas: Iterable[MetricSchema], cards: Cards) -> tuple[Family, ...
         for metric in schema.metrics:
             named.setdefault(metric.name, []).append((schema, metric))
     return tuple(
-        Family(
+        MetricFamily(
             name=name,
             kind=uses[0][1].kind,
             help=uses[0][1].text,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from npu_agent.core.counts import Histogram
 from npu_agent.core.state import AgentState, SessionPhase
-from npu_agent.outputs.prometheus.text import Family, Kind, label_text
+from npu_agent.outputs.prometheus.text import Kind, MetricFamily, label_text
 
 Named = tuple[str, str, float | Histogram]
 """A sample: the family without ``npu_agent_``, labels and value."""
@@ -67,13 +67,13 @@ _HELP = {
 _HISTOGRAMS = ("allocation_seconds", "dra_prepare_seconds", "loop_lag_seconds")
 
 
-def families(state: AgentState) -> tuple[Family, ...]:
+def families(state: AgentState) -> tuple[MetricFamily, ...]:
     samples: dict[str, list[tuple[str, float | Histogram]]] = defaultdict(list)
     for part in (_agent(state), _resources(state), _drivers(state), _cards(state)):
         for name, labels, value in part:
             samples[name].append((labels, value))
     return tuple(
-        Family(name=f"npu_agent_{name}", kind=_kind(name), help=text, samples=samples[name])
+        MetricFamily(name=f"npu_agent_{name}", kind=_kind(name), help=text, samples=samples[name])
         for name, text in _HELP.items()
     )
 

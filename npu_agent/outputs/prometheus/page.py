@@ -13,7 +13,7 @@ from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own, process
-from npu_agent.outputs.prometheus.text import Family
+from npu_agent.outputs.prometheus.text import MetricFamily
 
 log = logger(__name__)
 
@@ -39,7 +39,7 @@ class Page:
         self._failing: set[str] = set()
 
     def body(self, openmetrics: bool) -> bytes:
-        sources: dict[str, Callable[[], tuple[Family, ...]]] = {}
+        sources: dict[str, Callable[[], tuple[MetricFamily, ...]]] = {}
         if state := self._attempt("state", self._state):
             sources = {"cards": partial(self._cards, state), "own": partial(own.families, state)}
         sources["process"] = process.families
@@ -50,7 +50,7 @@ class Page:
                 pieces.append(self._attempt(family.name, render) or b"")
         return b"".join(pieces) + (b"# EOF\n" if openmetrics else b"")
 
-    def _cards(self, state: AgentState) -> tuple[Family, ...]:
+    def _cards(self, state: AgentState) -> tuple[MetricFamily, ...]:
         settings = self._settings.value
         series = cards.series(state, pod_labels=settings.pod_labels)
         return cards.families(settings.schemas, series)

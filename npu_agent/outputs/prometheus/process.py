@@ -11,10 +11,10 @@ import time
 from functools import cache
 from pathlib import Path
 
-from npu_agent.outputs.prometheus.text import Family
+from npu_agent.outputs.prometheus.text import MetricFamily
 
 
-def families(proc: Path = Path("/proc")) -> tuple[Family, ...]:
+def families(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
     """The families of this process now.
 
     Raises:
@@ -39,7 +39,7 @@ def families(proc: Path = Path("/proc")) -> tuple[Family, ...]:
         ("max_fds", most, "Maximum number of open file descriptors."),
     )
     return tuple(
-        Family(
+        MetricFamily(
             name=f"process_{name}",
             kind="counter" if name.endswith("_total") else "gauge",
             help=text,

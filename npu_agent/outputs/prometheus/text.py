@@ -39,7 +39,7 @@ Samples = Iterable[tuple[str, float | Histogram | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class MetricFamily:
     """A family of metrics: its name, type, help and samples."""
 
     name: str

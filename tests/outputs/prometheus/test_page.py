@@ -14,7 +14,7 @@ from npu_agent.core.state import AgentState
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus.page import Page, PageSettings
-from npu_agent.outputs.prometheus.text import Family
+from npu_agent.outputs.prometheus.text import MetricFamily
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
     card,
@@ -113,8 +113,8 @@ def test_a_family_that_fails_is_left_out_logged_once_and_counted(
 
     good = cards.families
 
-    def some(schemas: Any, series: cards.Cards) -> tuple[Family, ...]:
-        bad = Family(name="furiosa_npu_alive", help="Broken.", samples=broken())
+    def some(schemas: Any, series: cards.Cards) -> tuple[MetricFamily, ...]:
+        bad = MetricFamily(name="furiosa_npu_alive", help="Broken.", samples=broken())
         return (bad, *good(schemas, series)[1:])
 
     room = Room()

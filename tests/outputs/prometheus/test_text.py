@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as library_
 from prometheus_client.registry import Collector
 
 from npu_agent.core.counts import Histogram
-from npu_agent.outputs.prometheus.text import LONGEST, Family, clean, finite, label_text
+from npu_agent.outputs.prometheus.text import LONGEST, MetricFamily, clean, finite, label_text
 from tests.outputs.prometheus.helpers import parsed
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -33,7 +33,9 @@ class _Only(Collector):
 def _render(
     samples: Any, name: str = "x", kind: Any = "gauge", help_: str = "X.", *, openmetrics: bool
 ) -> bytes:
-    return Family(name=name, kind=kind, help=help_, samples=samples).render(openmetrics=openmetrics)
+    return MetricFamily(name=name, kind=kind, help=help_, samples=samples).render(
+        openmetrics=openmetrics
+    )
 
 
 Given = list[tuple[dict[str, str | None], float | None]]
