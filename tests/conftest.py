@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from npu_agent import logs
 from tests import golden
 
 # In CI the same examples each time: a change should not fail for what it did not touch. People
@@ -35,9 +36,11 @@ The rest has pyproject.toml's. Generous: they guard against hanging."""
 
 
 @pytest.fixture(autouse=True)
-def _log_level() -> None:
-    """That of Python's start: a command that an earlier test ran has set its own."""
-    logging.getLogger().setLevel(logging.WARNING)
+def _log_as_at_the_start() -> None:
+    """A command that an earlier test ran has set its own level, and logs to what is closed now."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    root.handlers[:] = [each for each in root.handlers if not isinstance(each, logs._Stderr)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

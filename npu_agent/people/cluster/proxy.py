@@ -106,6 +106,7 @@ async def _place(program: str, flags: Sequence[str]) -> Login:
     except (TimeoutError, ValueError):
         with contextlib.suppress(ProcessLookupError):
             view.kill()
+        await _has_ended(view)
         return Login(namespace=own_namespace() or "default")
     return Login(context=context, server=server, namespace=namespace or "default")
 
@@ -174,5 +175,5 @@ async def _has_ended(process: Process) -> bool:
     """Whether it has, or does so now."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
-            await process.wait()
+            await process.communicate()  # to the end of its pipe: nothing of it is left open
     return process.returncode is not None
