@@ -77,7 +77,7 @@ class Assignment:
     resource: str
     """The resource's name; for a claim, the driver, and "" while it is not prepared."""
     device: str
-    """The device's ID; of a claim, its name in the pool, or "" likewise."""
+    """The device's ID; for a claim, its name in the pool, and "" while it is not prepared."""
     claim: str = ""
     """The ResourceClaim in the Pod's namespace by which it is held; "": by the device plugin."""
 
@@ -740,8 +740,8 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 
 
 def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    mine, its = by_kind(one), by_kind(other)
-    return any(mine[kind] != its[kind] for kind in mine.keys() & its.keys())
+    ids, other_ids = by_kind(one), by_kind(other)
+    return any(ids[kind] != other_ids[kind] for kind in ids.keys() & other_ids.keys())
 
 
 def _sorted(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:

@@ -30,7 +30,7 @@ _LONGEST = 80
 _CONTEXT = (
     '{.contexts[0].name}{"\\n"}{.clusters[0].cluster.server}{"\\n"}{.contexts[0].context.namespace}'
 )
-"""What is asked of the kubeconfig: a line each, of which the first may have more."""
+"""What is asked of the kubeconfig, a line each; a context's name may itself have several lines."""
 _TRY = "try `kubectl version` with the same options"
 
 
