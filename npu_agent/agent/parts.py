@@ -1,7 +1,8 @@
 """The parts of the agent, built in the order of the picture in docs/dev/architecture.md.
 
 Each function below builds one part from those before it: `hardware`, `node`, `allocation`,
-`kubelet`, `cluster`, `pages`. Nothing runs yet. `npu_agent.agent.agent` calls them.
+`kubelet`, `cluster`, `pages`. Nothing runs yet. `npu_agent.agent.agent` calls them. A part that
+the defaults do not need is imported where the config asks for it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npu_agent import __version__
-from npu_agent.config import Config, Poller, disabled_for, poller
+from npu_agent.config import Config, Poller, TlsConfig, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core import changes, health
 from npu_agent.core.cordon import ANNOTATION
@@ -47,14 +48,16 @@ from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.machine import read_machine
 from npu_agent.outputs.prometheus.lag import LoopLag
 from npu_agent.outputs.prometheus.page import Page, PageSettings
-from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.pages import pages as pages_of
 from npu_agent.outputs.web.recorder import Recorder
 from npu_agent.outputs.web.server import PortLimits, Server
-from npu_agent.outputs.web.tls import Certificates, tls_files
 from npu_agent.vendors import CDI_KINDS, REGISTRY, SPECS, VENDORS
+
+if TYPE_CHECKING:
+    from npu_agent.outputs.web.authorization import Authorizer
+    from npu_agent.outputs.web.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,9 +400,8 @@ def pages(
     metrics = common.config.metrics
     page = Page(state, common.configs.map(_page_settings))
     history = History(inventory.snapshots)
-    files = tls_files(metrics.tls)
-    certificates = Certificates(files) if files else None
-    authorizer = Authorizer(common.api) if metrics.authorization == "kubernetes" else None
+    certificates = _certificates(metrics.tls)
+    authorizer = _authorizer(common)
     return PageParts(
         page=page,
         history=history,
@@ -421,6 +423,23 @@ def pages(
             PortLimits(silence=2.0),  # the kubelet comes on a new connection for each probe
         ),
     )
+
+
+def _certificates(config: TlsConfig) -> Certificates | None:
+    if config.cert_file is None:
+        return None
+    from npu_agent.outputs.web import tls
+
+    files = tls.tls_files(config)
+    return tls.Certificates(files) if files else None
+
+
+def _authorizer(common: Common) -> Authorizer | None:
+    if common.config.metrics.authorization == "none":
+        return None
+    from npu_agent.outputs.web.authorization import Authorizer
+
+    return Authorizer(common.api)
 
 
 def _page_settings(config: Config) -> PageSettings:

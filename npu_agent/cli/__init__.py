@@ -1,8 +1,8 @@
-"""The command line: `main` finds the command, `catalogue` has all with their help and options.
+"""The command line: `main` finds the command, `catalogue` and `parser` parse it.
 
-`parser` parses one of them. `run` is here; every other command is a module of
-`npu_agent.people.commands`, imported when it runs. What a command cannot do is a `CommandError`,
-which `main` prints: so all errors have one style.
+`run` is here; every other command is a module of `npu_agent.people.commands`, imported when it
+runs, and its help and options are in the `catalogue` there. What a command cannot do is a
+`CommandError`, which `main` prints: so all errors have one style.
 """
 
 import sys

@@ -25,7 +25,6 @@ from npu_agent.config.schema import (
     default_config,
     disabled_for,
 )
-from npu_agent.config.show import json_schema, show
 
 __all__ = [
     "KEYS",
@@ -48,8 +47,6 @@ __all__ = [
     "disabled_for",
     "file_of",
     "from_args",
-    "json_schema",
     "load",
     "parse",
-    "show",
 ]

@@ -9,8 +9,10 @@ import pytest
 
 from npu_agent import config
 from npu_agent.cli import main as cli
-from npu_agent.cli.catalogue import COMMANDS, GROUPS, parse
+from npu_agent.cli.catalogue import GROUPS, all_commands, parse
 from npu_agent.vendors import REGISTRY
+
+COMMANDS = all_commands()
 
 
 @pytest.fixture(autouse=True)

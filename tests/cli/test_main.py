@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from npu_agent import __version__, config
+from npu_agent import __version__
 from npu_agent.cli import main as cli
+from npu_agent.config.show import json_schema
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
@@ -169,7 +170,7 @@ def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = called(capsys, "config", "schema")
     assert code == 0
-    assert json.loads(out) == json.loads(json.dumps(config.json_schema(REGISTRY)))
+    assert json.loads(out) == json.loads(json.dumps(json_schema(REGISTRY)))
 
 
 def test_info_names_the_pods_that_hold_a_card(

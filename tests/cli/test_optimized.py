@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.cli.catalogue import COMMANDS
+from npu_agent.cli.catalogue import all_commands
 from tests.processes import DEADLINE, environment, started
 
 PRINTED = """
@@ -39,7 +39,11 @@ def printed(*commands: str, optimize: str = "", name: str = "npu-agent") -> str:
 
 
 def test_every_command_has_the_same_help_and_the_config_the_same_schema() -> None:
-    commands = (*(f"{name} --help" for name in ("", *COMMANDS)), "config schema", "config show")
+    commands = (
+        *(f"{name} --help" for name in ("", *all_commands())),
+        "config schema",
+        "config show",
+    )
     assert printed(*commands, optimize="2") == printed(*commands)
 
 

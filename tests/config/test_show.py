@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from npu_agent.config import KEYS, Config, ConfigError, Effective, json_schema, parse, show
+from npu_agent.config import KEYS, Config, ConfigError, Effective, parse
+from npu_agent.config.show import json_schema, show
 from npu_agent.vendors import REGISTRY
 
 from .strategies import CONFIGS, FEW

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from npu_agent import config
+from npu_agent.config.show import json_schema
 from npu_agent.vendors import REGISTRY
 
 from .tools import K8S, kustomize
@@ -62,7 +62,7 @@ def _with_config(schema: dict[str, Any]) -> str:
     alerts = [one["alert"] for one in rule["spec"]["groups"][0]["rules"] if "alert" in one]
     values = schema["properties"]["prometheusRule"]["properties"]
     values["disabled"]["items"]["enum"] = alerts
-    schema["$defs"] = _for_helm(config.json_schema(REGISTRY)["$defs"])
+    schema["$defs"] = _for_helm(json_schema(REGISTRY)["$defs"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from npu_agent.kube import Api
-from npu_agent.outputs.labels.nfd import NfdOutput
 from npu_agent.outputs.labels.node import NodeOutput
+
+if TYPE_CHECKING:
+    from npu_agent.outputs.labels.nfd import NfdOutput
 
 
 def output_of(
@@ -17,5 +20,7 @@ def output_of(
         case "api":
             return NodeOutput(api, node_name)
         case "nfd":
+            from npu_agent.outputs.labels.nfd import NfdOutput
+
             return NfdOutput(host_root)
     return None

@@ -12,13 +12,16 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages
 from npu_agent.outputs.web.server import PortLimits
+
+if TYPE_CHECKING:
+    from npu_agent.outputs.web.authorization import Authorizer
 
 _BACKLOG = 32
 """Connections that wait in the kernel, and that asyncio accepts in one turn of the loop. It is less

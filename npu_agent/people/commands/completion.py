@@ -10,7 +10,7 @@ from pathlib import Path
 
 import shtab
 
-from npu_agent.cli.catalogue import top
+from npu_agent.cli.catalogue import all_commands, top
 from npu_agent.cli.common import ROOT_VARIABLE as _ROOT
 from npu_agent.people.simulator.faults import FAULTS
 from npu_agent.vendors import REGISTRY
@@ -51,7 +51,7 @@ _WORDS = {
 
 
 def main(args: argparse.Namespace) -> int:
-    parser = top(whole=True)
+    parser = top(all_commands(), whole=True)
     _add_values(parser)
     print(shtab.complete(parser, args.shell))
     return 0

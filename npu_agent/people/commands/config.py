@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 from npu_agent import config
+from npu_agent.config.show import json_schema, show
 from npu_agent.vendors import REGISTRY
 
 
@@ -18,9 +19,9 @@ def main(args: argparse.Namespace) -> int:
             for remark in remarks(loaded):
                 print(f"note: {remark}")
         case "show":
-            print(config.show(config.from_args(args, REGISTRY)), end="")
+            print(show(config.from_args(args, REGISTRY)), end="")
         case "schema":
-            print(json.dumps(config.json_schema(REGISTRY), indent=2))
+            print(json.dumps(json_schema(REGISTRY), indent=2))
     return 0
 
 

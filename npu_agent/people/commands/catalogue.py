@@ -1,0 +1,344 @@
+"""The commands for people: the help, the arguments and the options of each.
+
+`npu_agent.cli.catalogue` has `run` and the parser. A command is an entry here, and a module of its
+own in this folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from npu_agent import config
+from npu_agent.cli.catalogue import EXAMPLE, Command, argument
+from npu_agent.cli.parser import Parser
+
+COMMANDS: dict[str, Command] = {}
+"""Every one by its name (`config check`), in the order of the help."""
+
+_OUTPUT = argument(
+    *("-o", "--output", "--format"),
+    choices=("table", "wide", "json", "yaml"),
+    metavar="FORMAT",
+    default="table",
+    help="table fits the terminal; wide shows all columns; json and yaml are for programs "
+    "(default: table)",
+)
+_TABLE = (
+    _OUTPUT,
+    argument("--no-headers", action="store_true", help="only the rows of a table"),
+)
+_LIVE_TABLE = (
+    *_TABLE,
+    argument("-w", "--watch", action="store_true", help="show every change until q or Ctrl-C"),
+    argument(
+        "--plugin-dir",
+        type=Path,
+        metavar="DIR",
+        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
+        "(default: pluginDir of $NPU_AGENT_CONFIG_FILE, else $NPU_AGENT_PLUGIN_DIR, else "
+        f"{config.Config().plugin_dir})",
+    ),
+)
+"""For what the kubelet answers, which changes."""
+_REASON = argument("--reason", metavar="TEXT", default="", help="why, for people")
+
+
+def _add_npu(parser: Parser) -> None:
+    parser.set_defaults(kubectl=None)
+    parser.add_argument("npu", metavar="NPU", help="its name, UUID or PCI address")
+    node = "the Node (default: $NODE_NAME, as in the agent's Pod)"
+    parser.add_argument("--node", metavar="NAME", help=node)
+
+
+def _add_simulate(parser: Parser) -> None:
+    # Its help lists the faults, which the simulator knows.
+    from npu_agent.people.commands.simulate import add_arguments
+
+    add_arguments(parser)
+
+
+COMMANDS["info"] = Command.of(
+    """List the cards of this host.
+
+    Shows health, temperature, power, load, memory, and the Pods that hold them if
+    the kubelet answers. What the running agent knows of their health counts, too.
+    Without an agent the load of a busy card takes two readings, a second apart. A
+    narrow terminal shows fewer columns; -o wide has the PCI address and UUID, too.
+
+    Examples:
+      npu-agent info          # the cards, as wide as the terminal
+      npu-agent info -w       # each change, until q or Ctrl-C
+      npu-agent info -o json  # a list with an object for each card
+    """,
+    *_LIVE_TABLE,
+)
+
+COMMANDS["allocations"] = Command.of(
+    """List the containers that hold devices.
+
+    Asks the kubelet's pod-resources API which containers hold NPUs, by the device
+    plugin or by a ResourceClaim, and shows card and cores. Needs root.
+
+    Examples:
+      npu-agent allocations          # a line for each device
+      npu-agent allocations -w       # each change, until q or Ctrl-C
+      npu-agent allocations -o yaml  # for programs
+    """,
+    *_LIVE_TABLE,
+)
+
+COMMANDS["labels"] = Command.of(
+    """Show, apply or clear the labels of the Node.
+
+    The running agent keeps the labels up to date. apply and clear act once, and
+    need NODE_NAME and the API server. While an entry that may be a card cannot be
+    read, apply changes no existing label: exit code 1.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent labels        # every label, its value, and why
+      npu-agent labels apply  # put them on the Node now
+      npu-agent labels clear  # remove all labels of npu-agent, to uninstall
+    """,
+    argument(
+        "action",
+        nargs="?",
+        choices=("show", "apply", "clear"),
+        default="show",
+        help="show: the labels for the Node, with reasons; apply: set them now; clear: remove "
+        "all labels of npu-agent (default: show)",
+    ),
+    *_TABLE,
+    options="hidden",
+)
+
+COMMANDS["config check"] = Command.of(
+    """Check a configuration file.
+
+    Shows every error with line, key and correction. The exit code is 2 if there
+    is one.
+
+    Examples:
+      npu-agent config check config.yaml
+    """,
+    argument("file", type=Path, metavar="FILE", help="a configuration, in YAML"),
+)
+
+COMMANDS["config show"] = Command.of(
+    """Show the configuration that `run` would use with these options.
+
+    Prints every key with its value and its origin: a line of the file, an option,
+    or the default. The output is a configuration file.
+
+    Examples:
+      npu-agent config show --config-file config.yaml
+      npu-agent config show --default-pe Single
+    """,
+    options="shown",
+    usage="%(prog)s [options]",
+)
+
+COMMANDS["config schema"] = Command.of(
+    """Print the JSON schema of the file, for editors.
+
+    Examples:
+      npu-agent config schema > schema.json
+    """,
+)
+
+COMMANDS["doctor"] = Command.of(
+    """Ask the running agent, and check what it needs, here and in the cluster.
+
+    Changes nothing. Lists first what to fix, in order and with commands. The exit
+    code is 1 if something is wrong.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent doctor        # in the agent's Pod, or on the host as root
+      npu-agent doctor --all  # with lines that do not apply here
+    """,
+    _OUTPUT,
+    argument("--all", action="store_true", help="also show lines that do not apply here"),
+    options="hidden",
+)
+
+COMMANDS["verify"] = Command.of(
+    """Check, inside a container, that it sees exactly its allocated NPUs.
+
+    Checks that the NPUs are there, can be opened, and are the only ones. The exit
+    code is 1 if not. Run it before the workload: opening a core occupies it for
+    that moment.
+
+    Examples:
+      npu-agent verify             # a line for each finding
+      npu-agent verify --expect 2  # fails unless there are two devices
+    """,
+    _OUTPUT,
+    argument(
+        "--expect",
+        type=int,
+        metavar="N",
+        help="number of requested devices (default: as many as are named)",
+    ),
+)
+
+COMMANDS["cordon"] = Command.of(
+    """Take one card out of service: no new Pod gets it.
+
+    The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned,
+    which the agent applies within two seconds. It lasts until `npu-agent
+    uncordon`, also over restarts of agent and node.
+
+    Examples:
+      npu-agent cordon npu3                             # in the agent's Pod
+      npu-agent cordon npu3 --node node-1 --reason=fan  # by a kubeconfig
+    """,
+    _add_npu,
+    _REASON,
+)
+
+COMMANDS["uncordon"] = Command.of(
+    """Bring a cordoned card back into service.
+
+    Examples:
+      npu-agent uncordon npu3 --node node-1
+    """,
+    _add_npu,
+)
+
+COMMANDS["drain"] = Command.of(
+    """Cordon one card, evict the Pods that hold it, and wait until it is free.
+
+    Pods on other cards are not touched. PodDisruptionBudgets are respected. Pods
+    of a DaemonSet and static Pods are named, not evicted. Uses your kubeconfig and
+    your rights: the agent has no right to evict. Reads the agent's page through
+    the API server.
+
+    Examples:
+      npu-agent drain npu3 --node node-1 --dry-run
+      npu-agent drain npu3 --node node-1 --reason=fan --timeout=600
+    """,
+    _add_npu,
+    _REASON,
+    argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=300.0,
+        help="longest wait until the card is free (default: 300)",
+    ),
+    argument(
+        "--grace-period",
+        type=int,
+        metavar="SECONDS",
+        help="grace period of each Pod (default: its own)",
+    ),
+    argument("--dry-run", action="store_true", help="only show the Pods that would be evicted"),
+)
+
+COMMANDS["cdi generate"] = Command.of(
+    """Write the CDI spec of this host's cards, for Docker, Podman and others.
+
+    For hosts without Kubernetes. Writes it to /etc/cdi, where container runtimes
+    find cards by name, and prints the names. Run it again after each change of
+    cards.
+
+    Examples:
+      npu-agent cdi generate           # write it, as root, and list the names
+      npu-agent cdi generate --stdout  # print it
+    """,
+    argument("--stdout", action="store_true", help="print the spec and write nothing"),
+)
+
+COMMANDS["dra slices"] = Command.of(
+    f"""Print the ResourceSlices of a node that is still to be made.
+
+    For an autoscaler that scales from zero nodes. They are what DRA publishes of
+    these cards by this configuration, without what only a host has.
+
+    Also takes the options of `npu-agent run`.
+
+    Examples:
+      npu-agent dra slices --template {EXAMPLE}
+      npu-agent dra slices --template {EXAMPLE} --config-file config.yaml
+    """,
+    argument(
+        "--template", metavar="LIST", required=True, help=f"the node's cards, such as {EXAMPLE}"
+    ),
+    options="hidden",
+)
+
+COMMANDS["record"] = Command.of(
+    """Write what this host's drivers say to a file that you can send.
+
+    For issues, and for cards that this project has not seen. Reads only, and opens
+    no device node. Replaces serial numbers, UUIDs and host names by made-up ones.
+    Look into the file before you send it: it is plain text in a tar.
+
+    Examples:
+      npu-agent record                    # npu-record.tar.gz; prints what is in it
+      npu-agent record - > record.tar.gz  # as in the agent's Pod, by kubectl exec
+    """,
+    argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        type=Path,
+        default=Path("npu-record.tar.gz"),
+        help="a new file, or - for stdout (default: npu-record.tar.gz)",
+    ),
+)
+
+COMMANDS["simulate"] = Command.of(
+    """Make a simulated driver tree, or break a card in one.
+
+    Makes the files of a driver with simulated cards below ROOT, and changes their
+    values until Ctrl-C. Any command reads them with --host-root ROOT. ROOT is made
+    if it is missing, and refused if it holds other files.
+
+    Examples:
+      npu-agent simulate /tmp/host                  # until Ctrl-C
+      npu-agent simulate /tmp/host fault npu0 dead  # break a card; ok repairs it
+      npu-agent simulate /tmp/host status           # what is wrong with the cards
+      npu-agent simulate /tmp/new --from FILE       # a host that was recorded
+    """,
+    _add_simulate,
+)
+
+COMMANDS["demo"] = Command.of(
+    """Run the whole agent on simulated cards, in this terminal.
+
+    Uses a stand-in for the kubelet: needs no cluster, no NPU and no root. Shows
+    each step, and stays up until Ctrl-C.
+
+    Examples:
+      npu-agent demo         # the tour
+      npu-agent demo --once  # exit after it
+    """,
+    argument(
+        "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
+    ),
+)
+
+COMMANDS["completion"] = Command.of(
+    """Print a completion script for bash, zsh or fish.
+
+    Examples:
+      npu-agent completion bash > /etc/bash_completion.d/npu-agent
+      npu-agent completion zsh > ~/.zfunc/_npu-agent
+      npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
+    """,
+    argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),
+)
+
+COMMANDS["version"] = Command.of(
+    """Show the version of npu-agent and its commit.
+
+    Examples:
+      npu-agent version
+      npu-agent version -o json  # with the version of Python
+    """,
+    _OUTPUT,
+)
