@@ -7,12 +7,12 @@ telemetry at one moment. A device is what the kubelet sees: `npu_agent.core.offe
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -111,6 +111,9 @@ class Card:
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False
     """True for a simulated card: its containers get /dev/null under each node name."""
+    kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What is computed from it with every claim that comes or goes, by the module that does: a
+    cache of its own would keep cards that have left."""
 
     @property
     def name(self) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CardState, CoreRange, HealthState, Snapshot
 
 _PART = "_cores_"
 """Before the cores in a part's ID, as the vendor's plugins write it."""
-_CARDS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +74,21 @@ def names(state: CardState) -> set[str]:
 
 
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
-    healthy = state.health.state is not HealthState.UNHEALTHY
-    return _devices(state.id, state.card, healthy, state.health.reason, width)
+    """Cuts the card into devices of `width` cores; the card keeps the last ones."""
+    card, health = state.card, state.health
+    now = (state.id, health.state is not HealthState.UNHEALTHY, health.reason)
+    devices: tuple[Device, ...]
+    before, devices = card.kept.get(("devices", width), (None, ()))
+    if now != before:
+        devices = tuple(
+            _device(card, *now, CoreRange(first, first + width - 1))
+            for first in range(0, card.core_count - width + 1, width)
+        )
+        card.kept["devices", width] = now, devices
+    return devices
 
 
-@lru_cache(_CARDS)
-def _devices(
-    card_id: str, card: Card, healthy: bool, reason: str, width: int
-) -> tuple[Device, ...]:
-    """Cuts the card into devices of `width` cores; cached.
-
-    Without the time of its health: a card that fails again and again would fill the memory.
-    """
-    return tuple(
-        _device(card_id, card, healthy, reason, CoreRange(first, first + width - 1))
-        for first in range(0, card.core_count - width + 1, width)
-    )
-
-
-def _device(card_id: str, card: Card, healthy: bool, reason: str, cores: CoreRange) -> Device:
+def _device(card: Card, card_id: str, healthy: bool, reason: str, cores: CoreRange) -> Device:
     whole = cores == card.all_cores
     covering, uncovered = cover(card, cores)
     if healthy and uncovered:

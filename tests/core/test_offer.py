@@ -1,3 +1,5 @@
+import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.offer import Device, advertise
+from npu_agent.core.offer import Device, advertise, cut
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import (
@@ -41,6 +43,20 @@ def test_devices_of_a_card_are_the_golden_ones(family: str, cores: int | None) -
     found = "\n".join(map(shown, devices(card, cores=cores))) + "\n"
     name = f"{family}-{cores or 'whole'}.txt"
     assert found == golden(GOLDEN / name, found)
+
+
+def test_devices_are_kept_with_their_card_and_no_longer() -> None:
+    card = state("rngd", 937)
+    assert cut(card, 2) is cut(replace(card), 2)
+    sick = replace(card, health=replace(card.health, reason="hot", state=HealthState.UNHEALTHY))
+    assert not any(device.healthy for device in cut(sick, 2))
+    assert all(device.healthy for device in cut(card, 2))
+
+    number = card.card.index
+    del card, sick
+    gc.collect()
+    left = [device for device in gc.get_objects() if isinstance(device, Device)]
+    assert number not in {device.card.index for device in left}
 
 
 @pytest.mark.parametrize(

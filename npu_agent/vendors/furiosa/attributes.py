@@ -7,7 +7,6 @@ The names are those of the vendor's own DRA driver, so that its users' selectors
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from npu_agent.core.hardware import Card, CoreRange
 from npu_agent.core.pool import Description, DraNames, Value, Version
@@ -32,12 +31,15 @@ _SEMVER = re.compile(
 """semver.org, version 2.0.0."""
 
 
-@lru_cache(4096)  # cards of a node
 def describe(card: Card, cores: CoreRange) -> Description:
-    """Returns the published attributes of a device with these cores, without unknown ones.
+    """Returns the published attributes of a device with these cores, without unknown ones."""
+    described: Description | None = card.kept.get(("description", cores))
+    if described is None:
+        described = card.kept["description", cores] = _describe(card, cores)
+    return described
 
-    Kept, because the pool is computed again with every claim that comes or goes.
-    """
+
+def _describe(card: Card, cores: CoreRange) -> Description:
     root = card.switches[0] if card.switches else None
     values: dict[str, Value | None] = {
         "index": card.index,
