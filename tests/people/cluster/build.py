@@ -13,6 +13,8 @@ from npu_agent.typedjson import convert
 DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
 SPACE = "ml"
+AGENT = {"app.kubernetes.io/name": "npu-agent"}
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 WORDS = Words(drivers=(DRIVER,), domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -67,11 +69,30 @@ def pod(
         "resources": {"requests": requests or {}, "limits": requests or {}},
     }
     fields: Json = {"containers": [container], **spec}
-    status: Json = {"phase": "Running" if on else "Pending"}
+    status: Json = {"phase": "Pending"}
     if on:
         fields["nodeName"] = on
+        status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
     status |= fields.pop("status", {})
     return thing("Pod", name, SPACE, spec=fields, status=status)
+
+
+DAEMON_SET = thing(
+    "DaemonSet",
+    "npu-agent",
+    "kube-system",
+    metadata={"labels": AGENT},
+    spec={"template": {"spec": {"serviceAccountName": "npu-agent"}}},
+)
+
+
+def agent(name: str, on: str) -> Json:
+    """A Pod of the agent's DaemonSet."""
+    image = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
+    made = pod(name, on=on, containers=image, serviceAccountName="npu-agent", status=READY)
+    owner = {"kind": "DaemonSet", "uid": "uid-npu-agent", "controller": True}
+    meta = {"namespace": "kube-system", "labels": AGENT, "ownerReferences": [owner]}
+    return {**made, "metadata": made["metadata"] | meta}
 
 
 def claims(**named: str) -> list[Json]:

@@ -23,10 +23,22 @@ from npu_agent.people.cluster import fetch
 from npu_agent.people.cluster.why import Explanation, Fact
 from npu_agent.people.commands import cordon, drain, kubectl, kubectl_why, screen
 from npu_agent.people.simulator.apiserver import served
-from tests.kube.helpers import status
+from tests.kube.helpers import Reply, says, status
+from tests.people.cluster.build import (
+    DAEMON_SET,
+    DRIVER,
+    NPU,
+    SPACE,
+    Json,
+    agent,
+    claims,
+    cut,
+    held,
+    node,
+    pod,
+)
 from tests.people.commands.reached import reach
 
-Object = dict[str, Any]
 _DRA = "/apis/resource.k8s.io/v1"
 _KINDS = {
     "/api/v1/nodes": "Node",
@@ -38,63 +50,42 @@ _KINDS = {
     f"{_DRA}/deviceclasses": "DeviceClass",
     f"{_DRA}/devicetaintrules": "DeviceTaintRule",
 }
-READY = {"type": "Ready", "status": "True"}
-UNSCHEDULED = {
-    "type": "PodScheduled",
-    "status": "False",
-    "message": "0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
-}
-AGENT = {"app.kubernetes.io/name": "npu-agent"}
+PROXY = "proxy/status.json"
+FORBIDDEN = status(403, "pods is forbidden: User cannot list")
+MISSING = status(404, "404 page not found")
 
 
 @dataclass
 class Cluster:
     """Node n1 has two cards by DRA, in parts, and n2 two by the device plugin."""
 
-    objects: dict[str, list[Object]] = field(default_factory=dict)
-    forbidden: set[str] = field(default_factory=set)
-    """Paths that the user may not read."""
-    missing: set[str] = field(default_factory=set)
-    """Paths that the server does not have."""
+    objects: dict[str, list[Json]] = field(default_factory=dict)
+    instead: dict[str, Reply] = field(default_factory=dict)
+    """What answers paths with these ends."""
     busy: int = 0
     """How often it has too much to do."""
-    token: bool = False
-    """Whether the pages want a token."""
-    expired: bool = False
-    """Whether the user's credentials are."""
     page: Any = None
     """In place of `PAGE`."""
     asked: list[web.Request] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)
-        if self.expired:
-            return await status(401, "Unauthorized")(request)
         path = request.path
-        if path in self.forbidden or ("proxy" in path and "proxy" in self.forbidden):
-            return await status(403, "pods is forbidden: User cannot list")(request)
-        if path in self.missing:
-            return await status(404, "404 page not found")(request)
+        for end, reply in self.instead.items():
+            if path.endswith(end):
+                return await reply(request)
         if self.busy:
             self.busy -= 1
             return await status(429, "too many requests", Retry_After="0")(request)
-        if "proxy" in path:
-            if self.token:
-                return web.Response(status=401, text="send a bearer token")
+        if path.endswith(PROXY):
             return web.json_response(self.page or PAGE)
+        front, _, rest = path.partition("/namespaces/")
+        namespace, _, resource = rest.partition("/")
+        path = f"{front}/{resource}" if resource else front
         fields = request.query.get("fieldSelector", "")
-        if "/namespaces/" in path:
-            front, _, rest = path.partition("/namespaces/")
-            namespace, _, resource = rest.partition("/")
-            items = [
-                one
-                for one in self.objects.get(f"{front}/{resource}", [])
-                if one["metadata"]["namespace"] == namespace and meets(one, fields)
-            ]
-            return web.json_response(
-                {"kind": _KINDS[f"{front}/{resource}"] + "List", "items": items}
-            )
         items = [one for one in self.objects.get(path, []) if meets(one, fields)]
+        if namespace:
+            items = [one for one in items if one["metadata"]["namespace"] == namespace]
         if selector := request.query.get("labelSelector"):
             key, _, value = selector.partition("=")
             items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
@@ -105,7 +96,7 @@ class Cluster:
         return web.json_response(body)
 
 
-def meets(one: Object, fields: str) -> bool:
+def meets(one: Json, fields: str) -> bool:
     """Whether an object meets a field selector."""
     for wanted in filter(None, fields.split(",")):
         path, differs, value = re.fullmatch(r"(?s)([\w.]+)(!?)=(.*)", wanted).groups()  # type: ignore[union-attr]
@@ -115,54 +106,6 @@ def meets(one: Object, fields: str) -> bool:
         if (found == value) is bool(differs):
             return False
     return True
-
-
-def node(name: str, **status_: Any) -> Object:
-    labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "renegade"}
-    return {"metadata": {"name": name, "labels": labels}, "status": status_}
-
-
-DAEMON_SET = {
-    "metadata": {"name": "npu-agent", "namespace": "kube-system", "uid": "set", "labels": AGENT},
-    "spec": {"template": {"spec": {"serviceAccountName": "npu-agent"}}},
-}
-OWNED = [{"kind": "DaemonSet", "name": "npu-agent", "uid": "set", "controller": True}]
-
-
-def agent(name: str, node_name: str, tag: str = "1.0") -> Object:
-    containers = [{"name": "npu-agent", "image": f"reg:5000/npu-agent:{tag}"}]
-    account = "npu-agent"
-    made = pod(name, node_name, "kube-system", containers=containers, serviceAccountName=account)
-    made["metadata"] |= {"labels": AGENT, "ownerReferences": OWNED}
-    return made
-
-
-def pod(name: str, node_name: str = "", namespace: str = "team", **spec: Any) -> Object:
-    return {
-        "metadata": {"name": name, "namespace": namespace, "uid": f"u-{name}", "labels": {}},
-        "spec": {"nodeName": node_name, "containers": [{"name": "c"}], **spec},
-        "status": {
-            "phase": "Running" if node_name else "Pending",
-            "startTime": "2026-01-01T00:00:00Z" if node_name else None,
-            "conditions": [READY if node_name else UNSCHEDULED],
-        },
-    }
-
-
-def asks(resource: str, count: int) -> list[Object]:
-    limits = {resource: str(count)}
-    return [{"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}]
-
-
-def device(name: str, card: int, cores: range, *taints: str) -> Object:
-    return {
-        "name": name,
-        "attributes": {"index": {"int": card}, "cores": {"int": len(cores)}},
-        "consumesCounters": [
-            {"counterSet": f"npu{card}", "counters": {f"core-{n}": {"value": "1"} for n in cores}}
-        ],
-        "taints": [{"key": f"npu.furiosa.ai/{key}", "effect": "NoSchedule"} for key in taints],
-    }
 
 
 PAGE = {
@@ -188,7 +131,7 @@ PAGE = {
             "health": {"state": "healthy", "reason": ""},
             "holders": [
                 {
-                    "namespace": "team",
+                    "namespace": SPACE,
                     "pod": f"p{at}",
                     "cores": None,
                     "claim": None,
@@ -202,50 +145,32 @@ PAGE = {
 }
 
 
-def example() -> dict[str, list[Object]]:
-    devices = [
-        device(f"npu{card}-{first}", card, range(first, first + width), *taints)
-        for card, taints in ((0, ()), (1, ("unhealthy",)))
-        for width in (8, 4)
-        for first in range(0, 8, width)
-    ]
-    devices[0]["name"], devices[3]["name"] = "npu0", "npu1"
-    slice_ = {
-        "driver": "npu.furiosa.ai",
-        "nodeName": "n1",
-        "pool": {"name": "n1", "generation": 2, "resourceSliceCount": 1},
-        "devices": devices,
-    }
-    stale = {**slice_, "pool": {**slice_["pool"], "generation": 1}}  # type: ignore[dict-item]
-    result = {"request": "r", "driver": "npu.furiosa.ai", "pool": "n1", "device": "npu0-4"}
-    claim = {
-        "metadata": {"name": "mine", "namespace": "team"},
-        "status": {
-            "allocation": {"devices": {"results": [result]}},
-            "reservedFor": [{"resource": "pods", "name": "dra", "uid": "u-dra"}],
-        },
-    }
-    counts = {"beta.furiosa.ai/npu": "4"}
+def example() -> dict[str, list[Json]]:
+    (slices,) = cut("n1", "npu0", "npu1")
+    for part in slices["spec"]["devices"]:
+        if part["name"].startswith("npu1"):
+            part["taints"] = [{"key": f"{DRIVER}/unhealthy", "effect": "NoSchedule"}]
+    stale = {**slices["spec"], "pool": {**slices["spec"]["pool"], "generation": 0}}
+    labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "renegade"}
+    message = "0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu."
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
     return {
         "/api/v1/nodes": [
-            node("n1"),
-            node("n2", capacity=counts, allocatable={"beta.furiosa.ai/npu": "3"}),
-            {"metadata": {"name": "plain"}},
+            node("n1", labels=labels),
+            node("n2", {NPU: "3"}, labels=labels, status={"capacity": {NPU: "4"}}),
+            node("plain"),
         ],
-        f"{_DRA}/resourceslices": [
-            {"metadata": {"name": "s0"}, "spec": stale},
-            {"metadata": {"name": "s1"}, "spec": slice_},
-        ],
-        f"{_DRA}/resourceclaims": [claim],
+        f"{_DRA}/resourceslices": [{**slices, "spec": stale}, slices],
+        f"{_DRA}/resourceclaims": [held("mine", "n1", "npu0-cores-4-7", by="dra")],
         "/apis/apps/v1/daemonsets": [DAEMON_SET],
         "/api/v1/pods": [
             agent("agent-2", "n2"),
             agent("agent-1", "n1"),
-            pod("dra", "n1", resourceClaims=[{"name": "c", "resourceClaimName": "mine"}]),
-            pod("p1", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
-            pod("p0", "n2", containers=asks("beta.furiosa.ai/npu", 1)),
-            pod("waits", containers=asks("beta.furiosa.ai/npu", 9)),
-            pod("other", "n2"),
+            pod("dra", on="n1", resourceClaims=claims(c="mine")),
+            pod("p1", {NPU: "1"}, on="n2"),
+            pod("p0", {NPU: "1"}, on="n2"),
+            pod("waits", {NPU: "9"}, status={"conditions": [unscheduled]}),
+            pod("other", on="n2"),
         ],
     }
 
@@ -290,13 +215,13 @@ async def test_nodes_by_both_apis(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("cluster")
 async def test_pods_have_cards_cores_and_load() -> None:
-    lines = (await shown("pods", "-n", "team")).splitlines()
+    lines = (await shown("pods", "-n", SPACE)).splitlines()
     cells = [line.split() for line in lines]
     assert [row[:6] for row in cells[1:]] == [
-        ["team", "dra", "n1", "npu0", "4-7", "0%"],
-        ["team", "p1", "n2", "npu1", "0-7", "90%"],
-        ["team", "p0", "n2", "npu0", "0-7", "0%"],
-        ["team", "waits", "-", "-", "-", "-"],
+        [SPACE, "dra", "n1", "npu0", "4-7", "0%"],
+        [SPACE, "p1", "n2", "npu1", "0-7", "90%"],
+        [SPACE, "p0", "n2", "npu0", "0-7", "0%"],
+        [SPACE, "waits", "-", "-", "-", "-"],
     ]
     assert (await shown("pods")).startswith("no Pod holds an NPU")  # of the context's namespace
 
@@ -309,16 +234,16 @@ async def test_idle_holders_come_first() -> None:
 
 
 async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: Cluster) -> None:
-    cluster.forbidden = {"proxy", f"{_DRA}/resourceclaims"}
+    cluster.instead = dict.fromkeys((PROXY, f"{_DRA}/resourceclaims"), FORBIDDEN)
     lines = (await shown("pods", "-A", "--no-headers")).splitlines()
     assert [line.split()[1] for line in lines if not line.startswith("!")] == ["p1", "p0", "waits"]
     notes = [line for line in lines if line.startswith("!")]
     assert len(notes) == 2
     assert notes[0].startswith("! you may not list ResourceClaims: ")
     assert all("npu-viewer.yaml" in line for line in notes)
-    cluster.forbidden.add("/api/v1/pods")
+    cluster.instead["/api/v1/pods"] = FORBIDDEN
     assert (await shown("top", "-A")).startswith("no Pod holds an NPU, or waits for one in what")
-    cluster.forbidden.remove("/api/v1/pods")
+    del cluster.instead["/api/v1/pods"]
     [n1, _] = json.loads((await shown("nodes", "-o", "json")).partition("\n!")[0])
     assert (n1["cards"], n1["allocated"], n1["widest"]) == (2, None, None)
 
@@ -334,10 +259,10 @@ async def test_a_cluster_without_dra_and_without_the_agent(cluster: Cluster) -> 
 async def test_a_server_that_has_nothing_is_no_empty_cluster(
     cluster: Cluster, words: tuple[str, ...]
 ) -> None:
-    cluster.missing = {*_KINDS, "/api/v1/namespaces/default/pods"}
+    cluster.instead = dict.fromkeys((*_KINDS, "/api/v1/namespaces/default/pods"), MISSING)
     with pytest.raises(ApiError, match="check that this is a Kubernetes API server"):
         await shown(*words)
-    cluster.missing = {path for path in _KINDS if path.startswith(_DRA)}
+    cluster.instead = {path: MISSING for path in _KINDS if path.startswith(_DRA)}
     if words[:1] != ("why",):
         assert "n2" in await shown(*words) or words[:1] == ("node",)
 
@@ -350,13 +275,13 @@ async def test_selectors_and_names() -> None:
 
 async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
     text = await shown("node", "n2")
-    assert "npu0   rngd     8       healthy   -          team/p0" in text
+    assert "npu0   rngd     8       healthy   -          ml/p0" in text
     assert "warning: npu1 is hot\n  cool it\n  at last" in text
-    cluster.token = True
+    cluster.instead[PROXY] = says("send a bearer token", 401)
     with pytest.raises(ApiError, match="port-forward agent-2 9100"):
         await shown("node", "n2")
     assert "wants a token" in await shown("pods", "-A")
-    cluster.forbidden = {"proxy"}
+    cluster.instead[PROXY] = FORBIDDEN
     with pytest.raises(CommandError, match=r"cannot get .*npu-viewer\.yaml") as caught:
         await asyncio.to_thread(kubectl.main, kubectl.parse(("node", "n2")))
     assert "doctor" not in str(caught.value)
@@ -398,22 +323,22 @@ async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("cluster")
 async def test_why_a_pod_is_pending() -> None:
-    sentence, *lines = (await shown("why", "waits", "-n", "team")).splitlines()
-    assert sentence == "Pod team/waits is Pending."
+    sentence, *lines = (await shown("why", "waits", "-n", SPACE)).splitlines()
+    assert sentence == "Pod ml/waits is Pending."
     assert lines == [
         "The scheduler: 0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
         "  requests: 9 beta.furiosa.ai/npu",
         "  beta.furiosa.ai/npu: Nodes offer it: n2 (3 of 4 allocatable, Pods have 2)",
         (
             "  n1: 1 of 2 cards healthy; 4 of 16 cores free, the widest free device has 4; taint "
-            "npu.furiosa.ai/unhealthy:NoSchedule on npu1; in use by team/dra"
+            "npu.furiosa.ai/unhealthy:NoSchedule on npu1; in use by ml/dra"
         ),
         (
             "  n2: 1 of 2 cards healthy; 4 of 16 cores free, the widest free device has 4; "
-            "in use by team/p1, team/p0"
+            "in use by ml/p1, ml/p0"
         ),
     ]
-    data = json.loads(await shown("why", "waits", "-n", "team", "-o", "json"))
+    data = json.loads(await shown("why", "waits", "-n", SPACE, "-o", "json"))
     assert data["sentence"] == sentence
     assert data["scheduler"].startswith("0/3 nodes")
     assert data["facts"][0] == {"subject": "requests", "text": "9 beta.furiosa.ai/npu"}
@@ -432,7 +357,7 @@ async def test_the_loop_goes_on_while_selectors_are_judged(
 
     monkeypatch.setattr(kubectl_why, "why", why)
     async with vars(kubectl)["through_kubectl"](()) as (api, _):
-        await kubectl_why.answer(api, "team", "waits", kubectl._WORDS)
+        await kubectl_why.answer(api, SPACE, "waits", kubectl._WORDS)
 
 
 def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
@@ -447,19 +372,19 @@ def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
 
 
 async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:
-    ended = pod("ended", "n2", containers=asks("beta.furiosa.ai/npu", 1))
-    ended["status"]["phase"] = "Succeeded"
+    ended = pod("ended", {NPU: "1"}, on="n2", status={"phase": "Succeeded"})
     cluster.objects["/api/v1/pods"].append(ended)
     assert "ended" not in await shown("pods", "-A")
-    assert "team/ended has ended" in await shown("why", "ended", "-n", "team")
+    assert "ml/ended has ended" in await shown("why", "ended", "-n", SPACE)
 
 
 async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
-    with pytest.raises(CommandError, match="there is no Pod none in namespace team"):
-        await shown("why", "none", "-n", "team")
-    cluster.forbidden = {*_KINDS, f"{_DRA}/namespaces/team/resourceclaimtemplates"}
-    assert (await shown("why", "waits", "-n", "team")).splitlines() == [
-        "Pod team/waits is Pending.",
+    with pytest.raises(CommandError, match="there is no Pod none in namespace ml"):
+        await shown("why", "none", "-n", SPACE)
+    templates = f"{_DRA}/namespaces/ml/resourceclaimtemplates"
+    cluster.instead = dict.fromkeys((*_KINDS, templates), FORBIDDEN)
+    assert (await shown("why", "waits", "-n", SPACE)).splitlines() == [
+        "Pod ml/waits is Pending.",
         "The scheduler: 0/3 nodes are available: 3 Insufficient beta.furiosa.ai/npu.",
         "  requests: 9 beta.furiosa.ai/npu",
         (
@@ -468,9 +393,9 @@ async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
             "(k8s/examples/npu-viewer.yaml) allows it"
         ),
     ]
-    cluster.forbidden.add("/api/v1/namespaces/team/pods")
+    cluster.instead["/api/v1/namespaces/ml/pods"] = FORBIDDEN
     with pytest.raises(CommandError, match="cannot list Pods"):
-        await shown("why", "waits", "-n", "team")
+        await shown("why", "waits", "-n", SPACE)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -478,7 +403,7 @@ async def test_yaml_is_a_document_or_several() -> None:
     [n1, n2] = yaml.safe_load(await shown("-o", "yaml"))
     assert (n1["node"], n1["free"], n2["node"]) == ("n1", 4, "n2")
     assert (await shown("-o", "yaml", "-w")).startswith("---\n- node: n1")
-    assert yaml.safe_load(await shown("why", "waits", "-n", "team", "-o", "yaml"))["facts"]
+    assert yaml.safe_load(await shown("why", "waits", "-n", SPACE, "-o", "yaml"))["facts"]
 
 
 async def test_watching_prints_what_differs(
@@ -528,19 +453,18 @@ HOSTILE = "x\x1b]0;owned\x07\u202e\nroot"
     [
         *((), ("-o", "name"), ("-o", "json"), ("-o", "yaml"), ("pods", "-A"), ("top", "-A")),
         *(("pods", "-A", "-o", "wide"), ("pods", "-A", "-o", "name"), ("node", "n2")),
-        *(("why", HOSTILE, "-n", "team"), ("why", "waits", "-n", "team")),
+        *(("why", HOSTILE, "-n", SPACE), ("why", "waits", "-n", SPACE)),
     ],
 )
 async def test_hostile_words_of_objects_and_pages_reach_no_terminal(
     cluster: Cluster, words: tuple[str, ...]
 ) -> None:
-    hostile = pod(HOSTILE, "n2", containers=asks("beta.furiosa.ai/npu", 1))
-    cluster.objects["/api/v1/pods"].append(hostile)
+    cluster.objects["/api/v1/pods"].append(pod(HOSTILE, {NPU: "1"}, on="n2"))
     cluster.objects["/api/v1/nodes"][0]["metadata"]["name"] = HOSTILE
     slices = cluster.objects[f"{_DRA}/resourceslices"]
     slices[1]["spec"]["nodeName"] = slices[1]["spec"]["pool"]["name"] = HOSTILE
     card = {**PAGE["cards"][0], "cordoned": HOSTILE, "name": HOSTILE}  # type: ignore[index]
-    card["holders"] = [{"namespace": "team", "pod": HOSTILE, "resource": HOSTILE}]
+    card["holders"] = [{"namespace": SPACE, "pod": HOSTILE, "resource": HOSTILE}]
     problem = {"severity": HOSTILE, "text": HOSTILE, "remedy": HOSTILE, "command": HOSTILE}
     cluster.page = {**PAGE, "version": HOSTILE, "cards": [card], "problems": [problem]}
     text = await shown(*words)
@@ -582,16 +506,16 @@ async def test_a_page_with_less_and_with_more_than_is_known(cluster: Cluster) ->
 
 async def test_without_an_agent(cluster: Cluster) -> None:
     pods = cluster.objects["/api/v1/pods"]
-    cluster.objects["/api/v1/pods"] = [one for one in pods if not one["metadata"]["labels"]]
+    cluster.objects["/api/v1/pods"] = [one for one in pods if "labels" not in one["metadata"]]
     lines = [line.split() for line in (await shown("--no-headers")).splitlines()]
     assert [(row[0], row[2], row[-1]) for row in lines] == [("n1", "1", "-"), ("n2", "1", "-")]
     assert "npu0" in await shown("pods", "-A")
-    with pytest.raises(CommandError, match="no agent runs on Node n2"):
+    with pytest.raises(CommandError, match="no agent runs on Node n2: `kubectl get pods"):
         await shown("node", "n2")
 
 
 async def test_credentials_that_have_expired(cluster: Cluster) -> None:
-    cluster.expired = True
+    cluster.instead[""] = status(401, "Unauthorized")
     with pytest.raises(ApiError, match=r"answered 401 Unauthorized.*log in again"):
         await shown()
 
@@ -616,29 +540,23 @@ async def test_a_card_is_cordoned_and_brought_back(
         assert (name, key) == ("n2", ANNOTATION)
         written.append(by(written[-1]))
 
+    async def empty(*_: object) -> None:
+        """No Pod has the card."""
+
     monkeypatch.setattr(cordon, "change_annotation", change)
+    monkeypatch.setattr(drain, "_empty", empty)
     for words in (
         ("cordon", "n2", "npu1", "--reason=fan"),
         ("uncordon", "n2", "npu1"),
         ("drain", "n2", "npu1", "--dry-run"),
+        ("drain", "n2", "npu0", "--reason=fan"),
     ):
         assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
-    assert written[1:] == ['{"npu1": "fan"}', None]
+    assert written[1:] == ['{"npu1": "fan"}', None, '{"npu0": "fan"}']
     assert capsys.readouterr().out.splitlines() == [
         "npu1 of Node n2 is cordoned",
         "npu1 of Node n2 is uncordoned",
-        "would evict team/p1",
+        "would evict ml/p1",
+        "npu0 of Node n2 is cordoned: fan",
+        "npu0 is free and can be reset; then `kubectl npu uncordon n2 npu0`",
     ]
-
-
-@pytest.mark.usefixtures("cluster")
-async def test_a_drain_that_is_done_names_the_way_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def done(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(drain, "set_cordon", done)
-    monkeypatch.setattr(drain, "_empty", done)
-    await asyncio.to_thread(kubectl.main, kubectl.parse(["drain", "n2", "npu0"]))
-    assert "then `kubectl npu uncordon n2 npu0`" in capsys.readouterr().out
