@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from tests.until import wait_until
 
 DEADLINE = 30.0
 """Seconds; guards against hanging and measures nothing."""
@@ -91,3 +93,16 @@ def ran(*arguments: str | Path, **env: str) -> tuple[int, str, str]:
         env=environment(env),
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def none_is_left(word: str) -> None:
+    """Waits until no process has this word in its command."""
+
+    def running() -> list[str]:
+        commands = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                commands.append(process.read_text())
+        return [command for command in commands if word in command]
+
+    wait_until(lambda: not running(), f"the end of {word}")

@@ -58,6 +58,24 @@ def test_sidecars_and_init_containers_count_as_the_scheduler_counts_them(
     assert [one.pod for one in holdings(cluster(made), WORDS, AgentPages())] == ["train"]
 
 
+def test_a_pod_has_its_claims_by_name_by_template_and_for_extended_resources() -> None:
+    wanted = [
+        {"name": "a", "resourceClaimName": "mine"},
+        {"name": "b", "resourceClaimTemplateName": "t"},
+        {"name": "c", "resourceClaimTemplateName": "not-yet"},
+    ]
+    status = {
+        "resourceClaimStatuses": [{"name": "b", "resourceClaimName": "p-b-x1"}],
+        "extendedResourceClaimStatus": {
+            "resourceClaimName": "p-extended-resources",
+            "requestMappings": [{"containerName": "main", "resourceName": NPU}],
+        },
+    }
+    made = pod("p", {NPU: "1"}, on="n1", resourceClaims=wanted, status=status)
+    assert read(Pod, made).claims == ("mine", "p-b-x1", "p-extended-resources")
+    assert holdings(cluster(made), WORDS, AgentPages()) == []  # it is no device plugin's
+
+
 def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
     labels = {"beta.furiosa.ai/npu.count": "2", "beta.furiosa.ai/npu.family": "several"}
     there = cluster(node("n1", {NPU: "3"}, labels=labels))

@@ -66,11 +66,6 @@ CLAIMED = waits(resourceClaims=claims(npu="mine"))
 MINE = claim("mine")
 
 
-def test_the_schedulers_words_come_first() -> None:
-    found = answer(waits({NPU: "2"}), node("n1", {NPU: "1"}))
-    assert (found.sentence, found.scheduler) == ("Pod ml/train is Pending.", SAID)
-
-
 def test_a_pod_that_no_scheduler_has_reported_on() -> None:
     found = answer(pod(requests={NPU: "2"}, schedulerName="kai"))
     assert found.sentence == "Pod ml/train is Pending; no scheduler has reported on it (kai)."

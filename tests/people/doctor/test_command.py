@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.people.doctor.helpers import RESOURCE
-from tests.processes import DEADLINE, Process, ran, started
+from tests.processes import DEADLINE, Process, none_is_left, ran, started
 
 Lines = dict[str, dict[str, str]]
 
@@ -104,19 +102,8 @@ def test_a_login_program_that_hangs_ends_with_it(base: Path) -> None:
     options = (f"--plugin-dir={base}/device-plugins", f"--host-root={base}/host")
     _, out, _ = ran("doctor", *options, NODE_NAME="n1", KUBECONFIG=str(config))
     assert "a login program of the kubeconfig that hangs" in out
-
-    def running() -> list[str]:
-        found = []
-        for process in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                found.append(process.read_text())
-        return [command for command in found if str(login) in command]
-
     assert pids.read_text()
-    deadline = time.monotonic() + DEADLINE
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running() == []
+    none_is_left(str(login))
 
 
 def test_the_table(base: Path) -> None:
