@@ -26,25 +26,25 @@ class Process:
     """A running `npu-agent`; its methods block."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
-        self._popen = popen
+        self.popen = popen
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self.popen.pid
 
     def said(self, words: str) -> str:
         """Waits for a line of the log (stderr) with these words; returns it."""
-        return _line(self._popen.stderr, words)
+        return _line(self.popen.stderr, words)
 
     def printed(self, words: str) -> str:
         """Waits for a line of stdout with these words; returns it."""
-        return _line(self._popen.stdout, words)
+        return _line(self.popen.stdout, words)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Sends a signal; returns the exit code, and what is left of stdout and stderr."""
-        self._popen.send_signal(number)
-        out, err = self._popen.communicate(timeout=DEADLINE)
-        return self._popen.returncode, out, err
+        self.popen.send_signal(number)
+        out, err = self.popen.communicate(timeout=DEADLINE)
+        return self.popen.returncode, out, err
 
 
 def _line(stream: IO[str] | None, words: str) -> str:
@@ -63,18 +63,23 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @contextmanager
 def started(
-    *arguments: str | Path, python: tuple[str, ...] = (), by: tuple[str, ...] = ()
+    *arguments: str | Path,
+    python: tuple[str, ...] = (),
+    by: tuple[str, ...] = (),
+    descriptors: tuple[int, ...] = (),
+    **env: str,
 ) -> Iterator[Process]:
     """Starts `npu-agent` with these arguments; kills it in the end if it still runs.
 
-    `by` is a command that becomes it, such as nohup.
+    `by` is a command that becomes it, such as nohup; `descriptors` are inherited.
     """
     popen = subprocess.Popen(
         [*by, sys.executable, *python, "-m", "npu_agent", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment(env),
+        pass_fds=descriptors,
     )
     try:
         yield Process(popen)

@@ -33,12 +33,9 @@ from npu_agent.config import (
     load,
 )
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.ledger import SETTLED
 from npu_agent.core.problems import problems, unready
 from npu_agent.kubelet import cdi
-from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.record import RECORD
-from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.labels.nfd import FILE as FEATURES
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import ListedPlugin
@@ -46,7 +43,7 @@ from npu_agent.vendors import REGISTRY
 from tests.kubelet.kubelet import FaultyKubelet
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
-from tests.processes import Process, started
+from tests.processes import started
 from tests.until import first, until
 
 NPU = "beta.furiosa.ai/npu"
@@ -126,15 +123,6 @@ async def node() -> AsyncIterator[Node]:
         await kubelet.stop()
 
 
-async def test_one_device_a_card_by_default_and_the_first_list_is_the_whole_one(node: Node) -> None:
-    node.cards("warboy=2,rngd=1")
-    rngd = simulator.card("rngd", 2).uuid
-    async with node.agent():
-        plugin = await node.told(lambda p: p.messages > 0)
-        assert plugin.devices == tuple((id_, "Healthy") for id_ in (*UUIDS, rngd))
-        assert plugin.messages == 1
-
-
 async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
     node.cards("warboy=1,rngd=1")
     half = ResourceSpec(name="furiosa.ai/rngd-4core.24gb", family="rngd", cores_per_device=4)
@@ -144,23 +132,6 @@ async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
         rngd = simulator.card("rngd", 1).uuid
         assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
         assert len(agent.kubelet.sessions) == 2
-
-
-async def test_card_dies_and_recovers_and_vanishes_and_returns(node: Node) -> None:
-    node.cards("warboy=2")
-    async with node.agent():
-        await node.listed(2)
-        node.fault("npu0", "dead")
-        plugin = await node.told(lambda p: p.devices[:1] == ((UUIDS[0], "Unhealthy"),))
-        assert plugin.devices[1] == (UUIDS[1], "Healthy")
-        node.fault("npu0", "ok")
-        await node.told(lambda p: len(p.healthy()) == 2)
-        node.fault("npu1", "gone")
-        await node.listed(1)
-        node.fault("npu1", "back")
-        plugin = await node.told(lambda p: len(p.healthy()) == 2)
-        assert plugin.endpoint == (await node.listed(2)).endpoint
-        assert node.kubelet.calls == 1
 
 
 async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
@@ -218,28 +189,6 @@ async def test_process_ends_cleanly_with_a_kubelet_connected(
         node.fault("npu0", "ok")
 
 
-async def test_second_process_takes_over_when_the_first_is_killed(node: Node) -> None:
-    node.cards("warboy=2")
-    with started(*node.arguments) as first, started(*node.arguments) as second:
-        before = await node.listed(2)
-        owner, waiting = await asyncio.to_thread(_roles, node, first, second)
-        await asyncio.to_thread(waiting.said, f"pid {owner.pid}")
-        assert node.kubelet.calls == 1
-        await asyncio.to_thread(owner.end, signal.SIGKILL)
-        after = await node.told(lambda p: p.endpoint != before.endpoint and len(p.healthy()) == 2)
-        assert node.kubelet.calls == 2
-        assert before.endpoint not in names(node.plugins)  # what the dead one left is swept
-        assert (await asyncio.to_thread(waiting.end))[0] == 0
-        assert after.endpoint not in names(node.plugins)
-
-
-def _roles(node: Node, *both: Process) -> tuple[Process, Process]:
-    """Which of the two serves, and which waits."""
-    signature = json.loads((node.plugins / ".npu-agent.lock").read_text())
-    owner = next(process for process in both if process.pid == signature["pid"])
-    return owner, next(process for process in both if process is not owner)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own takes root")
 async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: Node) -> None:
     # Such a process has no default for SIGTERM: the signal would be lost.
@@ -259,6 +208,13 @@ async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: N
     assert ended.returncode == 0
 
 
+def rewrite(file: Path, text: str) -> None:
+    """Replaces a config file whole: no half of it is ever read."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
+
+
 @dataclass
 class Followed:
     """An agent that follows a config file."""
@@ -267,11 +223,9 @@ class Followed:
     agent: Agent
     text: str
 
-    async def edit(self, keys: str) -> None:
+    def edit(self, keys: str) -> None:
         """Puts these keys into the file in the place of those that a test put there before."""
-        new = self.file.with_suffix(".new")
-        new.write_text(self.text + keys)
-        new.rename(self.file)
+        rewrite(self.file, self.text + keys)
 
     async def get(self, path: str) -> tuple[Mapping[str, str], str]:
         """Headers and text of a page."""
@@ -322,51 +276,16 @@ async def test_schema_and_pod_labels_of_the_metrics_are_followed(node: Node) -> 
         text = await one.scrape(lambda text: 'pod="yolo"' in _series(text, "furiosa_npu_alive"))
         millidegrees = float(_series(text, "furiosa_npu_hw_temperature").rpartition(" ")[2])
         assert millidegrees > 1_000
-        await one.edit(f"metrics: {{{listen}, podLabels: false}}\n")
+        one.edit(f"metrics: {{{listen}, podLabels: false}}\n")
         text = await one.scrape(lambda text: "pod=" not in _series(text, "furiosa_npu_alive"))
         assert 'pod="yolo"' in _series(text, "furiosa_npu_assigned")
-        await one.edit(f"metrics: {{{listen}, schema: '2025'}}\n")
+        one.edit(f"metrics: {{{listen}, schema: '2025'}}\n")
 
         def degrees(text: str) -> bool:
             return float(_series(text, "furiosa_npu_hw_temperature").rpartition(" ")[2]) < 1_000
 
         text = await one.scrape(degrees)
         assert 'pod="yolo"' in _series(text, "furiosa_npu_alive")
-
-
-async def test_sets_and_resync_of_the_labels_are_followed(node: Node) -> None:
-    node.cards("warboy=1")
-    features = node.root / FEATURES
-    features.parent.mkdir(parents=True)
-
-    async def labels(condition: Callable[[str], bool]) -> None:
-        await until(lambda: features.exists() and condition(features.read_text()))
-
-    metrics = "metrics: {listen: '127.0.0.1:0'}\n"
-    async with followed(node, metrics + "labels: {output: nfd, resync: 86400}\n") as one:
-        await labels(lambda text: "beta." in text and "alpha." not in text)
-        await one.edit(metrics + "labels: {output: nfd, resync: 86400, sets: [alpha, beta]}\n")
-        await labels(lambda text: "alpha." in text)
-        features.write_text("somebody=else\n")
-        await one.edit(metrics + "labels: {output: nfd, resync: 10, sets: [alpha, beta]}\n")
-        await labels(lambda text: "alpha." in text and "somebody" not in text)
-
-
-async def test_events_are_switched_off_and_on_by_the_config(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(node.root / "nowhere"))  # so that each Event fails
-    node.cards("warboy=2")
-    keys = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: none}\n"
-    async with followed(node, keys + "events: false\n") as one:
-        await node.listed(2)
-        node.fault("npu0", "dead")
-        await node.told(lambda p: (UUIDS[0], "Unhealthy") in p.devices)
-        await one.edit(keys + "events: true\n")
-        await first(one.agent.common.poller.states, lambda state: state.generation == 2)
-        assert one.agent.cluster.events.sending.reason is None
-        node.fault("npu1", "dead")
-        await until(lambda: one.agent.cluster.events.sending.reason)
 
 
 async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
@@ -392,7 +311,7 @@ async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
         assert found["labels"] is None
         (resource,) = found["resources"]
         assert (resource["phase"], resource["offered"], resource["healthy"]) == ("registered", 1, 1)
-        await one.edit(listen + "labels: {output: none}\ninterval: wrong\n")
+        one.edit(listen + "labels: {output: none}\ninterval: wrong\n")
         found = await shown(lambda it: it["config"]["error"])
         assert found["unready"] == [f"config: {found['config']['error']}"]
         await node.kubelet.stop()
@@ -520,39 +439,7 @@ async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> 
         await until(lambda: not missed())
 
 
-async def test_the_kubelet_is_asked_whether_it_offers_our_devices(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.timing = AgentTiming(
-        sessions=session.SessionTiming(verify_interval=0.01, verify_confirm=0.01)
-    )
-
-    async def offered(_: PodResources) -> Mapping[str, frozenset[str]]:
-        return {NPU: frozenset(("somebody else's",))}
-
-    monkeypatch.setattr(PodResources, "offered", offered)
-    node.cards("warboy=2")
-    async with node.agent():
-        before = await node.listed(2)
-        await node.told(lambda p: p.endpoint != before.endpoint)
-
-
-async def test_a_grant_that_no_answer_ever_lists_is_held(node: Node) -> None:
-    """That of an init container: pod-resources has none of these."""
-    node.cards("warboy=2")
-    keys = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: none}\n"
-    async with followed(node, keys) as one:
-        await node.listed(2)
-        await node.kubelet.allocate_ids(NPU, UUIDS[:1])
-        await one.edit(keys + "defaultPe: Single\n")
-        plugin = await node.told(lambda p: len(p.devices) == 4 and bool(p.healthy()))
-        assert plugin.healthy() == tuple(f"{UUIDS[1]}_cores_{n}" for n in (0, 1))
-
-
-@pytest.mark.parametrize("readable", [True, False])
-async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
-    node: Node, readable: bool
-) -> None:
+async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(node: Node) -> None:
     """The kubelet has forgotten it, and gives its card away."""
     node.cards("warboy=1")
     cgroups, uid = node.root / "sys/fs/cgroup", "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -567,35 +454,8 @@ async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(
         content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
         (node.plugins / "kubelet_internal_checkpoint").write_text(content)
         node.kubelet.release(NPU, UUIDS[:1])
-        if not readable:
-            events.unlink()
-            events.mkdir()
         allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
         await until(lambda: agent.allocator.states.value.orphans)
         assert not allocating.done()
-        if not readable:
-            events.rmdir()
         events.write_text("populated 0\n")
         assert (await allocating).environment["NPU_DEVNAME"] == "npu0pe0-1"
-
-
-async def test_holds_are_kept_while_a_kubelet_starts(node: Node) -> None:
-    """It does not list all of its Pods yet."""
-    node.cards("warboy=2")
-    async with node.agent(metrics=MetricsConfig(listen="127.0.0.1:0", interval=600.0)) as agent:
-        await node.listed(2)
-        grant = await node.kubelet.allocate(NPU, 1)
-        await first(agent.allocator.usages, bool)
-        before = await node.listed(2)
-        node.kubelet.hang_up(NPU)
-        await node.told(lambda p: p.endpoint != before.endpoint and p.connected)
-        node.kubelet.release(NPU, grant.ids)
-        answered: set[float] = set()
-        async with asyncio.timeout(DEADLINE):  # two such answers end a hold at other times
-            async for answer in agent.allocator.pod_resources.holdings.watch():
-                # And none before: a Pod that is listed is known.
-                agent.allocator.pod_resources.ask()
-                answered |= set() if answer.assignments else {answer.asked_at}
-                if answered and max(answered) - min(answered) > 2 * SETTLED:
-                    break
-        assert (NPU, grant.ids[0]) in agent.allocator.states.value.allocations

@@ -133,16 +133,6 @@ async def test_slices_have_a_taint_and_claims_that_run_go_on(room: Room) -> None
         await room.prepared(late)
 
 
-async def test_where_taints_are_dropped_it_leaves_the_slices(room: Room) -> None:
-    room.node.cards("warboy=2")
-    room.cluster.dropped = {"taints"}
-    cordon(room, npu1="swap fan")
-    async with room.node.agent(node_name=NODE, **ALONE, allocation=DRA):
-        await room.offered(NAMES[0])
-        cordon(room)
-        await room.offered(*NAMES)
-
-
 async def test_the_config_switches_it_off_and_on(room: Room) -> None:
     room.node.cards("warboy=2")
     cordon(room, npu1="swap fan")

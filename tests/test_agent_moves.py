@@ -17,7 +17,7 @@ from npu_agent.core.problems import notes
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.kube.helpers import drops, status
 from tests.outputs.dra.api import DRIVER
-from tests.test_agent import NPU, UUIDS
+from tests.test_agent import NPU, UUIDS, rewrite
 from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, reasons, room, timing
 from tests.until import first, until
 
@@ -165,8 +165,7 @@ async def test_an_edited_api_waits_for_a_restart(room: Room) -> None:
     file = room.root / "config.yaml"
 
     def configure(api: str, family: str, node: str) -> None:
-        new = file.with_suffix(".new")
-        new.write_text(f"""\
+        text = f"""\
 pluginDir: {room.node.plugins}
 allocation: {{api: {api}, nodes: [{{nodeName: this-node, api: {node}}}]}}
 resources: [{{name: {NPU}, family: warboy, api: {family}}}]
@@ -174,8 +173,8 @@ metrics: {{listen: '127.0.0.1:0'}}
 labels: {{output: none}}
 events: false
 cordon: false
-""")
-        new.rename(file)
+"""
+        rewrite(file, text)
 
     configure("device-plugin", "device-plugin", "device-plugin")
     async with room.node.agent(config_file=file) as agent:

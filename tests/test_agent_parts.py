@@ -11,6 +11,7 @@ from npu_agent.people import simulator
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.kube.apiserver import COUNTERS
 from tests.outputs.dra.api import DRIVER, pools
+from tests.test_agent import rewrite
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import until
 
@@ -43,13 +44,12 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
     file = room.root / "config.yaml"
 
     def write(partitions: str) -> None:
-        new = file.with_suffix(".new")
-        new.write_text(
+        rewrite(
+            file,
             f"pluginDir: {room.node.plugins}\nallocation: {{api: dra}}\nlabels: {{output: none}}\n"
             "events: false\nmetrics: {listen: '127.0.0.1:0'}\nhealth: {interval: 0.05}\n"
-            f"dra: {{partitions: {partitions}}}\n"
+            f"dra: {{partitions: {partitions}}}\n",
         )
-        new.rename(file)
 
     write("true")
     async with room.node.agent(config_file=file) as agent:
@@ -127,19 +127,3 @@ async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None
         room.node.fault("npu0", "dead")
         await room.offered()
         assert all(len(counts) == 2 for counts in pools(room.cluster))
-
-
-async def test_parts_of_a_card_die_with_it(room: Room) -> None:
-    room.node.cards("rngd=1")
-    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
-        await room.registered()
-        await until(lambda: len(room.cluster.devices()) == 15)
-        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Healthy")
-        writes = len(room.cluster.writes)
-        room.node.fault("npu0", "dead")
-        await until(lambda: len(tainted(room)) == 15)
-        assert {taints[0] for taints in tainted(room).values()} == {"unhealthy"}
-        assert len(room.cluster.writes) == writes + 1
-        await until(lambda: room.manager.state(DRIVER, NODE, PART)[0] == "Unhealthy")
-        room.node.fault("npu0", "ok")
-        await until(lambda: not room.cluster.taints())

@@ -6,21 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from npu_agent.kubelet.record import RECORD
-from npu_agent.people import simulator
-from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import kubeconfig
-from tests.outputs.deviceplugin.helpers import short_directory
-from tests.processes import environment
+from tests.processes import started
+from tests.test_agent import Node, node
 from tests.until import until
 
-NPU = "beta.furiosa.ai/npu"
+__all__ = ["node"]
+
 LONG = 12.0
 """Seconds: far more than an end takes, and less than what hangs would have taken (16 s, or for
 ever)."""
@@ -34,67 +32,16 @@ signal.signal(signal.SIGUSR1, hang)
 """
 
 
-class Node:
-    """A simulated tree with a card, a kubelet's stand-in, and room for what an agent needs."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.plugins = directory / "plugins"
-        self.plugins.mkdir()
-        self.root = directory / "host"
-        simulator.make(self.root, simulator.parse_cards("warboy=1"), plain_nodes=True)
-
-    @contextmanager
-    def kubelet(self) -> Iterator[subprocess.Popen[str]]:
-        """The stand-in as a process of its own."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", KUBELET, self.plugins, self.directory / "pod-resources"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-    @contextmanager
-    def agent(self, mount: int | None = None, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """`mount` is a descriptor that leads to the kubelet's directory, as a mount does."""
-        plugins = self.plugins if mount is None else f"/proc/self/fd/{mount}"
-        where = ("--host-root", self.root, "--plugin-dir", plugins)
-        quick = ("--health-interval=0.05", "--metrics-listen=127.0.0.1:0")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "npu_agent", "run", *where, *quick],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(env),
-            pass_fds=() if mount is None else (mount,),
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
+@contextmanager
+def agent(node: Node, *descriptors: int, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """The agent of a node with one card; it inherits these descriptors."""
+    node.cards("warboy=1")
+    with started(*node.arguments, descriptors=descriptors, **env) as process:
+        yield process.popen
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    with short_directory() as directory:
-        yield Node(directory)
-
-
-@pytest.fixture
-async def kubelet(node: Node) -> AsyncIterator[StandInKubelet]:
-    one = StandInKubelet(node.plugins, node.directory / "pod-resources")
-    await one.start()
-    yield one
-    await one.stop()
-
-
-async def registered(kubelet: StandInKubelet) -> None:
-    await kubelet.until(NPU, lambda plugin: plugin.messages > 0, 30.0)
+async def registered(node: Node) -> None:
+    await node.told(lambda plugin: plugin.messages > 0)
 
 
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -106,27 +53,29 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 async def test_a_directory_that_was_deleted_under_its_mount_ends_it(node: Node) -> None:
     mount = os.open(node.plugins, os.O_PATH)
+    mounted = replace(node, plugins=Path(f"/proc/self/fd/{mount}"))
     try:
-        with node.agent(mount) as agent:
+        with agent(mounted, mount) as process:
             await until((node.plugins / RECORD).exists)
             shutil.rmtree(node.plugins)
             node.plugins.mkdir()
-            _, log = await asyncio.to_thread(agent.communicate, timeout=LONG)
+            _, log = await asyncio.to_thread(process.communicate, timeout=LONG)
     finally:
         os.close(mount)
-    assert agent.returncode == 1
+    assert process.returncode == 1
     assert "a directory of the kubelet was deleted: exiting, because" in log
     assert f"directory=/proc/self/fd/{mount}" in log
 
 
-async def test_with_a_token_that_blocks(node: Node, kubelet: StandInKubelet) -> None:
+async def test_with_a_token_that_blocks(node: Node) -> None:
     """A named pipe that is never written to, as a file on a mount that hangs."""
-    os.mkfifo(node.directory / "token")
-    config = kubeconfig(node.directory, "https://127.0.0.1:1", user={"tokenFile": "token"})
-    with node.agent(KUBECONFIG=str(config), NODE_NAME="n1") as agent:
-        await registered(kubelet)
-        with (node.directory / "token").open("w"):  # returns once the agent reads
-            assert (await ended(agent))[0] == 0
+    directory = node.plugins.parent
+    os.mkfifo(directory / "token")
+    config = kubeconfig(directory, "https://127.0.0.1:1", user={"tokenFile": "token"})
+    with agent(node, KUBECONFIG=str(config), NODE_NAME="n1") as process:
+        await registered(node)
+        with (directory / "token").open("w"):  # returns once the agent reads
+            assert (await ended(process))[0] == 0
 
 
 KUBELET = """
@@ -145,37 +94,46 @@ asyncio.run(main())
 
 
 async def test_with_a_kubelet_that_is_stopped(node: Node) -> None:
-    with node.kubelet() as kubelet, node.agent() as agent:
-        assert kubelet.stdout
-        assert await asyncio.to_thread(kubelet.stdout.readline) == "registered\n"
-        kubelet.send_signal(signal.SIGSTOP)
-        code, log = await ended(agent)
+    await node.kubelet.stop()
+    directories = node.plugins, node.plugins.parent / "pod-resources"
+    kubelet = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KUBELET, *directories, stdout=subprocess.PIPE
+    )
+    try:
+        with agent(node) as process:
+            assert kubelet.stdout
+            assert await kubelet.stdout.readline() == b"registered\n"
+            kubelet.send_signal(signal.SIGSTOP)
+            code, log = await ended(process)
+    finally:
+        kubelet.kill()
+        await kubelet.wait()
     assert (code, "ended" in log) == (0, True)
 
 
-async def test_with_an_event_loop_that_hangs(node: Node, kubelet: StandInKubelet) -> None:
+async def test_with_an_event_loop_that_hangs(node: Node) -> None:
     """In a call of the system that does not return."""
-    hangs = node.directory / "hangs"
-    (node.directory / "sitecustomize.py").write_text(LOOP_HANGS.format(hangs=str(hangs)))
-    path = f"{node.directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with node.agent(PYTHONPATH=path) as agent:
-        await registered(kubelet)
-        agent.send_signal(signal.SIGUSR1)
+    directory = node.plugins.parent
+    hangs = directory / "hangs"
+    (directory / "sitecustomize.py").write_text(LOOP_HANGS.format(hangs=str(hangs)))
+    path = f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with agent(node, PYTHONPATH=path) as process:
+        await registered(node)
+        process.send_signal(signal.SIGUSR1)
         await until(hangs.exists)
-        code, log = await ended(agent)
+        code, log = await ended(process)
     assert (code, "exited without waiting for a hung task" in log) == (1, True)
 
 
-async def test_with_a_log_that_nobody_reads(node: Node, kubelet: StandInKubelet) -> None:
-    with node.agent() as agent:
-        await registered(kubelet)
-        assert agent.stderr
+async def test_with_a_log_that_nobody_reads(node: Node) -> None:
+    with agent(node) as process:
+        await registered(node)
         # Through /proc it is another description of the same pipe, which may not block here.
-        full = os.open(f"/proc/{agent.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        full = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
         try:
             assert _is_full(full)
-            agent.send_signal(signal.SIGTERM)  # which it logs
-            assert await asyncio.to_thread(agent.wait, LONG) == 0
+            process.send_signal(signal.SIGTERM)  # which it logs
+            assert await asyncio.to_thread(process.wait, LONG) == 0
         finally:
             os.close(full)
 
@@ -189,9 +147,9 @@ def _is_full(descriptor: int) -> bool:
 
 
 async def test_before_it_has_begun(node: Node) -> None:
-    with node.agent() as agent:
-        await until(lambda: _signals(agent.pid))
-        code, _ = await ended(agent)
+    with agent(node) as process:
+        await until(lambda: _signals(process.pid))
+        code, _ = await ended(process)
         assert code == 0
 
 

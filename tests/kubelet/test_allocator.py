@@ -23,11 +23,15 @@ from tests.until import until
 
 
 async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
-    """A kubelet that does not answer says nothing of who holds what."""
+    """A kubelet that does not answer, or has just started, says nothing of who holds what."""
     room = Room(tmp_path)
     await room.owned()
     await room.allocator.grant(NPU, [devices(*room.cards)[0]])
     room.now += UNSEEN
+    room.allocator.kubelet_lost()
+    for _ in range(3):
+        room.says()
+    assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
     for _ in range(3):
         room.says(error="no answer within 5 s")
     assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
