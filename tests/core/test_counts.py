@@ -1,6 +1,6 @@
-"""Counts and histograms."""
+"""Histograms."""
 
-from npu_agent.core.counts import RESULTS, Counts, Histogram
+from npu_agent.core.counts import Histogram
 
 
 def test_a_number_counts_at_the_first_bound_that_it_does_not_pass() -> None:
@@ -9,12 +9,3 @@ def test_a_number_counts_at_the_first_bound_that_it_does_not_pass() -> None:
         histogram.add(number)
     assert histogram.counts == [2, 2, 2]
     assert histogram.total == 107.0
-
-
-def test_two_histograms_share_nothing() -> None:
-    one, two = Counts(), Counts()
-    one.allocated("granted", 0.001)
-    assert one.allocations["granted"] == 1
-    assert sum(one.allocation_seconds.counts) == 1
-    assert two.allocations == dict.fromkeys(RESULTS, 0)
-    assert not sum(two.allocation_seconds.counts)

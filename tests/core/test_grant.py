@@ -27,18 +27,6 @@ def parsed(answer: bytes) -> list[wire.ContainerAllocateResponse]:
     return wire.AllocateResponse().parse(answer).container_responses
 
 
-def test_one_container_gets_what_it_asks_for() -> None:
-    (container,) = parsed(allocate([["UUID-B"]], KNOWN, RESOURCE))
-    assert container.envs == {"NPU_DEVNAME": "npu1pe0-1", "FURIOSA_DEVICES": "npu:1:0-1"}
-    assert container.devices == [
-        wire.DeviceSpec(container_path=path, host_path=path, permissions="rw")
-        for path in (f"/dev/{node}" for node in KNOWN["UUID-B"].nodes)
-    ]
-    assert not container.cdi_devices
-    assert not container.mounts
-    assert not container.annotations
-
-
 def test_a_simulated_card_has_null_in_place_of_its_nodes() -> None:
     real = KNOWN["UUID-B"]
     device = replace(real, card=replace(real.card, simulated=True))
@@ -47,14 +35,6 @@ def test_a_simulated_card_has_null_in_place_of_its_nodes() -> None:
         wire.DeviceSpec(container_path=f"/dev/{node}", host_path="/dev/null", permissions="rw")
         for node in real.nodes
     ]
-
-
-def test_environment_is_in_card_order_whatever_the_order_asked_for() -> None:
-    forth = parsed(allocate([["UUID-A", "UUID-B"]], KNOWN, RESOURCE))
-    back = parsed(allocate([["UUID-B", "UUID-A"]], KNOWN, RESOURCE))
-    assert forth[0].envs == back[0].envs
-    assert forth[0].envs["NPU_DEVNAME"] == "npu0pe0-1,npu1pe0-1"
-    assert forth[0].envs["FURIOSA_DEVICES"] == "npu:0:0-1,npu:1:0-1"
 
 
 def test_each_container_has_an_answer_of_its_own_in_the_order_asked() -> None:

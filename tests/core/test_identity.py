@@ -9,6 +9,9 @@ from npu_agent.core.identity import identify, remember
 from npu_agent.core.offer import device_id
 from npu_agent.vendors.furiosa.families import FAMILIES
 
+Claims = tuple[str | None, str | None, str | None]
+"""What a card says of itself: its UUID, serial number and PCI address."""
+
 
 def warboy(index: int, uuid: str | None, serial: str | None, pci: str | None) -> Card:
     return FAMILIES["warboy"].card(
@@ -32,7 +35,7 @@ def warboy(index: int, uuid: str | None, serial: str | None, pci: str | None) ->
         ([(None, None, None), ("warboy-0", None, None)], ("warboy-0", "warboy-1")),
     ],
 )
-def test_ids(claims: list[tuple[str | None, str | None, str | None]], ids: tuple[str, ...]) -> None:
+def test_ids(claims: list[Claims], ids: tuple[str, ...]) -> None:
     assert identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims))) == ids
 
 
@@ -42,7 +45,7 @@ CLAIMS = st.lists(st.tuples(IDENTITY, IDENTITY, IDENTITY), max_size=6)
 
 @given(CLAIMS)
 def test_ids_do_not_depend_on_the_order_or_on_what_else_is_there(
-    claims: list[tuple[str | None, str | None, str | None]],
+    claims: list[Claims],
 ) -> None:
     cards = [warboy(at, *claim) for at, claim in enumerate(claims)]
     expected = dict(zip(cards, identify(tuple(cards)), strict=True))
@@ -51,7 +54,6 @@ def test_ids_do_not_depend_on_the_order_or_on_what_else_is_there(
     assert dict(zip(cards, identify((stranger, *cards))[1:], strict=True)) == expected
 
 
-Claims = tuple[str | None, str | None, str | None]
 TEXTS = st.one_of(
     st.none(), st.sampled_from(["A", "B", "A_cores_0", "A_cores_0-1", "B_cores_1", "warboy-0"])
 )
@@ -122,11 +124,6 @@ def test_what_cannot_be_read_any_more_is_remembered() -> None:
     assert known == {"U": frozenset({"uuid:U", "serial:S", "pci:P", "name:warboy-0"})}
 
 
-@pytest.mark.parametrize(("text", "cores"), [("0", CoreRange(0, 0)), ("0-3", CoreRange(0, 3))])
-def test_core_ranges_are_written_as_in_node_names(text: str, cores: CoreRange) -> None:
-    assert str(cores) == text
-
-
 RANGES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(
     lambda ends: CoreRange(min(ends), max(ends))
 )
@@ -154,25 +151,6 @@ def test_the_hottest_sensor_and_the_largest_power_are_shown() -> None:
     )
     assert (reading.temperature(), reading.power()) == (62.5, 1.37)
     assert Reading(at=0.0).temperature() is None
-
-
-@pytest.mark.parametrize(
-    ("family", "nodes", "widths", "shared", "whole"),
-    [
-        ("warboy", 9, (1, 2), 5, ("npu3",)),
-        ("rngd", 35, (1, 2, 4, 8), 21, ()),
-    ],
-)
-def test_families_have_the_nodes_of_their_driver(
-    family: str, nodes: int, widths: tuple[int, ...], shared: int, whole: tuple[str, ...]
-) -> None:
-    found = FAMILIES[family]
-    surely = set(found.nodes(3)) - set(found.access(3).optional_nodes)
-    assert len(set(found.nodes(3))) == len(found.nodes(3))
-    assert len(surely) == nodes
-    assert found.widths == widths
-    assert len(found.access(3).shared_nodes) == shared
-    assert found.access(3).whole_nodes == whole
 
 
 @pytest.mark.parametrize(

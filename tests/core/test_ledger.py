@@ -34,8 +34,11 @@ def card(index: int = 0, family: str = "warboy", **identity: Any) -> Card:
     return FAMILIES[family].card(index, product=family, nodes=nodes, **identity)
 
 
-A = card(0, uuid="U0", serial="S0", pci_bus_id="0000:01:00.0")
-B = card(1, uuid="U1", serial="S1", pci_bus_id="0000:02:00.0")
+OF_A: dict[str, Any] = {"uuid": "U0", "serial": "S0", "pci_bus_id": "0000:01:00.0"}
+OF_B: dict[str, Any] = {"uuid": "U1", "serial": "S1", "pci_bus_id": "0000:02:00.0"}
+A, B = card(0, **OF_A), card(1, **OF_B)
+TWIN = card(1, **{**OF_B, "uuid": "U0"})
+"""A second card with the UUID of A."""
 
 
 def state(of: Card, id_: str | None = None) -> CardState:
@@ -79,10 +82,6 @@ def test_an_id_that_is_a_whole_cards_is_no_part_of_it(uuid: str, serial: str) ->
     assert found.cores == A.all_cores
 
 
-def test_the_held_device_itself_is_the_kubelets_business() -> None:
-    assert against(held(A, B, by="U0"), A, B) == {"U0": None, "U1": None}
-
-
 def test_another_shape_of_the_held_cores_is_not_free() -> None:
     assert against(held(A, B, by="U0"), A, B, cores=1) == {
         "U0_cores_0": "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
@@ -105,22 +104,20 @@ def test_another_resource_of_the_held_cores_is_not_free() -> None:
 
 
 def test_a_second_card_with_the_uuid_of_a_held_one_is_not_free() -> None:
-    newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
-    conflicts = held(A, by="U0").conflicts([A, newcomer])
+    conflicts = held(A, by="U0").conflicts([A, TWIN])
     (resource,) = resources(NPU, None)
-    devices = advertise(snapshot(state(A, "U0"), state(newcomer, "S1")), resource)
+    devices = advertise(snapshot(state(A, "U0"), state(TWIN, "S1")), resource)
     assert [conflicts.against(DeviceName(NPU, one.id), one) for one in devices] == [
         None,  # U0 itself: the kubelet does not give it away twice
         "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
     ]
     # Had the known card lost its ID to the newcomer, it would not be free either.
-    fallen_back = advertise(snapshot(state(A, "S0"), state(newcomer, "S1")), resource)
+    fallen_back = advertise(snapshot(state(A, "S0"), state(TWIN, "S1")), resource)
     assert all(conflicts.against(DeviceName(NPU, one.id), one) for one in fallen_back)
 
 
 def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -> None:
-    newcomer = card(1, uuid="U0", serial="S1", pci_bus_id="0000:02:00.0")
-    conflicts = held(A, by="U0_cores_0", cores=1).conflicts([A, newcomer])
+    conflicts = held(A, by="U0_cores_0", cores=1).conflicts([A, TWIN])
     other = offered(A, cores=1)[1]
     assert conflicts.against(DeviceName(NPU, other.id), other) == (
         "Pod team/train still holds /dev/npu0_mgmt as U0_cores_0 of beta.furiosa.ai/npu"
@@ -132,13 +129,7 @@ def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> 
     """Over a restart, too: `device_uuid` may not be readable then."""
     before = held(A, by="U0")
     after = Ledger().with_predecessor(before, 100.0)
-    identity: dict[str, Any] = {
-        "uuid": "U0",
-        "serial": "S0",
-        "pci_bus_id": "0000:01:00.0",
-        lost: None,
-    }
-    changed = card(4, **identity)  # and it has another number
+    changed = card(4, **{**OF_A, lost: None})  # and it has another number
     for ledger in (before, answered(after, pod("U0"), at=101.0, cards=[changed])):
         reason = ledger.conflicts([changed]).against(
             DeviceName("other/name", "U0"), offered(changed)[0]
@@ -148,11 +139,7 @@ def test_a_held_card_is_known_by_whatever_is_left_of_its_identity(lost: str) -> 
 
 def test_a_card_that_took_the_number_of_a_held_one_is_not_free() -> None:
     ledger = held(A, B, by="U0")
-    a, b = (
-        card(1, uuid="U0", serial="S0", pci_bus_id="0000:01:00.0"),
-        card(0, uuid="U1", serial="S1", pci_bus_id="0000:02:00.0"),
-    )
-    assert against(ledger, b, a) == {
+    assert against(ledger, card(0, **OF_B), card(1, **OF_A)) == {
         "U0": None,
         "U1": "Pod team/train still holds /dev/npu0 as U0 of beta.furiosa.ai/npu",
     }
@@ -469,10 +456,8 @@ def test_a_pod_that_is_no_longer_listed_and_lives_keeps_its_cores() -> None:
 
 
 def test_of_whom_it_matters_whether_they_live() -> None:
-    ledger, now = (
-        noted(Ledger(), pod("U0"), at=1.0),
-        {DeviceName(NPU, "U0"): frozenset({"another"})},
-    )
+    ledger = noted(Ledger(), pod("U0"), at=1.0)
+    now = {DeviceName(NPU, "U0"): frozenset({"another"})}
     assert ledger.orphan_candidates([DeviceName(NPU, "U0")], now) == frozenset()
     assert ledger.orphan_candidates([], {}) == {UID}
     assert ledger.orphan_candidates([], now) == {UID, "another"}

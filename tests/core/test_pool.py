@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from npu_agent.core.hardware import CardState, CoreRange, HealthState
 from npu_agent.core.offer import Device
 from npu_agent.core.plan import expressible
-from npu_agent.core.pool import (
-    Effect,
-    PoolDevice,
-    Taint,
-    devices_by_name,
-)
+from npu_agent.core.pool import Effect, PoolDevice, Taint, devices_by_name
 from npu_agent.core.state import COUNTERS, NOTES
 from npu_agent.core.trends import TrendKind
 from tests.outputs.deviceplugin.helpers import state
@@ -183,13 +178,6 @@ def test_no_card_is_called_like_a_part_of_another_one() -> None:
 
 def tainted(found: dict[str, PoolDevice]) -> set[str]:
     return {name.partition("-cores-")[2] or "card" for name, one in found.items() if one.taints}
-
-
-def test_a_sick_card_taints_all_of_its_devices() -> None:
-    found = parts(state("rngd", 0, id_="R", health=HealthState.UNHEALTHY), state("warboy", 1))
-    assert {name for name, one in found.items() if one.taints} == {
-        name for name in found if name.startswith("npu-r")
-    }
 
 
 def test_a_core_without_a_node_taints_the_devices_that_need_it() -> None:

@@ -98,6 +98,27 @@ def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None
     assert replace(good, config=refused).unready() == ("config: config.yaml:3:1: unknown key",)
 
 
+def well(index: int) -> CardState:
+    return state(
+        index=index, uuid=f"U{index}", id_=f"U{index}", pci_bus_id=f"0000:{index:02x}:00.0"
+    )
+
+
+def dead(index: int, cause: Cause | None = Cause.DEAD, ago: float = 60) -> CardState:
+    return fenced(well(index), "alive says 0", ago, cause)
+
+
+LEFT = well(3)
+"""A card that is no longer here."""
+NEW = state(index=3, uuid="NEW", id_="NEW", pci_bus_id="0000:03:00.0")
+"""Another one in its slot."""
+
+
+def gone(ago: float, *cards: CardState) -> Timeline:
+    """The card left so many seconds ago, and these are here."""
+    return Timeline().left([LEFT], cards, time.monotonic() - ago)
+
+
 def texts(scene: Scene) -> list[str]:
     return [note.text for note in problems(scene.state())]
 
@@ -130,11 +151,6 @@ def test_stale_readings_are_a_problem() -> None:
     assert texts(scene) == []
 
 
-def test_stale_readings_of_an_unhealthy_card_are_no_second_problem() -> None:
-    scene = Scene(cards=(fenced(read(state(), age=16), "dead", 16),))
-    assert texts(scene) == ["npu0 is unhealthy: dead"]
-
-
 def test_each_trouble_of_the_agent_is_one_problem() -> None:
     scene = Scene(
         cards=(state(),), phase=SessionPhase.REGISTERING, reason="kubelet.sock is missing"
@@ -161,11 +177,8 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
 
 
 def test_a_condition_that_cannot_be_written_is_a_problem() -> None:
-    state_ = replace(
-        Scene(cards=(read(state()),)).state(),
-        condition=ConditionState(type="example.com/NPUReady", error="403: give the role patch"),
-    )
-    (note,) = problems(state_)
+    condition = ConditionState(type="example.com/NPUReady", error="403: give the role patch")
+    (note,) = problems(replace(Scene(cards=(read(state()),)).state(), condition=condition))
     assert note.text == "the Node's condition is not written: 403: give the role patch"
     assert note.runbook == "npuconditionnotwritten"
 
@@ -281,9 +294,6 @@ def test_a_certificate_that_is_refused_is_a_problem_and_without_one_the_agent_is
     ("cause", "plain", "remedy", "runbook"),
     [
         (Cause.DEAD, "the driver reports the card dead", "reset the card", "npucardunhealthy"),
-        (Cause.NODES, "its device nodes are missing", "load the driver", "npucardunhealthy"),
-        (Cause.HANGS, "it does not answer", "most likely a reboot is needed", "npucardunhealthy"),
-        (Cause.NONSENSE, "the driver returned an invalid", "reload the", "npucardunhealthy"),
         (Cause.HOT, "it is too hot", "check its fan", "nputemperaturehigh"),
     ],
 )
@@ -327,21 +337,15 @@ def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
     assert all(note.command for note in notes)
 
 
-def at(index: int, cause: Cause | None = Cause.DEAD, ago: float = 60) -> CardState:
-    return fenced(state(index=index, uuid=f"U{index}", id_=f"U{index}"), "alive says 0", ago, cause)
-
-
 def test_the_most_harmful_comes_first() -> None:
-    hot = read(state(index=3, uuid="U3", id_="U3"), temperature=95)
-    held_, idle = at(1), at(2, Cause.HANGS)
+    hot = read(well(3), temperature=95)
+    held_, idle = dead(1), dead(2, Cause.HANGS)
     scene = Scene(
-        cards=(idle, held_, hot, read(state(index=5, uuid="U5", id_="U5"), temperature=101)),
+        cards=(idle, held_, hot, read(well(5), temperature=101)),
         phase=SessionPhase.REGISTERING,
         reason="kubelet.sock is missing",
         holdings=Holdings(assignments=(held(held_, "yolo"),)),
-        timeline=Timeline().left(
-            [state(index=4, uuid="LEFT", id_="LEFT")], [], time.monotonic() - 30
-        ),
+        timeline=Timeline().left([well(4)], [], time.monotonic() - 30),
     )
     scene.config = replace(scene.config, error="bad")
     found = problems(scene.state())
@@ -366,7 +370,7 @@ def test_the_most_harmful_comes_first() -> None:
 def test_one_cause_of_every_card_is_one_entry_that_names_the_host(
     cause: Cause, shared: str
 ) -> None:
-    scene = Scene(cards=tuple(at(index, cause, 60 + index) for index in range(64)))
+    scene = Scene(cards=tuple(dead(index, cause, 60 + index) for index in range(64)))
     (note,) = problems(scene.state())
     assert note.short == "64 cards are unhealthy"
     assert note.text.endswith(f": {shared}")
@@ -380,7 +384,7 @@ def test_one_cause_of_every_card_is_one_entry_that_names_the_host(
 
 
 def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
-    scene = Scene(cards=(at(0), at(1), state(index=2, uuid="U2", id_="U2"), at(3, Cause.HANGS)))
+    scene = Scene(cards=(dead(0), dead(1), well(2), dead(3, Cause.HANGS)))
     assert texts(scene) == [
         "npu0, npu1 are unhealthy: the driver reports the card dead (alive says 0)",
         "npu3 is unhealthy: it does not answer (alive says 0)",
@@ -388,7 +392,7 @@ def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
 
 
 def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
-    cards = at(0), at(1), state(index=2, uuid="U2", id_="U2")
+    cards = dead(0), dead(1), well(2)
     pods = held(cards[0], "a"), held(cards[0], "b;rm", namespace="ml"), held(cards[1], "c")
     (note,) = problems(Scene(cards=cards, holdings=Holdings(assignments=pods)).state())
     assert note.pods == ("default/a", "ml/b;rm", "default/c")
@@ -398,7 +402,7 @@ def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
 
 
 def test_of_many_pods_the_first_are_named_in_natural_order() -> None:
-    cards = [at(index) for index in range(12)]
+    cards = [dead(index) for index in range(12)]
     pods = tuple(held(card, f"train-{11 - card.card.index}") for card in cards)
     (note,) = problems(Scene(cards=tuple(cards), holdings=Holdings(assignments=pods)).state())
     names = "default/train-0, default/train-1, default/train-2, default/train-3 and 8 more"
@@ -407,15 +411,11 @@ def test_of_many_pods_the_first_are_named_in_natural_order() -> None:
 
 
 def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
-    left, now = state(index=3, uuid="LEFT", id_="LEFT"), time.monotonic()
-    scene = Scene(
-        timeline=Timeline().left([left], [], now - 30),
-        holdings=Holdings(assignments=(held(left, "yolo"),)),
-    )
-    (note,) = problems(scene.state())
+    timeline, pods = gone(30), (held(LEFT, "yolo"),)
+    (note,) = problems(Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state())
     assert (note.short, note.severity, note.pods) == ("npu3 is gone", "critical", ("default/yolo",))
-    assert note.since == now - 30
-    assert note.command == "lspci"
+    assert note.since == timeline.gone[0].since
+    assert note.command == "lspci -s 0000:03:00.0"
     assert note.remedy.endswith(
         "the Pods that hold it: a Pod without a controller does not come back"
     )
@@ -426,8 +426,9 @@ def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
     now, pods = time.monotonic(), (held(used, "yolo"),)
     timeline = Timeline().left([used], [], now - 60).left([free], [], now - 30)
     scene = Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state()
-    found = {note.since: note.pods for note in problems(scene)}
-    assert found == {now - 30: (), now - 60: ("default/yolo",)}
+    found = problems(scene)
+    assert {note.since: note.pods for note in found} == {now - 30: (), now - 60: ("default/yolo",)}
+    assert {note.command for note in found} == {"lspci"}, "the slot of neither is known"
 
 
 def test_a_problem_is_as_severe_as_its_alert() -> None:
@@ -437,10 +438,10 @@ def test_a_problem_is_as_severe_as_its_alert() -> None:
     severities = {rule["alert"].lower(): rule["labels"]["severity"] for rule in rules}
     found = Scene(
         cards=(
-            at(0),
-            read(state(index=1, uuid="U1", id_="U1"), age=600),
-            read(state(index=2, uuid="U2", id_="U2"), temperature=95),
-            read(state(index=3, uuid="U3", id_="U3"), temperature=101),
+            dead(0),
+            read(well(1), age=600),
+            read(well(2), temperature=95),
+            read(well(3), temperature=101),
         ),
         phase=SessionPhase.REGISTERING,
         labels=LabelState(output="api", labels={"a": "b"}, error="403"),
@@ -449,7 +450,7 @@ def test_a_problem_is_as_severe_as_its_alert() -> None:
             driver(slices=SlicesState()),
             driver(slices=SlicesState(published=True, incomplete=True)),
         ),
-        timeline=Timeline().left([state(index=4, uuid="LEFT", id_="LEFT")], [], time.monotonic()),
+        timeline=Timeline().left([well(4)], [], time.monotonic()),
     )
     found.config = replace(found.config, error="bad")
     seen = {note.runbook: note.severity for note in problems(found.state())}
@@ -505,7 +506,7 @@ def test_errors_that_rise_are_a_problem_and_older_ones_a_note() -> None:
 
 
 def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
-    card, now = read(at(0)), time.monotonic()
+    card, now = read(dead(0)), time.monotonic()
     away = Scene(timeline=Timeline().left([card], [], now))
     for scene in (Scene(cards=(card,)), away):
         (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it comes and goes").state())
@@ -526,27 +527,23 @@ def test_two_cards_with_one_uuid_are_one_entry_that_names_both() -> None:
 
 
 def test_a_card_that_was_exchanged_is_not_gone() -> None:
-    old = state(index=3, uuid="OLD", id_="OLD", pci_bus_id="0000:03:00.0")
-    new = state(index=3, uuid="NEW", id_="NEW", pci_bus_id="0000:03:00.0")
-    scene = Scene(cards=(new,), timeline=Timeline().left([old], [new], time.monotonic()))
+    scene = Scene(cards=(NEW,), timeline=gone(0, NEW))
     assert scene.state().timeline.gone
     assert texts(scene) == noted(scene) == []
 
 
 def test_a_pod_whose_card_was_replaced_is_a_problem_and_the_next_one_is_not() -> None:
-    old = state(index=3, uuid="OLD", id_="OLD", pci_bus_id="0000:03:00.0")
-    new = state(index=3, uuid="NEW", id_="NEW", pci_bus_id="0000:03:00.0")
-    scene = Scene(cards=(new,))
+    scene = Scene(cards=(NEW,))
     # The ledger knows the slot by which the ID was given out.
-    kept = Usage("NEW", new.card.all_cores, held(old, "yolo"))
+    kept = Usage("NEW", NEW.card.all_cores, held(LEFT, "yolo"))
     (note,) = problems(replace(scene.state(), usages=(kept,)))
     assert note.text == "default/yolo holds a card that was replaced: npu3 is another one now"
     assert note.command == "kubectl delete pod -n default yolo"
-    scene.holdings = Holdings(assignments=(held(new, "yolo"),))
+    scene.holdings = Holdings(assignments=(held(NEW, "yolo"),))
     assert texts(scene) == []
-    by_claim = Scene(cards=(new,), dra=(driver(claim("c", old)),))
+    by_claim = Scene(cards=(NEW,), dra=(driver(claim("c", LEFT)),))
     assert "ml/c-pod holds a card that was replaced: npu3 is another one now" in texts(by_claim)
-    assert texts(Scene(cards=(new,), dra=(driver(claim("c", new)),))) == []
+    assert texts(Scene(cards=(NEW,), dra=(driver(claim("c", NEW)),))) == []
 
 
 def test_a_card_that_the_agent_before_had_is_missed() -> None:
@@ -568,21 +565,19 @@ def test_a_card_that_the_agent_before_had_is_missed() -> None:
 
 
 def test_fewer_cards_than_the_config_expects_are_one_problem() -> None:
-    card, left = state(index=0, uuid="A", id_="A"), state(index=1, uuid="B", id_="B")
-    expecting = Scene(cards=(card,), expected_cards=3)
+    expecting = Scene(cards=(well(0),), expected_cards=3)
     assert texts(expecting) == ["1 of 3 cards are here: health.expectedCards is 3"]
     assert texts(replace(expecting, expected_cards=1)) == []
     two = replace(expecting, expected_cards=2)
-    now = two.state().monotonic
-    two.timeline = Timeline().left([left], [card], now)
-    assert texts(two) == ["npu1 is gone: it was here while this agent ran"]
-    two.timeline = Timeline().left([left], [card], now - 7 * 3600)
+    two.timeline = gone(0)
+    assert texts(two) == ["npu3 is gone: it was here while this agent ran"]
+    two.timeline = gone(7 * 3600)
     assert texts(two) == ["1 of 2 cards are here: health.expectedCards is 2"], (
         "its name is a note by now"
     )
-    two.holdings = Holdings(assignments=(held(left, "yolo"),))
+    two.holdings = Holdings(assignments=(held(LEFT, "yolo"),))
     (text,) = texts(two)
-    assert text.startswith("npu1 is gone"), "a Pod holds it: it is still named"
+    assert text.startswith("npu3 is gone"), "a Pod holds it: it is still named"
 
 
 def test_the_expected_cards_are_missed_for_longer_than_those_before_the_restart() -> None:
@@ -594,26 +589,18 @@ def test_the_expected_cards_are_missed_for_longer_than_those_before_the_restart(
     assert texts(scene) == ["1 of 2 cards are here: health.expectedCards is 2"]
 
 
-@pytest.mark.parametrize("jump", [86_400.0, -86_400.0, 315e6, -315e6])
-def test_a_wall_clock_that_is_set_makes_nothing_older_or_newer(jump: float) -> None:
-    assert texts(replace(counted(60), jump=jump)) == ["npu0 counts new errors: axi_post_error 3"]
-    left, now = state(index=3, uuid="LEFT", id_="LEFT"), Scene().state().monotonic
-    gone = Timeline().left([left], [], now - 3600)
-    assert len(texts(Scene(timeline=gone, jump=jump))) == 1
-    gone = Timeline().left([left], [], now - 7 * 3600)
-    assert noted(Scene(timeline=gone, jump=jump)) == ["npu3 is gone"]
-
-
-def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day() -> None:
-    left: CardState = state(index=3, uuid="LEFT", id_="LEFT")
-    now = Scene().state().monotonic
-    scene = Scene(timeline=Timeline().left([left], [], now))
+@pytest.mark.parametrize("jump", [0.0, 315e6, -315e6])
+def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day(
+    jump: float,
+) -> None:
+    """However the wall clock is set meanwhile."""
+    scene = Scene(timeline=gone(3600), jump=jump)
     assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]
     assert noted(scene) == []
-    scene.timeline = Timeline().left([left], [], now - 7 * 3600)
+    scene.timeline = gone(7 * 3600)
     assert texts(scene) == [], "the alert has ended too"
     assert noted(scene) == ["npu3 is gone"]
-    scene.timeline = Timeline().left([left], [], now - 25 * 3600)
+    scene.timeline = gone(25 * 3600)
     assert noted(scene) == []
 
 
@@ -664,7 +651,7 @@ class Faults:
         left: list[CardState] = []
         pods, cordoned = [], {}
         for index, found in enumerate(self.cards):
-            card, faults = read(at_well(index)), found.split("+")
+            card, faults = read(well(index)), found.split("+")
             scene = scene.lasts(TrendKind.ERRORS, card, 60) if "errors" in faults else scene
             flaps = "flaps" in faults
             scene = scene.lasts(TrendKind.FLAPPING, card, 60, "it flaps") if flaps else scene
@@ -693,12 +680,6 @@ class Faults:
             "auto_pending_reason": _AWAY,
         }
         return replace(now, **away, labels=labels, condition=condition)
-
-
-def at_well(index: int) -> CardState:
-    return state(
-        index=index, uuid=f"U{index}", id_=f"U{index}", pci_bus_id=f"0000:{index:02x}:00.0"
-    )
 
 
 def _with(card: CardState, faults: list[str]) -> CardState:
@@ -756,7 +737,7 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
 
 @pytest.mark.parametrize("pending", ["", _AWAY])
 def test_that_cards_are_still_served_is_said_only_where_it_is_so(pending: str) -> None:
-    scene = Scene(cards=(read(at_well(0)),), holdings=Holdings(error="no answer"))
+    scene = Scene(cards=(read(well(0)),), holdings=Holdings(error="no answer"))
     now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, auto_pending_reason=pending)
     found = problems(now)
     assert any("new cordons are not seen" in note.text for note in found)

@@ -103,58 +103,52 @@ def test_cycles_that_go_back_are_a_reset_and_no_interval(
 # Single cases.
 
 
-def test_a_core_that_was_just_taken_did_nothing_so_far() -> None:
-    taken = tally(FREE, look(1000, 900))
-    assert taken.utilization() == 0
-    assert taken.renewed().add(look(2000, 1400), wraps=True).utilization() == 50
+@pytest.mark.parametrize(
+    ("looks", "utilization"),
+    [
+        pytest.param([FREE, look(1000, 900)], 0, id="just taken: it did nothing so far"),
+        pytest.param([look(0, 0), look(1000, 900), FREE], 90, id="just released: what it did"),
+        pytest.param([look(7, 3), look(7, 3)], None, id="a clock that stands still"),
+        pytest.param([look(1000, 500), look(10, 5)], None, id="a reset"),
+        pytest.param(
+            [look(1000, 500), look(2000, 600), look(10, 5), look(1010, 305)],
+            20,
+            id="the interval of a reset is dropped, and the others count",
+        ),
+        # The task counter went back, and there was no time for it to come round.
+        pytest.param([look(1000, 900), look(5000, 10)], None, id="a reset that more cycles hide"),
+        pytest.param([look(0, 0), look(1000, 1003)], 100, id="a little more work than time"),
+        pytest.param([look(0, WRAP - 3), look(1000, WRAP + 1000)], 100, id="and a wrap"),
+        pytest.param([look(0, 0), look(WRAP, 100)], None, id="it may have wrapped more than once"),
+        pytest.param([look(1000, 500), look(2000, 900, FUSED)], None, id="another entry's"),
+        pytest.param(
+            [look(1000, 500), look(2000, 900, FUSED), look(3000, 1200, FUSED)],
+            30,
+            id="counters of another entry are other counters",
+        ),
+        pytest.param(
+            [look(0, 0), look(100, 50), DAMAGED, look(200, 100), look(300, 200)],
+            75,
+            id="a damaged look breaks the row and no more",
+        ),
+    ],
+)
+def test_the_utilization_after_some_looks(
+    looks: list[CoreReading], utilization: float | None
+) -> None:
+    assert tally(*looks).utilization() == utilization
 
 
-def test_a_core_that_was_just_released_did_what_it_did() -> None:
-    assert tally(look(0, 0), look(1000, 900), FREE).utilization() == 90
+def test_after_a_reading_only_what_is_new_counts() -> None:
+    taken = tally(FREE, look(1000, 900)).renewed()
+    assert taken.add(look(2000, 1400), wraps=True).utilization() == 50
     assert tally(look(0, 0), look(1000, 900), FREE).renewed().utilization() == 0
 
 
-def test_a_clock_that_stands_still_tells_nothing() -> None:
-    assert tally(look(7, 3), look(7, 3)).utilization() is None
-
-
-def test_an_interval_with_a_reset_is_dropped_and_the_others_count() -> None:
-    looks = (look(1000, 500), look(2000, 600), look(10, 5), look(1010, 305))
-    assert tally(*looks[:3]).utilization() == 10
-    assert tally(*looks).utilization() == 20
-    assert tally(look(1000, 500), look(10, 5)).utilization() is None
-
-
-def test_a_reset_that_more_cycles_hide_is_no_full_load() -> None:
-    """The task counter went back, and there was no time for it to come round."""
-    assert tally(look(1000, 900), look(5000, 10)).utilization() is None
-
-
-def test_a_little_more_work_than_time_is_full_load() -> None:
-    assert tally(look(0, 0), look(1000, 1003)).utilization() == 100
-    assert tally(look(0, WRAP - 3), look(1000, WRAP + 1000)).utilization() == 100
-
-
-def test_what_may_have_wrapped_more_than_once_is_dropped() -> None:
-    assert tally(look(0, 0), look(WRAP - 1, 100)).utilization() is not None
-    assert tally(look(0, 0), look(WRAP, 100)).utilization() is None
-    assert tally(look(0, 0), look(WRAP, 100), wraps=False).utilization() is not None
-
-
 def test_counters_of_64_bits_do_not_wrap() -> None:
+    assert tally(look(0, 0), look(WRAP - 1, 100)).utilization() is not None
+    assert tally(look(0, 0), look(WRAP, 100), wraps=False).utilization() is not None
     assert tally(look(0, 900), look(WRAP, 100), wraps=False).utilization() is None
-
-
-def test_counters_of_another_entry_are_other_counters() -> None:
-    fused = look(2000, 900, FUSED)
-    assert tally(look(1000, 500), fused).utilization() is None
-    assert tally(look(1000, 500), fused, look(3000, 1200, FUSED)).utilization() == 30
-
-
-def test_a_damaged_look_breaks_the_row_and_no_more() -> None:
-    looks = (look(0, 0), look(100, 50), DAMAGED, look(200, 100), look(300, 200))
-    assert tally(*looks[:3]).utilization() == 50
-    assert tally(*looks).utilization() == 75
 
 
 # The tracker of a card.
