@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from npu_agent.kubelet.record import RECORD
 from tests.kube.helpers import kubeconfig
@@ -33,7 +34,7 @@ signal.signal(signal.SIGUSR1, hang)
 
 
 @contextmanager
-def agent(node: Node, *descriptors: int, **env: str) -> Iterator[subprocess.Popen[str]]:
+def agent(node: Node, *descriptors: int, **env: Any) -> Iterator[subprocess.Popen[str]]:
     """The agent of a node with one card; it inherits these descriptors."""
     node.cards("warboy=1")
     with started(*node.arguments, descriptors=descriptors, **env) as process:

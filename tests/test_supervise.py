@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -41,21 +43,25 @@ class Failing:
         await asyncio.Event().wait()
 
 
-async def until_cancelled(part: str, run: Failing, steady: float = 60.0) -> None:
-    """Keeps `run` running until it no longer fails, then cancels it as a shutdown does."""
-    task = asyncio.create_task(keep_running(part, run, Counter(), steady=steady))
+async def until_cancelled(
+    run: Callable[[], Coroutine[Any, Any, None]], works: asyncio.Event, steady: float = 60.0
+) -> Counter[str]:
+    """Keeps a part running until it works, then cancels it as a shutdown does; its restarts."""
+    restarts = Counter[str]()
+    task = asyncio.create_task(keep_running("inventory", run, restarts, steady=steady))
     async with asyncio.timeout(30):
-        await run.works.wait()
+        await works.wait()
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()
+    return restarts
 
 
 async def test_a_part_that_fails_comes_back_after_longer_and_longer_pauses(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Failing(10, OSError("disk on fire"))
-    await until_cancelled("inventory", run)
+    await until_cancelled(run, run.works)
     assert run.runs == 11
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
     assert len(caplog.records) == 10
@@ -68,7 +74,7 @@ async def test_a_part_that_fails_comes_back_after_longer_and_longer_pauses(
 @pytest.mark.usefixtures("pauses")
 async def test_a_part_that_ends_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     run = Failing(3, None)
-    await until_cancelled("inventory", run)
+    await until_cancelled(run, run.works)
     assert run.runs == 4
     assert caplog.messages == ["a part of the agent ended; restarting it"] * 3
 
@@ -76,7 +82,8 @@ async def test_a_part_that_ends_comes_back(caplog: pytest.LogCaptureFixture) -> 
 async def test_a_part_that_ran_for_long_starts_at_the_first_pause_again(
     pauses: list[float],
 ) -> None:
-    await until_cancelled("inventory", Failing(3, OSError("now and then")), steady=-1.0)
+    run = Failing(3, OSError("now and then"))
+    await until_cancelled(run, run.works, steady=-1.0)
     assert pauses == [0.2, 0.2, 0.2]
 
 
@@ -92,12 +99,7 @@ async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fai
             if fails:
                 raise OSError("the cleaning up failed") from None
 
-    task = asyncio.create_task(keep_running("server", run, Counter()))
-    await started.wait()
-    task.cancel()
-    async with asyncio.timeout(20):
-        await asyncio.wait([task])
-    assert task.cancelled()
+    await until_cancelled(run, started)
 
 
 @pytest.mark.usefixtures("pauses")
@@ -125,12 +127,7 @@ async def test_a_part_that_something_in_it_cancels_comes_back(
         works.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(keep_running("plugin", run, Counter()))
-    async with asyncio.timeout(20):
-        await works.wait()
-        task.cancel()
-        await asyncio.wait([task])
-    assert task.cancelled()
+    await until_cancelled(run, works)
     assert caplog.messages == ["a part of the agent failed; restarting it"] * 2
 
 
@@ -154,13 +151,7 @@ async def test_a_part_of_which_one_of_several_tasks_fails_comes_back() -> None:
             else:
                 works.set()
 
-    restarts = Counter[str]()
-    task = asyncio.create_task(keep_running("labels", run, restarts))
-    async with asyncio.timeout(20):
-        await works.wait()
-        task.cancel()
-        await asyncio.wait([task])
-    assert restarts == {"labels": 1}
+    assert await until_cancelled(run, works) == {"inventory": 1}
 
 
 async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,34 +77,52 @@ async def outlived(directory: Path, timing: AllocatorTiming = TIMING) -> Room:
     return room
 
 
-async def ends(room: Room) -> None:
-    """The agent ends, and the kubelet says once more that nobody holds anything."""
+async def ends(room: Room, says: Callable[[Room], None] = Room.says) -> None:
+    """The agent ends, and the kubelet answers once more; by default that nobody holds anything."""
     asked = room.kubelet.asked
     ending = asyncio.create_task(room.allocator.end())
     await until(lambda: room.kubelet.asked > asked)
-    room.says()
+    says(room)
     await ending
 
 
-async def ends_with_the_same_answer(room: Room) -> None:
-    """The agent ends, and the kubelet says once more what it said."""
-    asked = room.kubelet.asked
-    ending = asyncio.create_task(room.allocator.end())
-    await until(lambda: room.kubelet.asked > asked)
+def the_same(room: Room) -> None:
+    """The kubelet says what it said."""
     room.kubelet.holdings.publish(replace(room.kubelet.holdings.value, asked_at=room.now + 9))
-    await ending
 
 
-async def test_a_grant_that_waits_while_the_node_is_lost_is_refused(tmp_path: Path) -> None:
-    room = await outlived(tmp_path)
-    whole, _ = devices(*room.cards)
-    grant = asyncio.create_task(room.allocator.grant(NPU, [whole]))
-    await until(lambda: room.allocator.states.value.orphans)
+def disowns(room: Room) -> None:
     room.allocator.disowned()
+
+
+def fails(room: Room) -> None:
+    health = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
+    room.have(replace(room.cards[0], health=health), room.cards[1])
+
+
+def cordons(room: Room) -> None:
+    room.allocator.cordons.cards.publish({"WARBOY-0": "swap fan"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        (disowns, "does not own the node"),
+        (fails, "is unhealthy: the card does not answer"),
+        (cordons, "is cordoned: swap fan"),
+    ],
+)
+async def test_what_changes_while_a_grant_waits_counts(
+    tmp_path: Path, changes: Callable[[Room], None], refusal: str
+) -> None:
+    room = await outlived(tmp_path)
+    granting = asyncio.create_task(room.allocator.grant(NPU, devices(*room.cards)[:1]))
+    await until(lambda: room.allocator.states.value.orphans)
+    changes(room)
     room.kubelet.node.alive = set()
     room.says()
-    with pytest.raises(RefusalError, match="does not own the node"):
-        await grant
+    with pytest.raises(RefusalError, match=refusal):
+        await granting
 
 
 async def test_a_grant_waits_for_the_containers_of_the_pod_before(
@@ -128,32 +147,6 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(
         "cores withheld: containers of a deleted Pod are still running on them",
         "cores released: these containers have ended, or are listed again",
     ]
-
-
-async def test_a_card_that_fails_while_its_grant_waits_is_not_handed_out(tmp_path: Path) -> None:
-    room = await outlived(tmp_path)
-    whole, _ = devices(*room.cards)
-    granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
-    await until(lambda: room.allocator.states.value.orphans)
-    failed = Health(state=HealthState.UNHEALTHY, reason="the card does not answer", since=0.0)
-    room.have(replace(room.cards[0], health=failed), room.cards[1])
-    room.kubelet.node.alive = set()
-    room.says()
-    with pytest.raises(RefusalError, match="is unhealthy: the card does not answer"):
-        await granting
-
-
-async def test_a_card_that_is_cordoned_while_its_grant_waits_is_not_handed_out(
-    tmp_path: Path,
-) -> None:
-    room = await outlived(tmp_path)
-    granting = asyncio.create_task(room.allocator.grant(NPU, devices(*room.cards)[:1]))
-    await until(lambda: room.allocator.states.value.orphans)
-    room.allocator.cordons.cards.publish({"WARBOY-0": "swap fan"})
-    room.kubelet.node.alive = set()
-    room.says()
-    with pytest.raises(RefusalError, match="is cordoned: swap fan"):
-        await granting
 
 
 async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
@@ -217,7 +210,7 @@ async def test_the_record_stays_if_a_pod_that_was_just_forgotten_lives(tmp_path:
     room = await outlived(tmp_path)
     room.says()
     assert room.allocator.states.value.allocations.keys() == {(NPU, "WARBOY-0")}
-    await ends_with_the_same_answer(room)
+    await ends(room, the_same)
     assert (tmp_path / RECORD).exists()
 
 
@@ -239,35 +232,24 @@ async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_pa
     await until(lambda: room.kubelet.asked)
     room.says()
     await renewing
-    await ends_with_the_same_answer(room)
+    await ends(room, the_same)
     assert (tmp_path / RECORD).exists()
 
 
-async def granted_twice(directory: Path) -> Room:
-    """Each card has a Pod; at the second grant the kubelet forgets the first Pod, "old"."""
-    room = Room(directory)
+async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+    """In the record, too: the agent may be killed as soon as it has answered the kubelet."""
+    room = Room(tmp_path)
     await room.owned()
     whole, other = devices(*room.cards)
     await room.allocator.grant(NPU, [whole])
     room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
     await room.allocator.grant(NPU, [other])
+    recovered = recover(Ledger(), read_record(tmp_path), 0.0)
+    assert recovered.allocations[DeviceName(NPU, "WARBOY-0")].pod_uids == {"old"}
     room.kubelet.node.notes, room.kubelet.node.alive = {}, {"old"}
-    return room
-
-
-async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
-    room = await granted_twice(tmp_path)
-    whole, _ = devices(*room.cards)
     granting = asyncio.create_task(room.allocator.grant(NPU, [whole]))
     await until(lambda: room.allocator.states.value.orphans)
     granting.cancel()
-
-
-async def test_who_has_a_device_is_on_disk_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
-    """The agent may be killed as soon as it has answered the kubelet."""
-    await granted_twice(tmp_path)
-    recovered = recover(Ledger(), read_record(tmp_path), 0.0)
-    assert recovered.allocations[DeviceName(NPU, "WARBOY-0")].pod_uids == {"old"}
 
 
 async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) -> None:

@@ -299,19 +299,6 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
             await watching
 
 
-async def test_a_disk_that_cannot_be_written_is_logged_once_and_holds_up_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / RECORD).mkdir()
-    room = Room(tmp_path)
-    async with room.running():
-        await room.owned()
-        room.wishes.publish(SINGLE)
-        await room.until(lambda d: len(d) == 2)
-    messages = [record.message for record in caplog.records]
-    assert messages == ["cannot write the record of allocations"]
-
-
 async def test_a_card_that_vanishes_under_a_running_pod_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,26 +370,13 @@ async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_
         new = Snapshot((room.card, state(index=1, id_="new")), complete=True)
         room.snapshots.publish(new)
         await room.until(lambda d: d == {card: True, "new": False})
+        assert "cannot be written" in room.allocator.devices[NPU].value[1].reason
         assert room.allocator.specs.error == f"{room.spec}: {os.strerror(errno.EROFS)}"
         monkeypatch.undo()
         room.says()  # as it does every few seconds: it is tried again
         await room.until(lambda d: d == {card: True, "new": True})
         assert not room.allocator.specs.error
     assert all(dict(message)[card] for message in room.messages if message)
-
-
-async def test_without_a_cdi_spec_nothing_is_offered(tmp_path: Path) -> None:
-    (tmp_path / "cdi").write_text("in the way")
-    room = Room(tmp_path, by_cdi=True)
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: False})
-        assert "cannot be written" in _reason(room)
-
-
-def named(room: Room) -> list[str]:
-    """The devices in the spec on disk."""
-    return [device["name"] for device in json.loads(room.spec.read_bytes())["devices"]]
 
 
 def _reason(room: Room) -> str:
@@ -453,20 +427,30 @@ async def test_what_the_next_agent_needs_is_left(
         assert room.spec.exists()
 
 
-async def test_a_record_that_could_not_be_written_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
+    full = AsyncMock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(files, "replace", full)
+    return full
+
+
+async def test_a_record_that_cannot_be_written_is_logged_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It holds up nothing."""
     room = Room(tmp_path)
     async with room.running():
         with monkeypatch.context() as patched:
-            full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
-            patched.setattr(files, "replace", full)
+            full_disk(patched)
             await room.owned()
             await room.until(lambda d: d == {room.card.id: True})
+            room.wishes.publish(SINGLE)
+            await room.until(lambda d: len(d) == 2)
         assert not (tmp_path / RECORD).exists()
         for _ in range(3):
             room.says()
         await until((tmp_path / RECORD).exists)
+    messages = [record.message for record in caplog.records]
+    assert messages == ["cannot write the record of allocations"]
 
 
 async def test_a_record_that_is_gone_vouches_for_no_card(
@@ -480,7 +464,7 @@ async def test_a_record_that_is_gone_vouches_for_no_card(
     assert pool.offered.value
     room.allocator.disowned()
     (tmp_path / RECORD).unlink()
-    monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
+    full_disk(monkeypatch)
     await room.owned()
     assert pool.offered.value == ()
 
@@ -493,8 +477,7 @@ async def test_cards_for_slices_do_not_wait_for_a_change_once_a_full_disk_has_ro
     pool = room.allocator.pools[DRIVER]
     async with room.running():
         with monkeypatch.context() as patched:
-            full = AsyncMock(side_effect=OSError(errno.ENOSPC, "full"))
-            patched.setattr(files, "replace", full)
+            full = full_disk(patched)
             await room.owned()
             await until(lambda: full.call_count > 5)
             assert pool.offered.value is None
@@ -663,11 +646,7 @@ async def test_a_write_that_failed_and_was_done_later_vouches_for_no_card(
     monkeypatch.setattr(files, "replace", late)
     await room.allocator.replan()
     assert not recover(Ledger(), read_record(tmp_path), 0.0).published
-
-    async def full(*_things: object, **_named: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files, "replace", full)
+    full_disk(monkeypatch)
     room.claims.publish(offered)
     await room.allocator.replan()
     assert pool.offered.value == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
@@ -23,17 +23,13 @@ HOST = Snapshot((card("rngd", 0), card("rngd", 1)), complete=True)
 NPU0, NPU1 = (state.id for state in HOST.cards)
 
 
-@asynccontextmanager
-async def running(
+def running(
     directory: Path,
     annotation: Feed[str | None],
     host: Snapshot = HOST,
     disabled: frozenset[str] = frozenset(),
-) -> AsyncIterator[CordonStore]:
-    async with ran(
-        CordonStore(annotation, Feed(host), Feed(disabled), directory, start=0.0)
-    ) as store:
-        yield store
+) -> AbstractAsyncContextManager[CordonStore]:
+    return ran(CordonStore(annotation, Feed(host), Feed(disabled), directory, start=0.0))
 
 
 @asynccontextmanager
