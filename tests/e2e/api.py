@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cluster import Answer, network, settings
-from tests.e2e.manifests import Thing, thing
+from tests.cluster import Answer
+from tests.e2e.manifests import thing
 from tests.e2e.node import NAMESPACE, PROJECT, Node
 
 ACCOUNT = "npu-agent"
@@ -21,8 +18,6 @@ ADMIN = "admin-token"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
-FLOW = "flowcontrol.apiserver.k8s.io/v1"
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 Asked = tuple[str, str, Any, str]
 """Method, path, body and content type of a request."""
 
@@ -69,53 +64,6 @@ def ask(
     if not real and method != "GET":
         path += ("&" if "?" in path else "?") + "dryRun=All"
     return node.cluster.request(method, path, body, token=token, headers={"Content-Type": kind})
-
-
-@contextlib.contextmanager
-def turned_away(node: Node, subject: Thing, headers: Mapping[str, str]) -> Iterator[None]:
-    """API Priority and Fairness answers each request of a subject by 429, for a minute at most.
-
-    A level without seats still serves a request if it has no other: so there is one whose
-    body never comes. `headers` are those of the subject.
-    """
-    nothing = {"nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0}
-    limited = {**nothing, "limitResponse": {"type": "Reject"}}
-    every = {key: ["*"] for key in ("verbs", "apiGroups", "resources", "namespaces")}
-    rule = {"subjects": [subject], "resourceRules": [{**every, "clusterScope": True}]}
-    named = {"priorityLevelConfiguration": {"name": "none"}, "matchingPrecedence": 2}
-    level = {"type": "Limited", "limited": limited}
-    made = [
-        thing("PriorityLevelConfiguration", "none", FLOW, namespace="", spec=level),
-        thing("FlowSchema", "none", FLOW, namespace="", spec={**named, "rules": [rule]}),
-    ]
-    node.apply(made)
-    try:
-        with contextlib.ExitStack() as stack:
-
-            def in_force() -> bool:
-                stack.close()
-                stack.callback(_without_a_body(node, headers).close)
-                url, tls = settings.SERVER + REVIEWS, node.cluster._tls()
-                return node.cluster._ask("POST", url, "{}", headers, tls)[0] == 429
-
-            node.wait_for("the limits to be in force", in_force)
-            yield
-    finally:
-        for each in made:
-            node.kubectl("delete", each["kind"], each["metadata"]["name"])
-
-
-def _without_a_body(node: Node, headers: Mapping[str, str]) -> HTTPConnection:
-    """A request that anyone may make; the API server waits for the rest of it."""
-    address = settings.SERVICE_ADDRESS, settings.API_PORT
-    connection = HTTPConnection(*address)
-    plain = network.connect(node.cluster.pid, address, 60)
-    connection.sock = node.cluster._tls().wrap_socket(plain, server_hostname=address[0])
-    connection.putrequest("POST", REVIEWS)
-    for name, value in {**headers, "Content-Length": "100"}.items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    return connection
 
 
 def refusal(answer: Answer) -> str:

@@ -24,7 +24,6 @@ FOLDERS = {
 }
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
-    "test_api_server",
     "test_dra_examples",
     "test_dra_slices",
     "test_impersonation",

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.node import Node
 
+pytestmark = pytest.mark.one_kubelet
 CONFIG: dict[str, Any] = {"metrics": {"interval": 1}}
 
 
@@ -46,7 +47,9 @@ def test_a_refused_config_is_checked_in_the_agents_own_pod(node: Node) -> None:
     assert "config.yaml:1" in typed(node, command)
 
 
-def test_a_dead_card_has_its_pods_deleted_last(node: Node) -> None:
+def test_a_dead_card_has_its_pods_deleted_last_and_all_dead_ones_cordon_the_node(
+    node: Node,
+) -> None:
     node.run("worker", 1)
     card = node.environment("worker", "NPU_DEVNAME")[:4]
     node.fault("dead", card)
@@ -54,12 +57,7 @@ def test_a_dead_card_has_its_pods_deleted_last(node: Node) -> None:
     assert dead["command"].startswith("dmesg")
     assert "default/worker" in dead["text"]
     typed(node, dead["last_command"])
-    assert not [
-        pod for pod in node.objects("pod", "default") if pod["metadata"]["name"] == "worker"
-    ]
-
-
-def test_all_cards_dead_cordon_the_node(node: Node) -> None:
+    assert node.objects("pod", "default") == []
     node.fault("dead", "npu0", "npu1")
     typed(node, problem(node, "are unhealthy")["command"])
     assert node.get("node", node.name)["spec"]["unschedulable"]
