@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import yaml
 
+from npu_agent.core.hardware import CardState
 from npu_agent.outputs.dra.slices import slices
 from tests.e2e.api import ADMIN, ask, overlay
 from tests.e2e.fakes import PAPER, paper
-from tests.e2e.manifests import DRIVER, resource_slice
+from tests.e2e.manifests import DRIVER
 from tests.e2e.node import PROJECT, Node
-from tests.outputs.dra.cards import card as cut_card
-from tests.outputs.dra.cards import pool_of
+from tests.outputs.dra.cards import card, pool_of
 
 pytestmark = pytest.mark.one_kubelet
 EXAMPLES = PROJECT / "docs" / "examples" / "dra"
 CLASSES = PROJECT / "k8s" / "components" / "dra-classes" / "deviceclasses.yaml"
 NO_CARD = "cannot allocate all claims"
+RNGD, WARBOY = card("rngd", 0), card("warboy", 1)
 
 Objects = list[dict[str, Any]]
 
@@ -48,40 +48,25 @@ def paper_node(node: Node) -> Iterator[None]:
         yield
 
 
-def card(index: int, arch: str, numa: int, cores: int, memory: str) -> dict[str, Any]:
-    """A device as the agent publishes it."""
-    return {
-        "name": f"npu-{arch}-{index}",
-        "attributes": {
-            "index": {"int": index},
-            "arch": {"string": arch},
-            "type": {"string": "card"},
-            "cores": {"int": cores},
-            "numaNode": {"int": numa},
-        },
-        "capacity": {"core": {"value": str(cores)}, "memory": {"value": memory}},
-    }
+def publish(node: Node, *cards: CardState, partitions: bool = False) -> None:
+    """The Node offers these cards, as the agent publishes them."""
+    devices = pool_of(*cards, partitions=partitions)
+    for made in slices(devices, driver=DRIVER, node=PAPER, uid="", generation=1):
+        node.apply({**made, "metadata": {"name": made["metadata"]["name"]}})
 
 
-def rngd(index: int, numa: int = 0) -> dict[str, Any]:
-    return card(index, "rngd", numa, 8, "48Gi")
+def rngd(*indexes: int) -> list[CardState]:
+    """RNGD cards; the first four are on NUMA node 0, and the next four on 1."""
+    return [card("rngd", index) for index in indexes]
 
 
-def warboy(index: int, numa: int = 0) -> dict[str, Any]:
-    return card(index, "warboy", numa, 2, "16Gi")
+def warboys(*indexes: int) -> list[CardState]:
+    return [card("warboy", index) for index in indexes]
 
 
-def publish(node: Node, *devices: dict[str, Any]) -> None:
-    """The Node offers these devices, in this order."""
-    node.apply(resource_slice(f"00000-{DRIVER}-{PAPER}", PAPER, list(devices)))
-
-
-def publish_cut(node: Node, *indexes: int) -> None:
-    """The Node offers these RNGD in all of their widths."""
-    cards = (cut_card("rngd", index) for index in indexes)
-    made = slices(pool_of(*cards, partitions=True), driver=DRIVER, node=PAPER, uid="", generation=1)
-    for each in made:
-        node.apply({**each, "metadata": {"name": each["metadata"]["name"]}})
+def names(*cards: CardState) -> list[str]:
+    """Of their devices."""
+    return [f"npu-{one.id.lower()}" for one in cards]
 
 
 def example(name: str) -> Objects:
@@ -130,63 +115,61 @@ def allocated(claim: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def one_card(node: Node) -> None:
-    publish(node, rngd(0))
+    publish(node, RNGD)
     apply(node, example("one-card"))
-    assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
+    assert allocated(scheduled(node, "one-npu")) == [("npu", *names(RNGD))]
 
 
 def four_on_one_numa_node(node: Node) -> None:
     # Three and a Warboy here, and three there: not four of one kind beside one CPU.
-    first = [rngd(0), rngd(1), rngd(2), warboy(3)]
-    publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6)))
+    publish(node, *rngd(0, 1, 2, 4, 5, 6), *warboys(3))
     apply(node, example("four-on-one-numa-node"))
     node.wait_unschedulable("four-npus-on-one-numa-node", NO_CARD)
-    publish(node, *first, *(rngd(index, numa=1) for index in (4, 5, 6, 7)))
+    publish(node, *rngd(0, 1, 2, 4, 5, 6, 7), *warboys(3))
     assert allocated(scheduled(node, "four-npus-on-one-numa-node")) == [
-        ("npus", f"npu-rngd-{index}") for index in (4, 5, 6, 7)
+        ("npus", name) for name in names(*rngd(4, 5, 6, 7))
     ]
 
 
 def one_of_two_kinds(node: Node) -> None:
-    publish(node, warboy(0), warboy(1), rngd(2))
+    publish(node, *warboys(0, 1), RNGD)
     things = example("one-of-two-kinds")
     apply(node, things)
     first = scheduled(node, "rngd-or-two-warboys")
-    assert allocated(first) == [("npu/rngd", "npu-rngd-2")]
+    assert allocated(first) == [("npu/rngd", *names(RNGD))]
     (pod,) = (thing for thing in things if thing["kind"] == "Pod")
     apply(node, [{**pod, "metadata": {**pod["metadata"], "name": "second"}}])
     assert allocated(scheduled(node, "second")) == [
-        ("npu/warboys", "npu-warboy-0"),
-        ("npu/warboys", "npu-warboy-1"),
+        ("npu/warboys", name) for name in names(*warboys(0, 1))
     ]
 
 
 def two_containers_one_card(node: Node) -> None:
-    publish(node, rngd(0))
+    publish(node, RNGD)
     apply(node, example("two-containers-one-card"))
-    assert allocated(scheduled(node, "shared-in-the-pod")) == [("npu", "npu-rngd-0")]
+    assert allocated(scheduled(node, "shared-in-the-pod")) == [("npu", *names(RNGD))]
 
 
 def two_pods_one_card(node: Node) -> None:
-    publish(node, rngd(0))
+    publish(node, RNGD)
     apply(node, example("two-pods-one-card"))
     first, second = (scheduled(node, f"shared-npu-{number}") for number in (1, 2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]
-    assert allocated(second) == [("npu", "npu-rngd-0")]
+    assert allocated(second) == [("npu", *names(RNGD))]
     assert len(node.objects("resourceclaim", "default")) == 1
 
 
 def several_requests(node: Node) -> None:
-    publish(node, warboy(0), rngd(1))
+    publish(node, RNGD, WARBOY)
     apply(node, example("several-requests"))
     assert allocated(scheduled(node, "model-and-draft")) == [
-        ("model", "npu-rngd-1"),
-        ("draft", "npu-warboy-0"),
+        ("model", *names(RNGD)),
+        ("draft", *names(WARBOY)),
     ]
 
 
 def admin_access(node: Node) -> None:
-    publish(node, rngd(0), warboy(1))
+    publish(node, RNGD, WARBOY)
     apply(node, example("one-card"))
     held = allocated(scheduled(node, "one-npu"))
     things = example("admin-access")
@@ -203,28 +186,28 @@ def admin_access(node: Node) -> None:
     claim = scheduled(node, "all-npus", where)
     node.kubectl("delete", "pods", "--all", "-n", where, "--force", "--grace-period=0")
     node.kubectl("delete", "namespace", where)
-    assert allocated(claim) == [("npus", "npu-rngd-0"), ("npus", "npu-warboy-1")]
+    assert allocated(claim) == [("npus", name) for name in names(RNGD, WARBOY)]
     results = claim["status"]["allocation"]["devices"]["results"]
     assert all(result["adminAccess"] for result in results)
-    assert held == [("npu", "npu-rngd-0")], "beside its holder"
+    assert held == [("npu", *names(RNGD))], "beside its holder"
 
 
 def one_card_in_three(node: Node) -> None:
-    publish_cut(node, 0)
+    publish(node, RNGD, partitions=True)
     things = example("one-card-in-three")
     # One after the other, so that it is known who finds which cores free.
     for pod in ("one-core", "four-cores", "four-cores-or-two"):
         apply(node, [each for each in things if each["metadata"]["name"] == pod])
         on_node(node, pod)
-    card = cut_card("rngd", 0).id.lower()
-    assert allocated(scheduled(node, "four-cores")) == [("npu", f"npu-{card}-cores-4-7")]
-    assert allocated(scheduled(node, "four-cores-or-two")) == [("npu/two", f"npu-{card}-cores-2-3")]
+    (name,) = names(RNGD)
+    assert allocated(scheduled(node, "four-cores")) == [("npu", f"{name}-cores-4-7")]
+    assert allocated(scheduled(node, "four-cores-or-two")) == [("npu/two", f"{name}-cores-2-3")]
     (by_name,) = (
         one
         for one in node.objects("resourceclaim", "default")
         if one["metadata"]["name"].startswith("one-core-extended-resources-")
     )
-    assert [device for _, device in allocated(by_name)] == [f"npu-{card}-cores-0"]
+    assert [device for _, device in allocated(by_name)] == [f"{name}-cores-0"]
 
 
 COURSES: dict[str, Callable[[Node], None]] = {
@@ -247,18 +230,15 @@ def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
 def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) -> None:
     page = (PROJECT / "docs" / "dra-reference.md").read_text()
     (block,) = re.findall(r"^```cel\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
-    described = rngd(0)
-    described["attributes"] |= {
-        "uuid": {"string": "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25"},
-        "driverVersion": {"version": "2025.4.0-dev0+7e25130"},
-        "resource.kubernetes.io/pciBusID": {"string": "0000:17:00.0"},
+    facts = {
+        "uuid": "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25",
+        "driver_version": "2025.4.0~dev0, 7e25130",
+        "pci_bus_id": "0000:17:00.0",
     }
-    nowhere = deepcopy(described)
-    nowhere["name"] = "npu-nowhere"
-    del nowhere["attributes"]["numaNode"]
+    described, nowhere = card("rngd", 1, **facts), card("rngd", 0, **facts, numa_node=None)
     publish(node, nowhere, described)
     template, pod = example("one-card")
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     request["exactly"]["selectors"] = [{"cel": {"expression": e}} for e in block.splitlines()]
     apply(node, [template, pod])
-    assert allocated(scheduled(node, "one-npu")) == [("npu", "npu-rngd-0")]
+    assert allocated(scheduled(node, "one-npu")) == [("npu", *names(described))]

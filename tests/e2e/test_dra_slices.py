@@ -7,7 +7,6 @@ server through a relay.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from npu_agent.cli.main import main
-from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
@@ -31,7 +29,7 @@ from tests.e2e.fakes import PAPER, paper
 from tests.e2e.manifests import DRIVER, thing
 from tests.e2e.node import Node
 from tests.kube.helpers import client, kubeconfig
-from tests.outputs.dra.cards import card, pool_of
+from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.helpers import bare_pool
 from tests.until import first, until
 
@@ -152,22 +150,16 @@ async def publishing(node: Node, directory: Path) -> AsyncIterator[World]:
             await api.close()
 
 
-def rngd(count: int, sick: tuple[int, ...] = ()) -> tuple[CardState, ...]:
-    return tuple(
-        card("rngd", at, health=HealthState.UNHEALTHY if at in sick else HealthState.HEALTHY)
-        for at in range(count)
-    )
-
-
 @pytest.mark.parametrize(
     "devices",
     [
-        pool_of(card("warboy", 0), *rngd(2)),
+        pool_of(card("warboy", 0), card("rngd", 1)),
         pool_of(),
-        pool_of(*rngd(64, sick=tuple(range(64)))),
-        pool_of(*rngd(70)),
+        rngd(64, sick=tuple(range(64))),
+        rngd(70),
+        parts(20),
     ],
-    ids=["mixed", "none", "all-sick", "many"],
+    ids=["mixed", "none", "all-sick", "many", "cut-on-demand"],
 )
 async def test_it_is_taken_as_it_was_sent_and_not_written_again(
     node: Node, tmp_path: Path, devices: tuple[PoolDevice, ...]
@@ -184,17 +176,6 @@ async def test_it_is_taken_as_it_was_sent_and_not_written_again(
             again = await resourceslices.apply(world.api, keeping_times(sent, names))
             assert again["metadata"]["resourceVersion"] == there["metadata"]["resourceVersion"]
     # And one that starts finds it in place.
-    async with publishing(node, tmp_path) as world:
-        await world.put(devices)
-        assert world.state.writes == 0
-
-
-async def test_two_hundred_cards_that_are_cut_on_demand(node: Node, tmp_path: Path) -> None:
-    """Their list is longer than any object may be."""
-    devices = pool_of(*rngd(200), partitions=True)
-    async with publishing(node, tmp_path) as world:
-        await world.put(devices)
-        assert len(json.dumps(world.publisher.live.value)) > 2 * 2**20
     async with publishing(node, tmp_path) as world:
         await world.put(devices)
         assert world.state.writes == 0
@@ -219,11 +200,11 @@ def test_a_template_of_slices_is_taken_as_it_is_printed(
 async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:
     """The API server begins a taint again with each write that leaves out its time."""
     async with publishing(node, tmp_path) as world:
-        await world.put(pool_of(*rngd(3, sick=(0,))))
+        await world.put(rngd(3, sick=(0,)))
         ((name, before),) = (await world.taints()).items()
         # The API server's times have whole seconds: another one has begun.
         await asyncio.sleep(1.1)
-        world.devices.publish(pool_of(*rngd(3, sick=(0, 2))))
+        world.devices.publish(rngd(3, sick=(0, 2)))
 
         async def two() -> bool:
             return len(await world.taints()) == 2
@@ -241,15 +222,15 @@ async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:
 async def test_a_taint_makes_a_slice_of_more_than_64_devices_invalid(
     node: Node, tmp_path: Path
 ) -> None:
-    def whole(*cards: CardState) -> dict[str, Any]:
-        parts = planned(node, pool_of(*cards))
-        devices = [device for part in parts for device in part["spec"]["devices"]]
-        return {**parts[0], "spec": {**parts[0]["spec"], "devices": devices}}
+    def whole(pool: tuple[PoolDevice, ...]) -> dict[str, Any]:
+        pieces = planned(node, pool)
+        devices = [device for piece in pieces for device in piece["spec"]["devices"]]
+        return {**pieces[0], "spec": {**pieces[0]["spec"], "devices": devices}}
 
     async with publishing(node, tmp_path) as world:
-        await resourceslices.apply(world.api, whole(*rngd(128)))
+        await resourceslices.apply(world.api, whole(rngd(128)))
         with pytest.raises(ApiError, match="64") as caught:
-            await resourceslices.apply(world.api, whole(*rngd(65, sick=(3,))))
+            await resourceslices.apply(world.api, whole(rngd(65, sick=(3,))))
         assert caught.value.status == 422
 
 
@@ -257,7 +238,7 @@ async def test_slices_of_a_node_that_was_created_again_are_its_own(
     node: Node, tmp_path: Path
 ) -> None:
     async with publishing(node, tmp_path) as world:
-        await world.put(pool_of(*rngd(8)))
+        await world.put(rngd(8))
         before = node.get("node", PAPER)["metadata"]["uid"]
         await asyncio.to_thread(node.kubectl, "delete", "node", PAPER)
         # The garbage collector deletes them with the Node, and they do not come back without it.

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Answer
 from tests.e2e.api import (
     ACCOUNT,
     ADMIN,
@@ -49,6 +48,7 @@ API = "/apis/resource.k8s.io/v1"
 SLICES = f"{API}/resourceslices"
 CLAIMS = f"{API}/namespaces/default/resourceclaims"
 NEW = thing("Node", "new", namespace="")
+EVICTION = thing("Eviction", "x", "policy/v1")
 EVERYTHING: Asked = ("GET", "/api/v1/secrets", None, MERGE)
 
 
@@ -188,20 +188,6 @@ def test_the_pods_token_names_pod_and_node_and_ends_in_an_hour(node: Node, token
     assert "BEGIN CERTIFICATE" in node.in_agent("cat", f"{SECRETS}/ca.crt")
 
 
-def test_the_agent_shares_its_directories_with_the_host(node: Node) -> None:
-    for inside, outside in (
-        ("/var/lib/kubelet/plugins/npu.furiosa.ai", "/var/lib/kubelet/plugins/npu.furiosa.ai"),
-        ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins_registry"),
-        ("/host/var/run/cdi", "/var/run/cdi"),
-    ):
-        node.in_agent("sh", "-c", f"echo from the agent > {inside}/.policy-test")
-        file = f"{outside}/.policy-test"
-        try:
-            assert node.cluster.enter("cat", file).stdout == "from the agent\n"
-        finally:
-            node.cluster.enter("rm", file)
-
-
 # --- RBAC ---------------------------------------------------------------------------------------
 
 
@@ -216,41 +202,46 @@ def test_rbac_gives_these_rights_and_no_other(node: Node, token: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("asked", "verb"),
-    [
-        (("GET", "/api/v1/namespaces/kube-system/pods/x"), "get"),
-        (("GET", "/api/v1/namespaces/kube-system/secrets/x"), "get"),
-        (("DELETE", f"{EVENTS}/x"), "delete"),
-        (patch("self", {"status": {}}, path="/status"), "patch"),
-        # Server-side apply would create what is not there.
-        (patch("new", NEW, APPLY), "create"),
-        (("GET", CLAIMS), "list"),
-        (("GET", f"{API}/resourceclaims?watch=1"), "watch"),
-        (("POST", CLAIMS, claim("x")), "create"),
-        (("PATCH", f"{CLAIMS}/x", {"metadata": {"labels": {"a": "b"}}}, MERGE), "patch"),
-        (("PATCH", f"{CLAIMS}/x/status", {"status": {}}, MERGE), "patch"),
-        (("DELETE", f"{CLAIMS}/x"), "delete"),
-        (("GET", f"{API}/deviceclasses"), "list"),
-        (("PATCH", f"{API}/deviceclasses/{DRIVER}", {"spec": {"selectors": []}}, MERGE), "patch"),
-        # All slices in one request: the kubelet may, the agent may not.
-        (("DELETE", SLICES), "deletecollection"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else str(value[1]),
+FORBIDDEN: tuple[tuple[Any, str], ...] = (
+    (("GET", "/api/v1/namespaces/kube-system/pods/x"), "get"),
+    (("GET", "/api/v1/namespaces/kube-system/secrets/x"), "get"),
+    (("POST", "/api/v1/namespaces/default/pods/x/eviction", EVICTION), "create"),
+    (("DELETE", f"{EVENTS}/x"), "delete"),
+    (patch("self", {"status": {}}, path="/status"), "patch"),
+    # Server-side apply would create what is not there.
+    (patch("new", NEW, APPLY), "create"),
+    (("GET", CLAIMS), "list"),
+    (("GET", f"{API}/resourceclaims?watch=1"), "watch"),
+    (("POST", CLAIMS, claim("x")), "create"),
+    (("PATCH", f"{CLAIMS}/x", {"metadata": {"labels": {"a": "b"}}}, MERGE), "patch"),
+    (("PATCH", f"{CLAIMS}/x/status", {"status": {}}, MERGE), "patch"),
+    (("DELETE", f"{CLAIMS}/x"), "delete"),
+    (("GET", f"{API}/deviceclasses"), "list"),
+    (("PATCH", f"{API}/deviceclasses/{DRIVER}", {"spec": {"selectors": []}}, MERGE), "patch"),
+    # It lists slices, and gets none.
+    (("GET", f"{SLICES}/x"), "get"),
+    # All slices in one request: the kubelet may, the agent may not.
+    (("DELETE", SLICES), "deletecollection"),
 )
-def test_rbac_refuses(node: Node, token: str, asked: Any, verb: str) -> None:
-    assert f"cannot {verb} resource" in refusal(ask(node, token, *asked))
+"""Requests, and the verb that the agent has no right to."""
+
+
+def test_rbac_refuses(node: Node, token: str) -> None:
+    for asked, verb in FORBIDDEN:
+        assert f"cannot {verb} resource" in refusal(ask(node, token, *asked)), asked
 
 
 # --- all policies -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["own-node", "own-events", "own-slices", "no-parameters"])
-def test_a_policy_has_no_doubtful_expression(node: Node, name: str) -> None:
-    def checking() -> object:
-        return node.get("validatingadmissionpolicy", f"npu-agent-{name}")["status"]["typeChecking"]
+def test_no_policy_has_a_doubtful_expression(node: Node) -> None:
+    for name in ("own-node", "own-events", "own-slices", "no-parameters"):
 
-    node.wait_equal("the policy to be type-checked", checking, {})
+        def checking(name: str = name) -> object:
+            policy = node.get("validatingadmissionpolicy", f"npu-agent-{name}")
+            return policy["status"]["typeChecking"]
+
+        node.wait_equal(f"the policy {name} to be type-checked", checking, {})
 
 
 REFUSED = {
@@ -261,16 +252,15 @@ REFUSED = {
 """What each policy says of another Node."""
 
 
-@pytest.mark.parametrize("policy", WRITES)
-def test_its_own_node_alone(node: Node, token: str, other: str, policy: str) -> None:
-    write = WRITES[policy]
-    assert accepted(node, token, write(node.name))
-    message = refusal(ask(node, token, *write(other)))
-    assert f"'npu-agent-own-{policy}'" in message
-    assert REFUSED[policy].format(node.name) in message
+def test_its_own_node_alone(node: Node, token: str, other: str) -> None:
     unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
-    message = refusal(ask(node, unbound, *write(node.name)))
-    assert "does not say on which node its Pod runs" in message
+    for policy, write in WRITES.items():
+        assert accepted(node, token, write(node.name))
+        message = refusal(ask(node, token, *write(other)))
+        assert f"'npu-agent-own-{policy}'" in message
+        assert REFUSED[policy].format(node.name) in message
+        message = refusal(ask(node, unbound, *write(node.name)))
+        assert "does not say on which node its Pod runs" in message
 
 
 def test_even_an_administrators_rights_do_not_help(node: Node, token: str, other: str) -> None:
@@ -378,46 +368,39 @@ def test_it_may_cordon_its_own_cards_and_no_others(node: Node, token: str, other
         assert "may change that Node only" in refusal(ask(node, token, *patch(other, cordon)))
 
 
-def test_it_may_evict_no_pod(node: Node, token: str) -> None:
-    eviction = thing("Eviction", "any", "policy/v1")
-    path = "/api/v1/namespaces/default/pods/any/eviction"
-    assert "cannot create" in refusal(ask(node, token, "POST", path, eviction, "application/json"))
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"metadata": {"labels": {"kubernetes.io/hostname": "x"}}}, "not kubernetes.io/hostname"),
-        ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "not kubernetes.io/os"),
-        ({"metadata": {"labels": {"npu-agent/enabled": "false"}}}, "not npu-agent/enabled"),
-        ({"metadata": {"labels": {"alpha.furiosa.ai/x": "x"}}}, "not alpha.furiosa.ai/x"),
-        ({"metadata": {"labels": {"x.furiosa.ai/x": "x"}}}, "not x.furiosa.ai/x"),
-        ({"metadata": {"labels": {"furiosa.ai.example.com/x": "x"}}}, "not furiosa.ai.example"),
-        # One of ours with it does not help.
-        ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "npu-agent/simulated, not a"),
-        ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "of its Node, not furiosa.ai/x"),
-        ({"metadata": {"annotations": {CORDONED: "{}", "a": "b"}}}, "of its Node, not a"),
-        (
-            {
-                "metadata": {
-                    "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": None}
-                }
-            },
-            "not volumes.",
-        ),
-        ({"metadata": {"finalizers": ["furiosa.ai/x"]}}, "not finalizers"),
-        ({"metadata": {"ownerReferences": [OWNER]}}, "not finalizers or ownerReferences"),
-        ({"spec": {"unschedulable": True}}, "not spec"),
-        ({"spec": {"taints": [{"key": "furiosa.ai/x", "effect": "NoSchedule"}]}}, "not spec"),
-    ],
+FOREIGN: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"metadata": {"labels": {"kubernetes.io/hostname": "x"}}}, "not kubernetes.io/hostname"),
+    ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "not kubernetes.io/os"),
+    ({"metadata": {"labels": {"npu-agent/enabled": "false"}}}, "not npu-agent/enabled"),
+    ({"metadata": {"labels": {"alpha.furiosa.ai/x": "x"}}}, "not alpha.furiosa.ai/x"),
+    ({"metadata": {"labels": {"x.furiosa.ai/x": "x"}}}, "not x.furiosa.ai/x"),
+    ({"metadata": {"labels": {"furiosa.ai.example.com/x": "x"}}}, "not furiosa.ai.example"),
+    # One of ours with it does not help.
+    ({"metadata": {"labels": {"furiosa.ai/x": "x", "a": "b"}}}, "npu-agent/simulated, not a"),
+    ({"metadata": {"annotations": {"furiosa.ai/x": "x"}}}, "of its Node, not furiosa.ai/x"),
+    ({"metadata": {"annotations": {CORDONED: "{}", "a": "b"}}}, "of its Node, not a"),
+    (
+        {
+            "metadata": {
+                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": None}
+            }
+        },
+        "not volumes.",
+    ),
+    ({"metadata": {"finalizers": ["furiosa.ai/x"]}}, "not finalizers"),
+    ({"metadata": {"ownerReferences": [OWNER]}}, "not finalizers or ownerReferences"),
+    ({"spec": {"unschedulable": True}}, "not spec"),
+    ({"spec": {"taints": [{"key": "furiosa.ai/x", "effect": "NoSchedule"}]}}, "not spec"),
 )
-def test_anything_else_of_its_node_is_refused(
-    node: Node, token: str, body: dict[str, Any], words: str
-) -> None:
-    message = refusal(ask(node, token, *patch(node.name, body)))
-    assert "'npu-agent-own-node'" in message
-    assert words in message
-    assert "may change" in message
+"""Changes of its Node that are not the agent's, and words of the refusal."""
+
+
+def test_anything_else_of_its_node_is_refused(node: Node, token: str) -> None:
+    for body, words in FOREIGN:
+        message = refusal(ask(node, token, *patch(node.name, body)))
+        assert "'npu-agent-own-node'" in message
+        assert words in message
+        assert "may change" in message
 
 
 def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> None:
@@ -441,58 +424,21 @@ def test_events_about_its_own_node_only(node: Node, token: str, other: str) -> N
 # --- its slices and claims ----------------------------------------------------------------------
 
 
-def test_it_may_read_a_claim(node: Node, token: str) -> None:
-    node.apply(claim("policy-test"))
-    try:
-        read = ask(node, token, "GET", f"{CLAIMS}/policy-test")
-        assert (read.status, read.body["spec"]["devices"]["requests"][0]["name"]) == (200, "npu")
-    finally:
-        node.kubectl("delete", "resourceclaim", "policy-test")
-
-
-def test_slices_of_its_own_node_and_driver_are_its_own(node: Node, token: str) -> None:
-    def answer(*asked: Any) -> Answer:
-        return ask(node, token, *asked, real=True)
-
-    first = slice_("mine", node.name)
-    uid = node.get("node", node.name)["metadata"]["uid"]
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid, "controller": True}
-    first["metadata"]["ownerReferences"] = [owner]
-    assert answer(*applied(first)).status == 201
-    first["spec"]["devices"].append({"name": "npu1"})
-    changed = answer(*applied(first))
-    assert changed.status == 200, changed
-    assert [device["name"] for device in changed.body["spec"]["devices"]] == ["npu0", "npu1"]
-
-    assert answer("POST", SLICES, slice_("more", node.name)).status == 201
-    assert answer("GET", f"{SLICES}/mine").status == 403  # it lists, and gets none
-    selector = f"fieldSelector=spec.nodeName={node.name},spec.driver={DRIVER}"
-    seen = answer("GET", f"{SLICES}?{selector}").body["items"]
-    assert {one["metadata"]["name"] for one in seen} == {"mine", "more"}
-    for name in ("mine", "more"):
-        assert answer("DELETE", f"{SLICES}/{name}").status == 200
-
-
-@pytest.mark.parametrize(
-    ("where", "fields", "words"),
-    [
-        (OTHER, {}, "of that node only"),
-        # Of all nodes.
-        (None, {"pool": "HERE"}, "of that node only"),
-        ("HERE", {"driver": "gpu.example.com"}, "of the driver npu.furiosa.ai only, not of gpu."),
-        # With a newer generation it would make all slices of that node obsolete.
-        ("HERE", {"pool": OTHER}, f"may write to the pool of that name only, not to {OTHER}"),
-    ],
-)
 @pytest.mark.usefixtures("other")
-def test_other_slices_are_refused(
-    node: Node, token: str, where: str | None, fields: dict[str, str], words: str
-) -> None:
-    here = {"HERE": node.name}
-    named = {key: here.get(value, value) for key, value in fields.items()}
-    made = slice_("theirs", where and here.get(where, where), **named)
-    for asked in every_write(make(node, made)):
-        assert words in refusal(ask(node, token, *asked))
+def test_other_slices_are_refused(node: Node, token: str) -> None:
+    pool = f"may write to the pool of that name only, not to {OTHER}"
+    for made, words in (
+        (slice_("of-another-node", OTHER), "of that node only"),
+        (slice_("of-all-nodes", None, pool=node.name), "of that node only"),
+        (
+            slice_("of-another-driver", node.name, driver="gpu.example.com"),
+            "of the driver npu.furiosa.ai only, not of gpu.",
+        ),
+        # With a newer generation it would make all slices of that node obsolete.
+        (slice_("of-another-pool", node.name, pool=OTHER), pool),
+    ):
+        for asked in every_write(make(node, made)):
+            assert words in refusal(ask(node, token, *asked)), asked
 
 
 def test_what_the_policy_reads_of_a_slice_never_changes(node: Node) -> None:
@@ -523,27 +469,24 @@ def with_parameters(kind: str, driver: str) -> tuple[str, Thing]:
     return f"{API}/deviceclasses", thing(kind, "policy-test", DRA_API, namespace="", spec=spec)
 
 
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
+def test_parameters_for_our_driver_are_refused(node: Node) -> None:
+    for kind, where in (
         ("ResourceClaim", "spec.devices.config"),
         ("ResourceClaimTemplate", "spec.spec.devices.config"),
         ("DeviceClass", "spec.config"),
-    ],
-)
-def test_parameters_for_our_driver_are_refused(node: Node, kind: str, where: str) -> None:
-    path, made = with_parameters(kind, DRIVER)
-    for version in ("v1", "v1beta2"):
-        versioned = {**made, "apiVersion": f"resource.k8s.io/{version}"}
-        asked = ask(node, ADMIN, "POST", path.replace("/v1/", f"/{version}/"), versioned)
-        if version != "v1" and asked.status == 404:
-            continue  # this API server does not serve it
-        assert (
-            "the driver npu.furiosa.ai takes no opaque parameters: remove those for it from "
-            f"{where} of this {kind}"
-        ) in refusal(asked)
-    path, others = with_parameters(kind, "gpu.example.com")
-    assert accepted(node, ADMIN, ("POST", path, others, "application/json"))
+    ):
+        path, made = with_parameters(kind, DRIVER)
+        for version in ("v1", "v1beta2"):
+            versioned = {**made, "apiVersion": f"resource.k8s.io/{version}"}
+            asked = ask(node, ADMIN, "POST", path.replace("/v1/", f"/{version}/"), versioned)
+            if version != "v1" and asked.status == 404:
+                continue  # this API server does not serve it
+            assert (
+                "the driver npu.furiosa.ai takes no opaque parameters: remove those for it from "
+                f"{where} of this {kind}"
+            ) in refusal(asked)
+        path, others = with_parameters(kind, "gpu.example.com")
+        assert accepted(node, ADMIN, ("POST", path, others, "application/json"))
 
 
 def test_a_claim_that_has_parameters_already_can_end(node: Node) -> None:
