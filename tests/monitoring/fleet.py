@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import aiohttp
 import yaml
 from grpclib import GRPCError
 
+from bench.process import free_port
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import Host
 from npu_agent.agent.run import serve
@@ -192,7 +192,7 @@ async def _prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator
 async def prometheus_of(directory: Path) -> AsyncIterator[Prometheus]:
     """A Prometheus with the prometheus.yaml and the data of this directory."""
     log = directory / "prometheus.log"
-    url = f"127.0.0.1:{_free_port()}"
+    url = f"127.0.0.1:{free_port()}"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220 (it returns at once)
             [
@@ -238,9 +238,3 @@ def _discovered(node: str) -> dict[str, str]:
 
 def _snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

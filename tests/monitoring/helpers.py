@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,44 @@ def write_rules(directory: Path, interval: str | None = None) -> Path:
     path = directory / "rules.yaml"
     path.write_text(yaml.safe_dump({"groups": groups(interval)}, sort_keys=False))
     return path
+
+
+def judge(
+    directory: Path,
+    series: Mapping[str, str],
+    expected: Mapping[str, Mapping[str, float]],
+    *,
+    at: str = "5m",
+    scraped: str = "1m",
+    evaluated: str = "",
+) -> None:
+    """promtool finds what is expected: by expression the values by labels.
+
+    Args:
+        directory: for its files.
+        series: values by name, as promtool writes them.
+        expected: what each expression finds.
+        at: when it is asked.
+        scraped: how often the series have a value.
+        evaluated: how often our rules are evaluated; empty: never.
+    """
+    asked = [
+        {
+            "expr": expression,
+            "eval_time": at,
+            "exp_samples": [
+                {"labels": f"{{{labels}}}", "value": value} for labels, value in rows.items()
+            ],
+        }
+        for expression, rows in expected.items()
+    ]
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": scraped, "input_series": given, "promql_expr_test": asked}
+    whole: dict[str, Any] = {"evaluation_interval": evaluated or "1m", "tests": [test]}
+    if evaluated:
+        whole["rule_files"] = [write_rules(directory).name]
+    (directory / "test.yaml").write_text(yaml.safe_dump(whole))
+    promtool("test", "rules", "test.yaml", cwd=directory)
 
 
 def rules(kind: str) -> dict[str, dict[str, Any]]:

@@ -85,17 +85,6 @@ def test_rules_ask_for_series_that_there_are() -> None:
     assert rules("record").keys() <= found, "recorded for nobody"
 
 
-def test_the_inhibitions_name_alerts_and_labels_that_there_are() -> None:
-    """A rule with a name that is wrong inhibits nothing, and Alertmanager takes it."""
-    [text] = re.findall(r"```yaml\n(inhibit_rules:.+?)```", PAGE, re.DOTALL)
-    for rule in yaml.safe_load(text)["inhibit_rules"]:
-        assert rule["equal"] == ["cluster", "hostname", "arch", "device"]
-        for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
-            found = set(re.findall(r"Npu\w+", matcher))
-            assert found
-            assert all("(cluster, hostname, arch, device" in ALERTS[name]["expr"] for name in found)
-
-
 def test_every_rule_keeps_two_clusters_of_one_prometheus_apart() -> None:
     """Their Nodes may have the same names: alerts/clusters.yaml."""
     expressions = [rule["expr"] for rule in (*ALERTS.values(), *rules("record").values())]

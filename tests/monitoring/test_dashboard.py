@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.monitoring.fleet import Prometheus, fleet
 from tests.monitoring.helpers import (
@@ -18,10 +17,10 @@ from tests.monitoring.helpers import (
     DASHBOARDS,
     PROJECT,
     exported,
+    judge,
     metrics_of,
     needs_promtool,
     panels,
-    promtool,
     rules,
 )
 from tests.until import until
@@ -209,61 +208,40 @@ async def _rules_work(prometheus: Prometheus) -> None:
     assert alerts == {("NpuCardUnhealthy", "node-1")}
 
 
-FIGURES: dict[str, dict[tuple[str, ...], float]] = {
-    "Claims prepared and unprepared A": {("prepared",): 4, ("refused",): 2, ("failed",): 0},
-    "Claims prepared and unprepared B": {("unprepared",): 2},
-    "NodePrepareResources latency A": {("node-1",): 0.0099},
-    "Cores held, by width of the device A": {(): 2},
-    "Cores held, by width of the device B": {(): 2},
-    "Cores held, by width of the device C": {(): 4},
-    "Cores held, by width of the device D": {(): 0},
-    "Node condition A": {("node-1", "furiosa.ai/NPUReady"): 0},
+CLAIMS = {
+    "Claims prepared and unprepared A": {
+        'result="prepared"': 4,
+        'result="refused"': 2,
+        'result="failed"': 0,
+    },
+    "Claims prepared and unprepared B": {'result="unprepared"': 2},
+    "NodePrepareResources latency A": {'hostname="node-1"': 0.0099},
+    "Cores held, by width of the device A": {"": 2},
+    "Cores held, by width of the device B": {"": 2},
+    "Cores held, by width of the device C": {"": 4},
+    "Cores held, by width of the device D": {"": 0},
+    "Node condition A": {'hostname="node-1",type="furiosa.ai/NPUReady"': 0},
 }
-"""What the panels that the fleet cannot fill show of `SERIES`: value by labels."""
-SERIES = """
-node_condition{type="furiosa.ai/NPUReady",instance="a"} 0x10
-dra_prepares_total{driver="npu.furiosa.ai",result="prepared",instance="a"} 0+2x10
-dra_prepares_total{driver="npu.furiosa.ai",result="refused",instance="a"} 0+1x10
-dra_prepares_total{driver="npu.furiosa.ai",result="failed",instance="a"} 0x10
-dra_unprepares_total{driver="npu.furiosa.ai",result="unprepared",instance="a"} 0+1x10
-dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="0.01",instance="a"} 0+100x10
-dra_prepare_seconds_bucket{driver="npu.furiosa.ai",le="+Inf",instance="a"} 0+100x10
-"""
-HELD = (("0-3", "a"), ("4-5", "b"), ("4-5", "c"), ("6", "d"), ("7", "e"))
-"""The cores of one card, and the Pods that hold them; two of them by the same claim."""
-
-
-@needs_promtool
-def test_panels_about_dra_and_the_condition_show_what_the_agents_count(tmp_path: Path) -> None:
-    """Two nodes have prepared claims by DRA."""
-    expressions = {where: target["expr"] for where, target in _targets() if where in FIGURES}
-    assert expressions.keys() == FIGURES.keys()
-    series = [
-        {"series": f'npu_agent_build_info{{hostname="{node}",instance="{name}"}}', "values": "1x10"}
-        for node, name in (("node-1", "a"), ("node-2", "b"))
-    ]
-    for line in SERIES.split("\n")[1:-1]:
-        name, _, values = line.rpartition(" ")
-        series.append({"series": f"npu_agent_{name}", "values": values})
-    for core, pod in HELD:
-        labels = f'hostname="node-1",arch="rngd",device="npu0",core="{core}",pod="{pod}"'
-        series.append({"series": f"furiosa_npu_assigned{{{labels}}}", "values": "1x10"})
-    asked = []
-    for where, expression in expressions.items():
-        names = [name for name in _kept(expression) if name != "le"]
-        samples = []
-        for kept, value in FIGURES[where].items():
-            pairs = [f'{name}="{label}"' for name, label in zip(names, kept, strict=True)]
-            samples.append({"labels": f"{{{','.join(pairs)}}}", "value": value})
-        filled = _filled(expression, __rate_interval="2m")
-        asked.append({"expr": filled, "eval_time": "5m", "exp_samples": samples})
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
-    (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"evaluation_interval": "1m", "rule_files": [], "tests": [test]})
-    )
-    promtool("test", "rules", "test.yaml", cwd=tmp_path)
-
-
+"""What the panels that the fleet cannot fill show of `CLAIMED` after five minutes."""
+DRIVER = 'driver="npu.furiosa.ai",instance="a"'
+CORES = 'furiosa_npu_assigned{{hostname="node-1",arch="rngd",device="npu0",core="{}",pod="{}"}}'
+CLAIMED = {
+    'npu_agent_build_info{hostname="node-1",instance="a"}': "1x10",
+    'npu_agent_build_info{hostname="node-2",instance="b"}': "1x10",
+    'npu_agent_node_condition{type="furiosa.ai/NPUReady",instance="a"}': "0x10",
+    f'npu_agent_dra_prepares_total{{{DRIVER},result="prepared"}}': "0+2x10",
+    f'npu_agent_dra_prepares_total{{{DRIVER},result="refused"}}': "0+1x10",
+    f'npu_agent_dra_prepares_total{{{DRIVER},result="failed"}}': "0x10",
+    f'npu_agent_dra_unprepares_total{{{DRIVER},result="unprepared"}}': "0+1x10",
+    f'npu_agent_dra_prepare_seconds_bucket{{{DRIVER},le="0.01"}}': "0+100x10",
+    f'npu_agent_dra_prepare_seconds_bucket{{{DRIVER},le="+Inf"}}': "0+100x10",
+    CORES.format("0-3", "a"): "1x10",
+    CORES.format("4-5", "b"): "1x10",
+    CORES.format("4-5", "c"): "1x10",
+    CORES.format("6", "d"): "1x10",
+    CORES.format("7", "e"): "1x10",
+}
+"""Two nodes have prepared claims by DRA; two Pods hold cores of a card by the same claim."""
 CARD = 'hostname="node-1",arch="rngd",device="npu{}",instance="a"'
 FIRST_SCREEN = {
     "Pods hit A": {"": 2},
@@ -300,43 +278,32 @@ known, a healthy one, and a node that has gone; samples of each minute by series
 
 
 @needs_promtool
-def test_the_first_screen_says_what_is_broken_who_is_hit_and_since_when(tmp_path: Path) -> None:
-    expressions = {where: target["expr"] for where, target in _targets() if where in FIRST_SCREEN}
-    asked = [
-        {
-            "expr": _filled(expressions[where], __interval="1m"),
-            "eval_time": "5m",
-            "exp_samples": [
-                {"labels": f"{{{labels}}}", "value": value} for labels, value in rows.items()
-            ],
-        }
-        for where, rows in FIRST_SCREEN.items()
-    ]
-    series = [{"series": name, "values": values} for name, values in BROKEN.items()]
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
-    (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"evaluation_interval": "1m", "rule_files": [], "tests": [test]})
-    )
-    promtool("test", "rules", "test.yaml", cwd=tmp_path)
-
-
-def _kept(expression: str) -> list[str]:
-    """The labels that an aggregation keeps, of which there may be none."""
-    found = re.search(r"\b(?:sum|max) by \(([^)]*)\)", expression)
-    return [name for name in found[1].split(", ") if name != "cluster"] if found else []
+@pytest.mark.parametrize(
+    ("series", "panels_show", "interval"),
+    [(CLAIMED, CLAIMS, {"__rate_interval": "2m"}), (BROKEN, FIRST_SCREEN, {"__interval": "1m"})],
+    ids=["claims and the condition", "what is broken, who is hit, and since when"],
+)
+def test_panels_show(
+    tmp_path: Path,
+    series: dict[str, str],
+    panels_show: dict[str, dict[str, float]],
+    interval: dict[str, str],
+) -> None:
+    targets = dict(_targets())
+    expected = {
+        _filled(targets[where]["expr"], **interval): rows for where, rows in panels_show.items()
+    }
+    judge(tmp_path, series, expected)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
 def test_it_asks_for_series_that_there_are(dashboard: dict[str, Any]) -> None:
     titles = [panel["title"] for panel in panels(dashboard)]
     asked = set().union(*(metrics_of(target["expr"]) for _, target in _targets(titles)))
-    assert asked <= exported()
+    noted = set().union(*(metrics_of(each["expr"]) for each in _annotations().values()))
+    assert asked | noted <= exported()
     recorded = {name for name in asked if name.startswith("npu:")}
     assert recorded == (asked if dashboard is USAGE else set()), "the rules may not be installed"
-
-
-def test_annotations_ask_for_series_that_there_are() -> None:
-    assert set().union(*(metrics_of(one["expr"]) for one in _annotations().values())) <= exported()
 
 
 @pytest.mark.parametrize("uid", DASHBOARDS)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-
-import yaml
 
 from npu_agent.core.hardware import (
     CardState,
@@ -25,7 +23,7 @@ from npu_agent.outputs.prometheus import cards
 from npu_agent.people.simulator.telemetry import CardTelemetry, advance, fresh
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
-from tests.monitoring.helpers import needs_promtool, promtool, rules, write_rules
+from tests.monitoring.helpers import judge, needs_promtool, rules
 from tests.outputs.prometheus.helpers import card, own
 
 HOUR, SCRAPE, READ, RULES = 3600, 10, 5, 30
@@ -123,12 +121,13 @@ class Hour:
                     name = f'{family.name}{{{labels},instance="{instance}"}}'
                     self.samples[name][now] = value
 
-    def promtool(self) -> Iterator[dict[str, str]]:
-        """The series as promtool takes them; each goes stale with the scrape that lacks it."""
+    def series(self) -> dict[str, str]:
+        """As promtool takes them; each goes stale with the scrape that lacks it."""
+        made = {}
         for name, samples in self.samples.items():
-            last = max(samples)
-            values = [samples.get(at, "_") for at in range(0, last + 1, SCRAPE)]
-            yield {"series": name, "values": f"{' '.join(values)} stale"}
+            values = [samples.get(at, "_") for at in range(0, max(samples) + 1, SCRAPE)]
+            made[name] = f"{' '.join(values)} stale"
+        return made
 
 
 def _reading(now: int, before: CardTelemetry, after: CardTelemetry) -> Reading:
@@ -163,7 +162,7 @@ def test_the_holders_of_an_hour_add_up_to_their_cards(tmp_path: Path) -> None:
     for pod, used in hour.used.items():
         summed = _summed(f'npu:core_seconds:used30s{{pod="{pod}"}}')
         too_far.append(f"abs({summed} - {used['reserved']}) > 4 * {RULES + SCRAPE}")
-    _none_holds(tmp_path, list(hour.promtool()), too_far)
+    _none_holds(tmp_path, hour.series(), too_far)
 
 
 def _summed(selector: str) -> str:
@@ -171,24 +170,21 @@ def _summed(selector: str) -> str:
     return f"(sum(sum_over_time({selector}[{HOUR - RULES // 2}s])) or vector(0))"
 
 
-def _none_holds(tmp_path: Path, series: list[dict[str, str]], expressions: list[str]) -> None:
+def _none_holds(directory: Path, series: Mapping[str, str], expressions: Iterable[str]) -> None:
     """promtool evaluates the rules for an hour, and then finds nothing by any of these."""
-    asked = [{"expr": text, "eval_time": f"{HOUR}s", "exp_samples": []} for text in expressions]
-    test = {"interval": f"{SCRAPE}s", "input_series": series, "promql_expr_test": asked}
-    whole = {"evaluation_interval": f"{RULES}s", "rule_files": ["rules.yaml"], "tests": [test]}
-    write_rules(tmp_path)
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(whole))
-    promtool("test", "rules", "test.yaml", cwd=tmp_path)
+    nothing: dict[str, dict[str, float]] = {expression: {} for expression in expressions}
+    every = {"at": f"{HOUR}s", "scraped": f"{SCRAPE}s", "evaluated": f"{RULES}s"}
+    judge(directory, series, nothing, **every)
 
 
 @needs_promtool
 def test_each_core_of_a_card_has_its_holders_or_is_free(tmp_path: Path) -> None:
     """Whatever its width, whether by one Pod or by several that share a claim."""
     held = (("0-3", "a"), ("4-5", "b"), ("4-5", "c"), ("6", "d"))
-    series = [{"series": f'furiosa_npu_info{{{NPU0},core="0-7"}}', "values": "1x360"}]
+    series = {f'furiosa_npu_info{{{NPU0},core="0-7"}}': "1x360"}
     for core, pod in held:
         labels = f'{NPU0},core="{core}",namespace="ml",pod="{pod}",instance="{pod}"'
-        series.append({"series": f"furiosa_npu_assigned{{{labels}}}", "values": "1x360"})
+        series[f"furiosa_npu_assigned{{{labels}}}"] = "1x360"
     expected = {"a": 4, "b": 1, "c": 1, "d": 1, "": 1}
     _none_holds(
         tmp_path,
@@ -204,13 +200,10 @@ def test_each_core_of_a_card_has_its_holders_or_is_free(tmp_path: Path) -> None:
 def test_a_job_that_names_the_agents_pod_does_not_charge_it(tmp_path: Path) -> None:
     target = 'namespace="kube-system",pod="npu-agent-x"'
     holder = 'exported_namespace="ml",exported_pod="a"'
-    series = [
-        {"series": f'furiosa_npu_info{{{NPU0},{target},core="0-7"}}', "values": "1x360"},
-        {
-            "series": f'furiosa_npu_assigned{{{NPU0},{target},{holder},core="0-7"}}',
-            "values": "1x360",
-        },
-    ]
+    series = {
+        f'furiosa_npu_info{{{NPU0},{target},core="0-7"}}': "1x360",
+        f'furiosa_npu_assigned{{{NPU0},{target},{holder},core="0-7"}}': "1x360",
+    }
     held = _summed('npu:core_seconds:used30s{namespace="ml",pod="a"}')
     _none_holds(tmp_path, series, [f"{held} != {8 * HOUR}"])
 
