@@ -21,7 +21,7 @@ from npu_agent.kube import Api, follow
 from npu_agent.outputs.dra.publisher import SlicePublisher, SliceTiming
 from npu_agent.people.simulator.apiserver import NODES
 from tests.kube.apiserver import COUNTERS, FaultyApiServer
-from tests.kube.helpers import Reply, authority, drops, says, status
+from tests.kube.helpers import Reply, drops, says, status
 from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.helpers import bare_pool
@@ -31,19 +31,6 @@ NAME = f"00000-{DRIVER}-{NODE}"
 SECOND = f"00001-{DRIVER}-{NODE}"
 BACK = 15.0
 """Seconds; guards against hanging. How soon slices are back is measured in tests/e2e."""
-
-
-@pytest.fixture(scope="session")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return authority(tmp_path_factory.mktemp("trusted")).ca
-
-
-@pytest.fixture(autouse=True)
-def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: Path) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
-    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
 
 
 @dataclass
@@ -76,9 +63,6 @@ class World:
     async def watching(self, times: int = 1) -> None:
         await until(lambda: self.server.calls.count("watch") >= times)
 
-    async def asked_for(self, call: str) -> None:
-        await until(lambda: any(each.startswith(call) for each in self.server.calls))
-
     async def quiet(self) -> None:
         """Lets everything run that has anything to do."""
         for _ in range(20):
@@ -106,6 +90,17 @@ async def running(
             await asyncio.wait([task])
 
 
+@asynccontextmanager
+async def watching(
+    directory: Path, devices: tuple[PoolDevice, ...], **timing: float
+) -> AsyncIterator[World]:
+    """The slices are in place and watched."""
+    async with running(directory, devices, None, **timing) as world:
+        await world.in_place()
+        await world.watching()
+        yield world
+
+
 def api_pauses(
     monkeypatch: pytest.MonkeyPatch, instead: Callable[[Backoff, float | None], float]
 ) -> None:
@@ -121,7 +116,7 @@ def api_pauses(
 # What is published.
 
 
-async def test_nothing_is_written_before_anything_is_known(tmp_path: Path) -> None:
+async def test_nothing_is_written_while_no_device_is_known(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
         await world.watching()
         await world.quiet()
@@ -131,6 +126,9 @@ async def test_nothing_is_written_before_anything_is_known(tmp_path: Path) -> No
         state = await world.in_place()
         assert (state.slices, state.devices, state.generation, state.writes) == (1, 8, 1, 1)
         assert world.server.slices[NAME]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        world.devices.publish(None)
+        await world.quiet()
+        assert len(world.server.devices()) == 8
 
 
 async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Path) -> None:
@@ -173,14 +171,6 @@ async def test_a_sick_card_is_one_write_and_its_taint_keeps_its_time(tmp_path: P
         assert world.state.generation == 1
 
 
-async def test_nothing_known_any_more_leaves_what_is_there(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        world.devices.publish(None)
-        await world.quiet()
-        assert len(world.server.devices()) == 2
-
-
 async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(64)) as world:
         await world.in_place()
@@ -217,9 +207,7 @@ async def test_an_agent_that_takes_over_writes_nothing(tmp_path: Path) -> None:
 
 
 async def test_slices_that_are_deleted_are_back(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(70, sick=(1,))) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(70, sick=(1,))) as world:
         for name in (NAME, SECOND):
             world.server.delete(name)
             await world.in_place()
@@ -228,15 +216,6 @@ async def test_slices_that_are_deleted_are_back(tmp_path: Path) -> None:
         assert world.server.slices.keys() == {NAME, SECOND}
         # The scheduler may know the generations up to the last one.
         assert state.generation == 3
-
-
-async def test_what_somebody_changes_is_put_right(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
-        world.server.put(NAME, devices=[])
-        await world.in_place()
-        assert world.server.writes == [f"apply {NAME}"] * 2
 
 
 async def test_where_each_watch_ends_immediately_the_slices_are_listed(tmp_path: Path) -> None:
@@ -249,9 +228,7 @@ async def test_where_each_watch_ends_immediately_the_slices_are_listed(tmp_path:
 
 
 async def test_a_silent_watch_is_seen_through_when_asked(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2)) as world:
         world.server.slices.clear()  # and no event says so
         await world.quiet()
         assert not world.server.slices
@@ -280,26 +257,9 @@ async def test_watches_follow_each_other_without_a_list(tmp_path: Path) -> None:
         watches = world.server.watches[1:12]
         versions = [int(query["resourceVersion"]) for query in watches]
         assert versions == list(range(versions[0], versions[0] + 11))
-        assert all(query["allowWatchBookmarks"] == "true" for query in watches)
         asked = {int(query["timeoutSeconds"]) for query in watches}
         assert len(asked) > 5
         assert asked <= set(range(300, 601))
-
-
-async def test_without_bookmarks_a_silent_watch_is_opened_again_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An API server without a watch cache (`--watch-cache=false`) sends none."""
-    monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
-    async with running(tmp_path, rngd(2), retry_longest=0.01) as world:
-        await world.in_place()
-        await world.watching()
-        calls = len(world.server.calls)
-        await world.watching(6)
-        assert set(world.server.calls[calls:]) == {"watch"}
-        assert world.state.trouble is None
-        world.server.delete()
-        await world.in_place()
 
 
 @pytest.mark.parametrize(
@@ -309,16 +269,13 @@ async def test_without_bookmarks_a_silent_watch_is_opened_again_where_it_was(
         (status(429, "not now"), "watch"),
         (drops, "list"),  # an outage
         (status(403, "no"), "list"),
-        (status(422, "no"), "list"),
         (says("<html>\n"), "list"),
     ],
 )
 async def test_a_watch_goes_on_where_it_was_unless_it_is_refused(
     tmp_path: Path, reply: Reply, doing: str
 ) -> None:
-    async with running(tmp_path, rngd(2), retry_longest=0.01) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2), retry_longest=0.01) as world:
         calls = len(world.server.calls)
         world.server.instead["watch"] = reply
         world.server.cut()
@@ -335,9 +292,7 @@ async def test_a_watch_goes_on_where_it_was_unless_it_is_refused(
 async def test_a_slice_that_is_deleted_while_its_write_is_under_way_is_back(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, rngd(70)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(70)) as world:
 
         async def deleted(request: web.Request) -> web.StreamResponse:
             world.server.instead.clear()
@@ -354,9 +309,7 @@ async def test_a_slice_that_is_deleted_while_its_write_is_under_way_is_back(
 
 
 async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(70)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(70)) as world:
 
         async def before(request: web.Request) -> web.StreamResponse:
             world.server.instead.clear()
@@ -377,9 +330,7 @@ async def test_a_slice_that_is_deleted_while_they_are_listed_is_back(tmp_path: P
 async def test_a_restarted_kubelet_waits_for_no_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2)) as world:
         api_pauses(monkeypatch, lambda *_: 3600.0)
         world.server.trouble = drops
         world.server.cut()
@@ -403,9 +354,7 @@ async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.Mo
         self.tries += 1
         return 0.0
 
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2)) as world:
         api_pauses(monkeypatch, noted)
         for count in (3, 4):
             world.server.instead["apply"] = status(503, "not now")
@@ -429,9 +378,7 @@ async def test_pauses_grow_until_it_works(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2)) as world:
         node = world.server.objects[NODES].pop(NODE)
         world.server.delete()
         await until(lambda: world.server.calls.count(f"get {NODE}") >= 3)
@@ -445,9 +392,7 @@ async def test_a_node_that_is_deleted_and_created_again_owns_them_again(tmp_path
 
 
 async def test_two_that_write_the_same_slices_do_not_do_so_all_the_time(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, rngd(2)) as world:
         writes = len(world.server.writes)
         loop = asyncio.get_running_loop()
         end = loop.time() + 1.0
@@ -466,9 +411,7 @@ async def test_a_write_whose_answer_is_lost_may_have_taken_effect(
 ) -> None:
     """What is wanted now was there before it: only a list proves that it still is."""
     api_pauses(monkeypatch, lambda *_: 0.001)
-    async with running(tmp_path, ()) as world:
-        await world.in_place()
-        await world.watching()
+    async with watching(tmp_path, ()) as world:
         server = world.server
 
         async def late(request: web.Request) -> web.StreamResponse:
@@ -531,44 +474,38 @@ async def test_the_api_servers_wish_to_wait_is_granted(
 # Fields that the API server drops.
 
 
-async def test_without_taints_a_sick_card_is_not_offered(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(3, sick=(1,))) as world:
-        world.server.dropped = {"taints"}
-        well = [device.name for device in rngd(3) if device.name != rngd(3)[1].name]
-        await until(lambda: list(world.server.devices()) == well)
-        state = await first(world.publisher.state, lambda state: state.dropped)
-        assert state.dropped == ("devices.taints",)
-        await world.quiet()
-        writes = list(world.server.writes)
-        world.devices.publish(rngd(3, sick=(1, 2)))
-        await until(lambda: list(world.server.devices()) == well[:1])
-        world.devices.publish(rngd(3))
-        await world.in_place()
-        assert len(world.server.writes) == len(writes) + 2
-
-
 def one_is_hot() -> tuple[PoolDevice, ...]:
     hot = card("rngd", 1)
     return pool_of(card("rngd", 0), hot, degraded={hot.id: {TrendKind.HOT}})
 
 
-async def test_a_taint_without_effect_keeps_no_card_away(tmp_path: Path) -> None:
-    async with running(tmp_path, one_is_hot()) as world:
-        await world.in_place()
-        (taints,) = world.server.taints().values()
-        assert [(one["key"], one["effect"]) for one in taints] == [(f"{DRIVER}/hot", "None")]
-        world.devices.publish(rngd(2))
-        await until(lambda: not world.server.taints())
-
-
-async def test_where_taints_are_dropped_a_hot_card_is_offered(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(2)) as world:
+async def test_without_taints_a_sick_card_is_not_offered_and_a_hot_one_is(tmp_path: Path) -> None:
+    whole, hot, sick = *one_is_hot(), rngd(3, sick=(2,))[2]
+    async with running(tmp_path, (whole, hot, sick)) as world:
         world.server.dropped = {"taints"}
-        await world.in_place()
-        world.devices.publish(one_is_hot())
-        await first(world.publisher.state, lambda state: state.dropped and state.published)
-        assert len(world.server.devices()) == 2
+        await until(lambda: list(world.server.devices()) == [whole.name, hot.name])
+        state = await first(world.publisher.state, lambda state: state.dropped)
+        assert state.dropped == ("devices.taints",)
         await world.quiet()
+        writes = list(world.server.writes)
+        world.devices.publish(rngd(3, sick=(1, 2)))
+        await until(lambda: list(world.server.devices()) == [whole.name])
+        world.devices.publish(rngd(3))
+        await world.in_place()
+        assert len(world.server.writes) == len(writes) + 2
+
+
+def older(server: FaultyApiServer, unknown: str) -> Reply:
+    """An API server that refuses slices with this in them."""
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if unknown in json.dumps(body):
+            return await status(422, f"Unsupported value: {unknown}")(request)
+        code, found = server.act("apply", request.path, body)
+        return web.json_response(found, status=code)
+
+    return reply
 
 
 async def test_an_api_server_that_does_not_know_the_effect_gets_none(
@@ -577,15 +514,7 @@ async def test_an_api_server_that_does_not_know_the_effect_gets_none(
     caplog.set_level("INFO")
     async with running(tmp_path, rngd(2)) as world:
         await world.in_place()
-
-        async def older(request: web.Request) -> web.StreamResponse:
-            body = await request.json()
-            if '"None"' in json.dumps(body):
-                return await status(422, 'effect: Unsupported value: "None"')(request)
-            code, found = world.server.act("apply", request.path, body)
-            return web.json_response(found, status=code)
-
-        world.server.instead["apply"] = older
+        world.server.instead["apply"] = older(world.server, '"None"')
         sick = replace(one_is_hot()[1], taints=(*one_is_hot()[1].taints, *rngd(2, (1,))[1].taints))
         world.devices.publish((rngd(2)[0], sick))
         state = await first(world.publisher.state, lambda state: state.dropped and state.published)
@@ -595,7 +524,7 @@ async def test_an_api_server_that_does_not_know_the_effect_gets_none(
         assert caplog.text.count("ResourceSlices written") == 2  # what was refused is not
 
 
-async def test_another_api_server_may_keep_taints(tmp_path: Path) -> None:
+async def test_another_api_server_may_keep_what_was_dropped(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(3, sick=(1,))) as world:
         world.server.dropped = {"taints"}
         await first(world.publisher.state, lambda state: state.dropped and state.published)
@@ -633,15 +562,17 @@ async def test_counters_are_written_first(tmp_path: Path) -> None:
         assert (state.slices, state.devices, state.writes) == (2, 30, 2)
         assert world.server.writes == [f"apply {NAME}", f"apply {SECOND}"]
         assert pools(world.server) == [(1, 2), (2, 2)]
-        # A card that fails costs one write.
-        world.devices.publish(parts(2, sick=(1,)))
-        await until(lambda: len(world.server.taints()) == 15)
-        assert len(world.server.writes) == 3
 
 
-async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["drops", "refuses"])
+async def test_where_counters_are_not_kept_cards_are_offered_whole(
+    tmp_path: Path, how: str
+) -> None:
     async with running(tmp_path, None) as world:
-        world.server.dropped = set(COUNTERS)
+        if how == "drops":
+            world.server.dropped = set(COUNTERS)
+        else:
+            world.server.instead["apply"] = older(world.server, "sharedCounters")
         world.devices.publish(parts(3))
         state = await first(world.publisher.state, lambda state: state.published)
         assert state.uncounted
@@ -653,39 +584,6 @@ async def test_where_counters_are_dropped_cards_are_offered_whole(tmp_path: Path
         world.devices.publish(rngd(3))
         await world.quiet()
         assert world.server.writes == [f"apply {NAME}"] * 2
-
-
-async def test_counters_that_are_kept_again(tmp_path: Path) -> None:
-    async with running(tmp_path, None) as world:
-        world.server.dropped = set(COUNTERS)
-        world.devices.publish(parts(2))
-        await first(world.publisher.state, lambda state: state.uncounted)
-        await world.watching()
-        world.server.trouble = drops
-        world.server.cut()
-        await first(world.publisher.state, lambda state: state.trouble)
-        world.server.dropped = set()
-        world.server.trouble = None
-        state = await world.in_place(deadline=6)
-        assert state.devices == 30
-        assert not state.uncounted
-
-
-async def test_an_api_server_that_refuses_counters_is_one_without(tmp_path: Path) -> None:
-    async with running(tmp_path, None) as world:
-
-        async def older(request: web.Request) -> web.StreamResponse:
-            body = await request.json()
-            if "sharedCounters" in body["spec"]:
-                return await status(422, "sharedCounters: Forbidden")(request)
-            code, found = world.server.act("apply", request.path, body)
-            return web.json_response(found, status=code)
-
-        world.server.instead["apply"] = older
-        world.devices.publish(parts(2))
-        state = await first(world.publisher.state, lambda state: state.published)
-        assert state.uncounted
-        assert list(world.server.devices()) == [one.name for one in rngd(2)]
 
 
 async def test_whether_the_pool_is_complete(tmp_path: Path) -> None:

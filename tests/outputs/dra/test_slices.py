@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
-from npu_agent.core.state import COUNTERS, TAINTS
+from npu_agent.core.state import TAINTS
 from npu_agent.outputs.dra.slices import (
     Plan,
     differs,
@@ -95,18 +95,6 @@ def test_no_slice_has_more_devices_than_may_be_tainted(count: int, sizes: list[i
     assert [faults(each) for each in found] == [[]] * len(sizes)
 
 
-def test_the_order_of_slices_and_devices_is_that_of_the_cards() -> None:
-    found = made(rngd(70))
-    assert [each["metadata"]["name"] for each in found] == [
-        "00000-npu.furiosa.ai-npu-node-1",
-        "00001-npu.furiosa.ai-npu-node-1",
-    ]
-    indexes = [
-        device["attributes"]["index"]["int"] for each in found for device in each["spec"]["devices"]
-    ]
-    assert indexes == list(range(70))
-
-
 # Cards that are cut on demand.
 
 
@@ -134,28 +122,6 @@ def test_counters_come_first_and_all_devices_of_a_card_are_in_one_slice(
     assert sizes(found) == wanted
     assert [faults(each) for each in found] == [[]] * len(found)
     assert faults_of_pool(found) == []
-
-
-def test_a_device_consumes_exactly_its_cores() -> None:
-    cards, devices = made(parts(1))
-    counters = [
-        one["counters"]
-        for device in devices["spec"]["devices"]
-        for one in device["consumesCounters"]
-    ]
-    consumed = [
-        sorted(int(key.removeprefix("core-")) for key in each if key.startswith("core-"))
-        for each in counters
-    ]
-    widths = (8, 4, 2, 1)
-    assert consumed == [
-        list(range(first, first + width)) for width in widths for first in range(0, 8, width)
-    ]
-    # And its share of what Kueue counts, which adds up to the card's.
-    shares = [(each["cores"]["value"], each["memory"]["value"]) for each in counters]
-    assert shares == [(str(len(cores)), f"{6 * len(cores)}Gi") for cores in consumed]
-    (whole,) = cards["spec"]["sharedCounters"]
-    assert whole["counters"].items() == counters[0].items()
 
 
 KINDS = st.sampled_from(("warboy", "rngd"))
@@ -205,21 +171,6 @@ def test_a_pool_that_is_no_longer_cut_deletes_first() -> None:
     found = planned(live(*made(parts(9), 5)), rngd(9))
     assert [each[:5] for each in found.delete] == ["00001", "00002", "00003", "00004"]
     assert found.apply == made(rngd(9), 6)
-    assert planned(live(*made(rngd(9), 6)), rngd(9)) == Plan()
-
-
-def test_counters_that_the_api_server_drops_are_named() -> None:
-    sent = made(parts(1))
-    counters, devices = live(*sent).values()
-    assert [dropped(one, other) for one, other in zip(sent, (counters, devices), strict=True)] == [
-        (),
-        (),
-    ]
-    del counters["spec"]["sharedCounters"]
-    for device in devices["spec"]["devices"]:
-        del device["consumesCounters"]
-    found = {*dropped(sent[0], counters), *dropped(sent[1], devices)}
-    assert found == COUNTERS
 
 
 # Names.
