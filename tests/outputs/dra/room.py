@@ -24,10 +24,8 @@ from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.claims import Claims, PrepareTiming
 from npu_agent.vendors.furiosa.attributes import NAMES
 from tests.outputs.deviceplugin.helpers import resources, state
-from tests.outputs.helpers import Kubelet, allocator_of
+from tests.outputs.helpers import DRIVER, NODE, Kubelet, allocator_of
 
-DRIVER = "npu.furiosa.ai"
-NODE = "node-1"
 NPU = "beta.furiosa.ai/npu"
 
 
@@ -39,8 +37,8 @@ def describe(card: Card, cores: CoreRange) -> Description:
 DRA = replace(NAMES, describe=describe)
 
 
-def ref(name: str = "c", uid: str | None = None) -> ClaimRef:
-    return ClaimRef(namespace="team", name=name, uid=uid or f"uid-{name}")
+def ref(name: str = "c") -> ClaimRef:
+    return ClaimRef(namespace="team", name=name, uid=f"uid-{name}")
 
 
 def result(device: str, request: str = "npu", **more: Any) -> dict[str, Any]:
@@ -162,13 +160,17 @@ class Room:
         self.kubelet.holdings.publish(replace(answer, running=frozenset(living)))
         self.allocator.reconcile()
 
-    async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
-        """The node is this agent's, and the kubelet has said who holds what."""
+    async def renewed(self, *held: str, **answer: Any) -> None:
+        """The node is this agent's; meanwhile the kubelet answers so, as for `says`."""
         renewing = asyncio.create_task(self.allocator.renew())
         while not renewing.done():
-            self.says(*held, uses=uses)
+            self.says(*held, **answer)
             await asyncio.sleep(0.001)
         await renewing
+
+    async def owned(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
+        """The node is this agent's, and the kubelet has said who holds what."""
+        await self.renewed(*held, uses=uses)
         self.known()
         await self.claims.recover()
 
@@ -177,16 +179,14 @@ class Room:
         self.start()
         await self.owned(*held, uses=uses)
 
-    async def prepared(self, name: str = "c", uid: str | None = None) -> Any:
+    async def prepared(self, name: str = "c") -> Any:
         """What the kubelet is answered when it has a claim prepared."""
-        asked = ref(name, uid)
-        answer = await self.claims.prepare([asked])
-        assert answer.keys() == {asked.uid}
-        return answer[asked.uid]
+        ((uid, answer),) = (await self.claims.prepare([ref(name)])).items()
+        assert uid == ref(name).uid
+        return answer
 
-    async def unprepared(self, name: str = "c", uid: str | None = None) -> None:
-        asked = ref(name, uid)
-        assert await self.claims.unprepare([asked]) == ""
+    async def unprepared(self, name: str = "c") -> None:
+        assert await self.claims.unprepare([ref(name)]) == ""
 
     def specs(self) -> list[str]:
         return sorted(path.name for path in self.cdi_root.glob("*"))
