@@ -3,16 +3,18 @@
 Its calls block, so that tests on an event loop make them with `asyncio.to_thread`.
 """
 
-import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
-from h2.connection import H2Connection
-from h2.events import DataReceived
+from grpclib.client import Channel, Stream
+from grpclib.config import Configuration
+from grpclib.const import Cardinality
+from grpclib.exceptions import StreamTerminatedError
 
+from npu_agent.kubelet.rpc import Encoded
 from npu_agent.kubelet.wire import v1beta1 as wire
 
 DEADLINE = 20.0
@@ -20,16 +22,17 @@ DEADLINE = 20.0
 
 
 class Client:
-    """A connection to a device plugin's socket."""
+    """A connection to a plugin's socket, for one of its services."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, service: str = "v1beta1.DevicePlugin") -> None:
+        self._service = service
         self.channel: Any = grpc.insecure_channel(
             f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
         )
 
     def call(self, method: str, request: bytes = b"") -> bytes:
         """Raises grpc.RpcError."""
-        unary = self.channel.unary_unary(f"/v1beta1.DevicePlugin/{method}")
+        unary = self.channel.unary_unary(f"/{self._service}/{method}")
         answer: bytes = unary(request, timeout=DEADLINE, wait_for_ready=True)
         return answer
 
@@ -82,45 +85,20 @@ def listed(messages: Iterator[bytes]) -> list[tuple[str, str]]:
     return [(device.id, device.health) for device in response.devices]
 
 
-class Sleeper:
-    """A ListAndWatch client on the bare protocol that reads nothing until it is told to.
+@asynccontextmanager
+async def asleep(path: Path) -> AsyncIterator[Stream[wire.Empty, Encoded]]:
+    """A ListAndWatch call of which nothing is read yet, by grpclib.
 
     It grants the server 64 KiB, as HTTP/2 does at first; the C core would go on granting more.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(DEADLINE)
-        self._socket.connect(str(path))
-        self._http = H2Connection()
-        self._http.initiate_connection()
-        self._http.send_headers(
-            1,
-            [
-                (":method", "POST"),
-                (":scheme", "http"),
-                (":path", "/v1beta1.DevicePlugin/ListAndWatch"),
-                (":authority", "localhost"),
-                ("te", "trailers"),
-                ("content-type", "application/grpc"),
-            ],
-        )
-        self._http.send_data(1, bytes(5), end_stream=True)  # one empty message
-        self._socket.sendall(self._http.data_to_send())
-
-    def read(self) -> Iterator[bytes]:
-        """Wakes up: each message until the connection ends."""
-        pending = b""
-        while received := self._socket.recv(1 << 16):
-            for event in self._http.receive_data(received):
-                if isinstance(event, DataReceived):
-                    pending += event.data or b""
-                    self._http.acknowledge_received_data(event.flow_controlled_length or 0, 1)
-            with suppress(BrokenPipeError):  # it ended; what it sent can still be read
-                self._socket.sendall(self._http.data_to_send())
-            while len(pending) >= 5 and len(pending) >= (end := 5 + int.from_bytes(pending[1:5])):
-                yield pending[5:end]
-                pending = pending[end:]
-
-    def close(self) -> None:
-        self._socket.close()
+    window = (1 << 16) - 1
+    config = Configuration(http2_connection_window_size=window, http2_stream_window_size=window)
+    method = "/v1beta1.DevicePlugin/ListAndWatch"
+    async with (
+        Channel(path=str(path), config=config) as channel,
+        channel.request(method, Cardinality.UNARY_STREAM, wire.Empty, Encoded) as stream,
+    ):
+        await stream.send_message(wire.Empty(), end=True)
+        yield stream
+        with suppress(StreamTerminatedError):  # by the server's end
+            await stream.cancel()

@@ -48,6 +48,7 @@ class World:
     kubelet: Kubelet
     snapshots: Feed[Snapshot]
     wishes: Feed[DraWishes]
+    manager: StandInPluginManager
     task: asyncio.Task[None]
 
     async def phase(self, phase: SessionPhase) -> str:
@@ -85,10 +86,15 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             api,
             DriverTiming(linger=1.0),
         )
+        manager = StandInPluginManager(root)
+        await manager.start()
         tasks = [asyncio.create_task(run()) for run in (driver.run, allocator.run)]
         try:
-            yield World(root, server, driver, allocator, kubelet, snapshots, wishes, tasks[0])
+            yield World(
+                root, server, driver, allocator, kubelet, snapshots, wishes, manager, tasks[0]
+            )
         finally:
+            await manager.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,18 +102,15 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
 
 async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        manager = StandInPluginManager(here.root)
-        await manager.start()
         await here.phase(SessionPhase.REGISTERED)
         await until(here.server.devices)
-        await manager.stop()
+        await here.manager.stop()
         assert "closed its stream" in await here.phase(SessionPhase.REGISTERING)
         here.server.delete()  # as a kubelet does when it starts
-        await manager.start()
+        await here.manager.start()
         await here.phase(SessionPhase.REGISTERED)
         await until(here.server.devices)
         assert here.sockets() == 2
-        await manager.stop()
 
 
 async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
@@ -116,11 +119,7 @@ async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
             reason = await here.phase(SessionPhase.STANDBY)
             assert reason.startswith("served by npu-agent ")
             assert not here.sockets()
-        assert not await here.phase(SessionPhase.REGISTERING)
-        manager = StandInPluginManager(here.root)
-        await manager.start()
-        await here.phase(SessionPhase.REGISTERED)
-        await manager.stop()
+        assert not await here.phase(SessionPhase.REGISTERED)
 
 
 async def test_a_record_that_is_not_ours_yet_is_no_failure(tmp_path: Path) -> None:
@@ -135,27 +134,21 @@ async def test_a_record_that_is_not_ours_yet_is_no_failure(tmp_path: Path) -> No
             for _ in range(10):  # turns of the loop, for what would be a failure to be one
                 await asyncio.sleep(0)
         phases = []
-        manager = StandInPluginManager(here.root)
-        await manager.start()
         async for now in here.driver.status.watch():
             phases.append(now.phase)
             if now.phase is SessionPhase.REGISTERED:
                 break
         assert SessionPhase.BLOCKED not in phases
         await until(here.server.devices)
-        await manager.stop()
 
 
 async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        manager = StandInPluginManager(here.root)
-        await manager.start()
         await here.phase(SessionPhase.REGISTERED)
         for path in here.root.glob("plugins_registry/*.sock"):
             path.unlink()
         assert "socket was removed" in await here.phase(SessionPhase.BLOCKED)
         await here.phase(SessionPhase.REGISTERED)
-        await manager.stop()
 
 
 async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None:
@@ -167,18 +160,14 @@ async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None
         here.snapshots.publish(Snapshot((card("rngd", 0), card("rngd", 1)), complete=True))
         await until(lambda: len(here.server.devices()) == 2)
         assert here.driver.status.value.phase is SessionPhase.BLOCKED
-        manager = StandInPluginManager(here.root)
-        await manager.start()
+        (here.root / REGISTRY).mkdir()
         await here.phase(SessionPhase.REGISTERED)
         assert not here.task.done()
-        await manager.stop()
 
 
 async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Path) -> None:
     """Else its Pod would stay Terminating."""
     async with world(tmp_path) as here:
-        manager = StandInPluginManager(here.root)
-        await manager.start()
         await until(here.server.devices)
         await here.allocator.prepare(claim("c", *here.snapshots.value.cards), ())
         here.wishes.publish(DraWishes(families=frozenset()))
@@ -187,13 +176,10 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Pa
         assert here.driver.needed
         await here.allocator.unprepare("uid-c")
         await here.phase(SessionPhase.NO_CARDS)
-        await manager.stop()
 
 
 async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        manager = StandInPluginManager(here.root)
-        await manager.start()
         await until(here.server.devices)
         assert not here.server.taints()
         (state,) = here.snapshots.value.cards
@@ -202,7 +188,6 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
         here.kubelet.holdings.publish(Holdings(assignments=(held,), asked_at=now))
         here.allocator.reconcile()
         await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints()))
-        await manager.stop()
 
 
 async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None:
@@ -228,9 +213,7 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
 
     monkeypatch.setattr(files, "replace", full)
     async with world(tmp_path) as here:
-        manager = StandInPluginManager(here.root)
-        await manager.start()
-        await until(lambda: manager.instances.value)  # for claims that are to be unprepared
+        await until(lambda: here.manager.instances.value)  # for claims that are to be unprepared
         assert os.strerror(errno.ENOSPC) in await here.phase(SessionPhase.BLOCKED)
         await until(lambda: tries > 3)
         assert here.driver.pool.offered.value is None
@@ -238,4 +221,3 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
         await until(here.server.devices)
         assert all(event["object"]["spec"]["devices"] for _, event in here.server.events[SLICES])
         await here.phase(SessionPhase.REGISTERED)
-        await manager.stop()

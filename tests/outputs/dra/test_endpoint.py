@@ -50,6 +50,7 @@ async def test_names_are_this_process_alone(root: Path) -> None:
         assert first_.registration_path != second.registration_path
         assert first_.exists()
         assert second.exists()
+        assert stat.S_IMODE(first_.path.parent.stat().st_mode) == 0o750
     assert names(root / PLUGINS / DRIVER) == names(root / REGISTRY) == []
 
 
@@ -64,46 +65,35 @@ async def test_sockets_are_made_below_the_longest_usual_root(root: Path) -> None
         await endpoint.start()
 
 
-async def test_the_services_listen_before_the_kubelet_can_find_them(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = Driver().endpoint(root)
-    order = []
-    listen = UnixServer.listen
-
-    async def noted(server: UnixServer) -> None:
-        order.append((server.path, endpoint.path.exists()))
-        await listen(server)
-
-    monkeypatch.setattr(UnixServer, "listen", noted)
-    await endpoint.start()
-    assert order == [(endpoint.path, False), (endpoint.registration_path, True)]
-    await endpoint.close()
-
-
-async def test_the_end_deregisters_before_anything_else(
+async def test_the_services_listen_before_the_kubelet_can_find_them_and_end_after_that(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver()
     endpoint = driver.endpoint(root)
-    await endpoint.start()
     order = []
-    shutdown = UnixServer.shutdown
 
-    async def noted(server: UnixServer) -> None:
-        order.append((server.path, endpoint.registration_path.exists()))
-        await shutdown(server)
+    def note(what: str) -> None:
+        call = getattr(UnixServer, what)
 
-    monkeypatch.setattr(UnixServer, "shutdown", noted)
+        async def noted(server: UnixServer) -> None:
+            sockets = [path.exists() for path in (endpoint.path, endpoint.registration_path)]
+            order.append((what, server.path, sockets))
+            await call(server)
+
+        monkeypatch.setattr(UnixServer, what, noted)
+
+    note("listen")
+    note("shutdown")
+    await endpoint.start()
     driver.devices.close()
     await endpoint.close()
-    assert order == [(endpoint.registration_path, True), (endpoint.path, False)]
+    assert order == [
+        ("listen", endpoint.path, [False, False]),
+        ("listen", endpoint.registration_path, [True, False]),
+        ("shutdown", endpoint.registration_path, [True, True]),
+        ("shutdown", endpoint.path, [True, False]),
+    ]
     assert not endpoint.path.exists()
-
-
-async def test_the_drivers_directory_is_not_for_everybody(root: Path) -> None:
-    async with Driver().served(root) as endpoint:
-        assert stat.S_IMODE(endpoint.path.parent.stat().st_mode) == 0o750
 
 
 @asynccontextmanager
