@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 import grpc
 import pytest
+from grpclib.exceptions import StreamTerminatedError
 
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
-from npu_agent.kubelet.rpc import UnixServer, wait_drained
+from npu_agent.kubelet.rpc import Encoded, UnixServer, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.outputs.deviceplugin import encode
 from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
@@ -20,8 +21,8 @@ from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.client import (
     DEADLINE,
     Client,
-    Sleeper,
     allocation,
+    asleep,
     listed,
     preference,
 )
@@ -164,33 +165,30 @@ async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:
 async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Served) -> None:
     many = crowd(2000)
     served.devices.publish(many)
-    sleeper = Sleeper(served.server.path)
-    await served.streams(1)
-    published = 50
-    for turn in range(published):
-        served.devices.publish(many[turn:])
-        await asyncio.sleep(0)
-    last = (*LISTED, *many)
-    served.devices.publish(last)
-    assert await asyncio.to_thread(served.client.allocate, "UUID-A")
+    async with asleep(served.server.path) as sleeper:
+        await served.streams(1)
+        for turn in range(50):
+            served.devices.publish(many[turn:])
+            await asyncio.sleep(0)
+        last = (*LISTED, *many)
+        served.devices.publish(last)
+        assert await asyncio.to_thread(served.client.allocate, "UUID-A")
 
-    messages = sleeper.read()
-    assert await asyncio.to_thread(next, messages) == encode.device_list(many)
-    assert await asyncio.to_thread(next, messages) == encode.device_list(last)
-    sleeper.close()
+        assert await sleeper.recv_message() == Encoded(encode.device_list(many))
+        assert await sleeper.recv_message() == Encoded(encode.device_list(last))
     await served.streams(0)
 
 
 async def test_the_end_does_not_wait_for_a_reader_that_sleeps(served: Served) -> None:
     served.devices.publish(crowd(2000))  # sending it waits for a reader
-    sleeper = Sleeper(served.server.path)
-    await served.streams(1)
-    served.devices.close()
-    async with asyncio.timeout(DEADLINE):
-        await wait_drained(served.plugin.streams)
-        await served.server.shutdown()
-    assert not await asyncio.to_thread(list, sleeper.read())  # cut off, before a whole message
-    sleeper.close()
+    async with asleep(served.server.path) as sleeper:
+        await served.streams(1)
+        served.devices.close()
+        async with asyncio.timeout(DEADLINE):
+            await wait_drained(served.plugin.streams)
+            await served.server.shutdown()
+        with pytest.raises(StreamTerminatedError):
+            await sleeper.recv_message()
 
 
 async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
@@ -216,26 +214,18 @@ async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
     assert 0 < seconds.total < DEADLINE
 
 
-async def test_the_ledger_is_asked_before_the_answer_and_may_refuse() -> None:
+async def test_the_ledger_is_asked_before_the_answer_and_may_refuse(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted: list[tuple[str, list[str]]] = []
 
-    class Notes(StandInAllocator):
-        async def grant(self, resource: str, devices: Sequence[Device]) -> None:
-            noted.append((resource, [device.id for device in devices]))
-            if len(noted) > 1:
-                raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")
+    async def grant(_: StandInAllocator, resource: str, devices: Sequence[Device]) -> None:
+        noted.append((resource, [device.id for device in devices]))
+        if len(noted) > 1:
+            raise RefusalError(Refusal.UNFIT, "Pod team/train still holds its cores")
 
-    with short_directory() as directory:
-        feed: Feed[Devices] = Feed(LISTED)
-        plugin = DevicePlugin(RESOURCE, feed, Notes(feed))
-        server = UnixServer([plugin], directory / "npu.sock")
-        await server.listen()
-        client = Client(server.path)
-        await asyncio.to_thread(client.allocate, "UUID-B", "UUID-A")
-        assert noted == [(RESOURCE, ["UUID-B", "UUID-A"])]
-        with pytest.raises(grpc.RpcError) as refused:
-            await asyncio.to_thread(client.allocate, "UUID-A")
-        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert refused.value.details() == "Pod team/train still holds its cores"
-        await asyncio.to_thread(client.close)
-        await server.shutdown()
+    monkeypatch.setattr(StandInAllocator, "grant", grant)
+    await asyncio.to_thread(served.client.allocate, "UUID-B", "UUID-A")
+    assert noted == [(RESOURCE, ["UUID-B", "UUID-A"])]
+    refused = await asyncio.to_thread(served.client.refused, "Allocate", allocation("UUID-A"))
+    assert refused == ("FAILED_PRECONDITION", "Pod team/train still holds its cores")

@@ -106,6 +106,7 @@ async def room() -> AsyncIterator[Room]:
         directory = temporary / "plugins"
         directory.mkdir()
         kubelet = FaultyKubelet(directory)
+        await kubelet.start()
         yield Room(directory, kubelet)
         await kubelet.stop()
 
@@ -126,20 +127,14 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO, "npu_agent")
 
     def lines() -> list[str]:
+        records = [record for record in caplog.records if record.name.startswith("npu_agent")]
+        reasons = [record.__dict__["fields"].get("reason") for record in records]
         return [
-            f"{record.message}: {reason}"
-            if (reason := _fields(record).get("reason"))
-            else record.message
-            for record in caplog.records
-            if record.name.startswith("npu_agent")
+            f"{record.message}: {reason}" if reason else record.message
+            for record, reason in zip(records, reasons, strict=True)
         ]
 
     return lines
-
-
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    fields: dict[str, object] = record.__dict__["fields"]
-    return fields
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -170,7 +165,6 @@ async def test_the_devices_are_listed_and_after_a_change_once_more(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     looks = Tries(monkeypatch, UnixServer, "exists")
-    await room.kubelet.start()
     async with room.running() as one:
         plugin = await room.registered()
         assert plugin.devices == (("UUID-A", "Healthy"), ("UUID-B", "Healthy"))
@@ -188,7 +182,6 @@ async def test_the_devices_are_listed_and_after_a_change_once_more(
 
 
 async def test_end_is_in_order(room: Room) -> None:
-    await room.kubelet.start()
     (room.directory / "kubelet_internal_checkpoint").write_text("{}")
     async with room.running() as one:
         plugin = await room.registered()
@@ -199,6 +192,7 @@ async def test_end_is_in_order(room: Room) -> None:
 
 
 async def test_socket_that_nobody_listens_on(room: Room) -> None:
+    await room.kubelet.stop()
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a kubelet that was killed
         left_behind.bind(str(room.directory / "kubelet.sock"))
     async with room.running() as one:
@@ -210,7 +204,6 @@ async def test_socket_that_nobody_listens_on(room: Room) -> None:
 
 
 async def test_kubelet_restarts(room: Room, said: Callable[[], list[str]]) -> None:
-    await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
         await room.kubelet.stop()
@@ -231,12 +224,13 @@ async def test_own_socket_is_removed(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     looks = Tries(monkeypatch, UnixServer, "exists")
-    await room.kubelet.start()
-    async with room.running():
+    async with room.running() as one:
         before = await room.registered()
+        assert (one.counts.returns, room.allocator.losses) == (0, 0)
         (room.directory / before.endpoint).unlink()
         after = await room.registered(after=before.endpoint)
         assert after.endpoint in names(room.directory)
+        assert (one.counts.returns, room.allocator.losses) == (1, 1)
         # The stream of the socket before had ended in time.
         await looks.more(5)
         assert room.kubelet.calls == 2
@@ -248,7 +242,6 @@ async def test_own_socket_is_removed(
 
 
 async def test_directory_is_wiped(room: Room) -> None:
-    await room.kubelet.start()
     async with room.running():
         before = await room.registered()
         lock = lock_path(room.directory)
@@ -263,7 +256,6 @@ async def test_register_is_refused(
 ) -> None:
     tries = Tries(monkeypatch, Session, "_register")
     room.kubelet.refusal = "the ResourceName is invalid"
-    await room.kubelet.start()
     async with room.running() as one:
         await tries.more(5)
         reason = "the kubelet refuses: UNKNOWN: the ResourceName is invalid"
@@ -274,48 +266,40 @@ async def test_register_is_refused(
         assert said()[1:] == ["registered"]
 
 
-async def test_register_is_never_answered(room: Room, said: Callable[[], list[str]]) -> None:
-    room.timing = replace(QUICK, register=0.3)
-    room.kubelet.answers = False
-    await room.kubelet.start()
-    async with room.running() as one:
-        status = await first(one.status, lambda s: bool(s.reason))
-        assert status.reason == "the kubelet does not answer Register within 0.3 s"
-        one.timing = QUICK
-        room.kubelet.answers = True
-        await room.registered()
-        assert said() == [f"not registered; retrying: {status.reason}", "registered"]
-
-
 async def test_end_while_register_is_not_answered(room: Room) -> None:
     room.kubelet.answers = False
-    await room.kubelet.start()
     async with room.running() as one:
         await until(lambda: room.kubelet.calls)
     assert one.status.value.phase is SessionPhase.ENDED
     assert not [name for name in names(room.directory) if name.startswith("npu-")]
 
 
-async def test_registered_but_nobody_asks(room: Room, said: Callable[[], list[str]]) -> None:
-    room.timing = replace(QUICK, connect=0.1)
-    room.kubelet.asks = False
-    await room.kubelet.start()
+@pytest.mark.parametrize(
+    ("what", "within", "reason"),
+    [
+        ("answers", "register", "the kubelet does not answer Register within 0.3 s"),
+        ("asks", "connect", "registered, but the kubelet asks for no devices within 0.3 s"),
+    ],
+)
+async def test_what_the_kubelet_does_not_do_in_time_is_tried_again(
+    room: Room, said: Callable[[], list[str]], what: str, within: str, reason: str
+) -> None:
+    room.timing = replace(QUICK, **{within: 0.3})
+    setattr(room.kubelet, what, False)
     async with room.running() as one:
         status = await first(one.status, lambda s: bool(s.reason))
         assert status.phase is SessionPhase.REGISTERING
-        assert status.reason == "registered, but the kubelet asks for no devices within 0.1 s"
-        assert status.registrations == 0
+        assert (status.reason, status.registrations) == (reason, 0)
         one.timing = QUICK
-        room.kubelet.asks = True
+        setattr(room.kubelet, what, True)
         await room.registered()
-        assert said() == [f"not registered; retrying: {status.reason}", "registered"]
+        assert said() == [f"not registered; retrying: {reason}", "registered"]
 
 
 async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     looks = Tries(monkeypatch, UnixServer, "exists")
-    await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
         await first(one.status, lambda s: s.phase is SessionPhase.REGISTERED)
@@ -330,7 +314,6 @@ async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
 async def test_kubelet_offers_somebody_elses_devices(
     room: Room, said: Callable[[], list[str]]
 ) -> None:
-    await room.kubelet.start()
     room.asked.allocatable = {RESOURCE: frozenset(("UUID-A", "UUID-B", "more"))}
     async with room.running() as one:
         before = await room.registered()
@@ -362,7 +345,6 @@ async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_l
         return 0.001
 
     monkeypatch.setattr(Backoff, "next", soon)
-    await room.kubelet.start()
     room.asked.allocatable = {}
     async with room.running() as one:
         await first(one.status, lambda s: s.registrations == 4)
@@ -373,7 +355,6 @@ async def test_a_kubelet_that_never_says_that_it_offers_ours_is_left_alone_for_l
 
 
 async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) -> None:
-    await room.kubelet.start()
     looks = 0
 
     async def ask() -> dict[str, frozenset[str]]:
@@ -384,9 +365,7 @@ async def test_device_that_is_not_offered_for_a_moment_is_nothing(room: Room) ->
     room.asked.offered = ask  # type: ignore[method-assign]
     async with room.running() as one:
         await room.registered()
-        async with asyncio.timeout(DEADLINE):
-            while looks < 6:
-                await asyncio.sleep(0.001)
+        await until(lambda: looks >= 6)
         assert one.status.value.registrations == 1
 
 
@@ -394,6 +373,7 @@ async def test_plugin_directory_is_missing_and_appears(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
     tries = Tries(monkeypatch, RegistrationTracker, "fails")
+    await room.kubelet.stop()
     room.directory.rmdir()
     async with room.running() as one:
         await tries.more(5)
@@ -432,7 +412,6 @@ async def test_directory_that_cannot_be_written(
         assert ending in status.reason
         assert str(room.directory) in status.reason
         monkeypatch.setattr(os, "open", real)
-        await room.kubelet.start()
         await room.registered()
 
 
@@ -440,7 +419,6 @@ async def test_no_cards_at_all_is_quiet_until_one_appears(
     room: Room, said: Callable[[], list[str]]
 ) -> None:
     room.devices.publish(())
-    await room.kubelet.start()
     async with room.running() as one:
         for _ in range(20):
             await asyncio.sleep(0)
@@ -454,7 +432,6 @@ async def test_no_cards_at_all_is_quiet_until_one_appears(
 
 
 async def test_all_cards_vanish_and_the_stream_stays(room: Room) -> None:
-    await room.kubelet.start()
     async with room.running() as one:
         before = await room.registered()
         room.devices.publish(())
@@ -470,7 +447,6 @@ async def test_all_cards_vanish_and_the_stream_stays(room: Room) -> None:
 async def test_second_agent_stands_by_harms_nothing_and_takes_over(
     room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
 ) -> None:
-    await room.kubelet.start()
     looks = Tries(monkeypatch, UnixServer, "exists")
     older = room.session()
     running = asyncio.create_task(older.run())
@@ -504,7 +480,6 @@ async def test_fickle_kubelet_is_asked_less_and_less(
             return Backoff.next(self, retry_after)
 
     monkeypatch.setattr(session, "Backoff", Recorded)
-    await room.kubelet.start()
     async with room.running() as one:
         for _ in range(4):
             plugin = await room.registered()
@@ -519,7 +494,6 @@ async def test_fickle_kubelet_is_asked_less_and_less(
 
 
 async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) -> None:
-    await room.kubelet.start()
     asked, ready = asyncio.Event(), asyncio.Event()
 
     async def renew() -> None:
@@ -528,8 +502,7 @@ async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) ->
 
     room.allocator.renew = renew  # type: ignore[method-assign]
     async with room.running():
-        async with asyncio.timeout(DEADLINE):
-            await asked.wait()
+        await until(asked.is_set)
         assert not [name for name in names(room.directory) if name.startswith("npu-")]
         assert room.kubelet.calls == 0
         ready.set()
@@ -539,7 +512,6 @@ async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) ->
 async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_again(
     room: Room,
 ) -> None:
-    await room.kubelet.start()
     good, bad = CARDS
     room.devices.publish((good, replace(bad, healthy=False)))
     room.asked.allocatable = {RESOURCE: frozenset((good.id,))}
@@ -550,7 +522,6 @@ async def test_a_fenced_device_that_is_not_offered_is_no_reason_to_register_agai
 
 
 async def test_sockets_of_killed_agents_are_swept_at_the_start(room: Room) -> None:
-    await room.kubelet.start()  # which sweeps, too, but only now
     dead = room.directory / "npu-00000000.sock"
     other = room.directory / "npu-exporter.sock"  # of another program, which listens soon
     with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as foreign:
@@ -562,25 +533,9 @@ async def test_sockets_of_killed_agents_are_swept_at_the_start(room: Room) -> No
             assert other.exists()
 
 
-@pytest.mark.usefixtures("unhurried")
-async def test_only_a_registration_after_a_loss_counts_as_a_return(room: Room) -> None:
-    await room.kubelet.start()
-    async with room.running() as one:
-        plugin = await room.registered()
-        assert one.counts.returns == 0
-        assert room.allocator.losses == 0
-        room.kubelet.hang_up(RESOURCE)
-        await room.registered(after=plugin.endpoint)
-        assert one.counts.returns == 1
-        assert room.allocator.losses == 1
-
-
 async def test_no_task_is_left_when_a_session_ends(room: Room) -> None:
-    await room.kubelet.start()
     before = asyncio.all_tasks()
     async with room.running():
         await room.registered()
     await room.kubelet.stop()
-    async with asyncio.timeout(DEADLINE):
-        while asyncio.all_tasks() - before:
-            await asyncio.sleep(0)
+    await until(lambda: not asyncio.all_tasks() - before)
