@@ -11,30 +11,20 @@ from typing import Literal
 
 import pytest
 
-from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.hardware import SkippedDevice, Snapshot
 from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings, LabelTiming, OutputError
 from npu_agent.ticks import set_within
-from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS
+from tests.outputs.labels.test_compute import HOSTS, UNREAD, card, host
 from tests.until import first, until
 
-WELL = Health(state=HealthState.HEALTHY, reason="works", since=0.0)
 
-
-def card(index: int) -> CardState:
-    return CardState(
-        id=f"UUID-{index}",
-        card=FAMILIES["warboy"].card(index, product="warboy", driver_version="1.9.2, 3def9c2"),
-        health=WELL,
-    )
-
-
-def cards(count: int, *odd: SkippedDevice) -> Snapshot:
-    return Snapshot(cards=tuple(map(card, range(count))), skipped=odd, complete=True)
+def cards(count: int, *skipped: SkippedDevice) -> Snapshot:
+    return host(*(card(index=index) for index in range(count)), skipped=skipped)
 
 
 class Place:
@@ -100,6 +90,19 @@ def room() -> Room:
     return Room()
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each pause, which takes a millisecond instead."""
+    noted: list[float] = []
+
+    async def short(event: asyncio.Event, seconds: float) -> bool:
+        noted.append(seconds)
+        return await set_within(event, 0.001)
+
+    monkeypatch.setattr(labeller, "set_within", short)
+    return noted
+
+
 async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Room) -> None:
     async with room.running() as one:
         labels = await room.put(1)
@@ -109,9 +112,9 @@ async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Roo
         await first(one.state, lambda state: state.in_place)
         assert one.state.value.labels == labels
         assert one.state.value.applied_at is not None
-        # Readings come and go; the labels are what they were.
-        for _ in range(20):
-            room.snapshots.publish(Snapshot(cards=(*cards(2).cards,), skipped=(), complete=True))
+        # A card fails and recovers; the labels are what they were.
+        for snapshot in (HOSTS["one-sick-of-two"][0], cards(2)) * 10:
+            room.snapshots.publish(snapshot)
             await asyncio.sleep(0)
         assert len(room.place.puts.value) == 1
         assert one.results == {"written": 1}
@@ -169,16 +172,8 @@ async def test_a_reload_of_the_driver_is_one_change_or_none(room: Room) -> None:
 
 
 async def test_labels_that_others_change_are_put_back_and_nothing_else_is_asked(
-    room: Room, monkeypatch: pytest.MonkeyPatch
+    room: Room, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    within = set_within
-
-    async def noted(event: asyncio.Event, seconds: float) -> bool:
-        pauses.append(seconds)
-        return await within(event, 0.001)
-
-    monkeypatch.setattr(labeller, "set_within", noted)
     monkeypatch.setattr(random, "uniform", lambda _, most: most)
     room.seen = seen = Feed[Mapping[str, str] | None](None)
     room.timing = LabelTiming(settle=1.0, longest_pause=60.0)
@@ -199,30 +194,14 @@ async def test_labels_that_others_change_are_put_back_and_nothing_else_is_asked(
         assert (await first(room.place.puts, lambda puts: puts[-1][0] != labels))[-1]
 
 
-async def test_it_looks_again_after_a_while(room: Room) -> None:
-    room.resync.publish(0.01)
+async def test_agents_do_not_all_ask_at_the_same_moment(room: Room, pauses: list[float]) -> None:
     async with room.running():
-        assert await room.put(1) == await room.put(5)
+        assert await room.put(1) == await room.put(20)
+    assert len(set(pauses)) > 10
+    assert all(0.8 * 3600 <= pause <= 1.2 * 3600 for pause in pauses)
 
 
-async def test_agents_do_not_all_ask_at_the_same_moment(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    within = set_within
-
-    async def noted(event: asyncio.Event, seconds: float) -> bool:
-        waits.append(seconds)
-        return await within(event, 0.001)
-
-    monkeypatch.setattr(labeller, "set_within", noted)
-    async with room.running():
-        await room.put(20)
-    assert len(set(waits)) > 10
-    assert all(0.8 * 3600 <= wait <= 1.2 * 3600 for wait in waits)
-
-
-async def test_a_refusal_is_told_once_and_tried_until_it_works(
+async def test_a_refusal_is_told_once_and_tried_until_what_is_wanted_by_then_is_there(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.labels")
@@ -234,21 +213,12 @@ async def test_a_refusal_is_told_once_and_tried_until_it_works(
         assert one.results["forbidden"] >= 4
         said = [record.message for record in caplog.records]
         assert said.count("cannot apply the labels; retrying") == 1
+        room.snapshots.publish(cards(1))
         room.place.refusal = None
         state = await first(one.state, lambda state: state.in_place)
         assert state.error is None
+        assert state.labels["beta.furiosa.ai/npu.count"] == "1"
         assert "labels can be applied again" in [r.message for r in caplog.records]
-
-
-async def test_what_changed_meanwhile_arrives_in_the_end(room: Room) -> None:
-    room.place.refusal = OutputError("away", kind="unreachable")
-    async with room.running():
-        await room.put(2)
-        room.snapshots.publish(cards(1))
-        room.place.refusal = None
-        await first(
-            room.place.puts, lambda puts: puts[-1][0].get("beta.furiosa.ai/npu.count") == "1"
-        )
 
 
 async def test_a_wait_that_is_asked_for_is_kept(
@@ -270,7 +240,7 @@ async def test_a_wait_that_is_asked_for_is_kept(
 
 
 async def test_a_card_that_cannot_be_read_makes_it_careful(room: Room) -> None:
-    room.snapshots.publish(cards(1, SkippedDevice("/sys/x", "no answer within 0.5 s", unread=True)))
+    room.snapshots.publish(cards(1, UNREAD))
     room.place.answer = Counter(left=2)
     async with room.running() as one:
         await room.put(1)

@@ -75,15 +75,9 @@ def output(server: Server) -> NodeOutput:
 async def test_labels_are_written_once(server: Server, output: NodeOutput) -> None:
     assert await output.put(WANTED, careful=False) == Counter(written=2)
     assert server.labels == WANTED
-    for _ in range(3):
-        assert not (await output.put(WANTED, careful=False)).total()
+    for next_output in (output, output, NodeOutput(server, "n1")):  # a new agent's, too
+        assert not (await next_output.put(WANTED, careful=False)).total()
     assert server.server.calls == ["get", "apply", "get", "get", "get"]
-
-
-async def test_a_new_agent_finds_them_and_writes_nothing(server: Server) -> None:
-    await NodeOutput(server, "n1").put(WANTED, careful=False)
-    assert not (await NodeOutput(server, "n1").put(WANTED, careful=False)).total()
-    assert server.server.calls.count("apply") == 1
 
 
 async def test_what_the_agent_before_put_and_no_longer_applies_goes(server: Server) -> None:
@@ -142,15 +136,11 @@ async def test_a_write_whose_answer_was_lost_is_followed_by_another(
 
 
 async def test_careful_leaves_what_is_there(server: Server, output: NodeOutput) -> None:
-    await output.put(WANTED, careful=False)
+    assert await output.put(WANTED, careful=True) == Counter(written=2, removed=0)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
     assert await output.put(less, careful=True) == Counter(left=1)
     assert server.labels == WANTED
     assert (await output.put(less, careful=False))["written"] == 1
-
-
-async def test_careful_puts_labels_where_there_are_none(output: NodeOutput) -> None:
-    assert await output.put(WANTED, careful=True) == Counter(written=2, removed=0)
 
 
 async def test_a_node_that_was_made_anew_is_read_again(server: Server, output: NodeOutput) -> None:

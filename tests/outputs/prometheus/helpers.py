@@ -65,10 +65,9 @@ def reading(at: float | None = None, **values: Any) -> Reading:
     return Reading(at=time.monotonic() if at is None else at, **values)
 
 
-def full_reading(cores: int = 2, at: float | None = None) -> Reading:
+def full_reading(cores: int = 2) -> Reading:
     """A reading in which the driver says all that it can."""
     return reading(
-        at,
         alive=True,
         uptime=3600,
         errors=(("axi_post_error", 3), ("device_error", 0)),

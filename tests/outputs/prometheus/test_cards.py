@@ -60,25 +60,21 @@ def test_what_is_not_known_is_no_series_and_no_label() -> None:
     assert names(found) == ["alive", "core_utilization", "info", "health"]
 
 
-def test_health_is_one_of_three_and_says_why_it_is_not_good() -> None:
-    name, labels = "furiosa_npu_health", ("state", "reason")
-    assert values(families_of_cards(snapshot(card())), name, *labels) == {
-        ("healthy", "-"): 1,
-        ("unhealthy", "-"): 0,
-        ("unknown", "-"): 0,
-    }
-    ill = card(state=HealthState.UNHEALTHY, reason='alive says "no"\n', cause=Cause.DEAD)
-    assert values(families_of_cards(snapshot(ill)), name, *labels) == {
-        ("healthy", "-"): 0,
-        ("unhealthy", "dead"): 1,
-        ("unknown", "-"): 0,
-    }
-    silent = card(state=HealthState.UNKNOWN, reason="the driver does not say")
-    assert values(families_of_cards(snapshot(silent)), name, *labels) == {
-        ("healthy", "-"): 0,
-        ("unhealthy", "-"): 0,
-        ("unknown", "silent"): 1,
-    }
+@pytest.mark.parametrize(
+    ("state", "cause", "reason"),
+    [
+        (HealthState.HEALTHY, None, "-"),
+        (HealthState.UNHEALTHY, Cause.DEAD, "dead"),
+        (HealthState.UNKNOWN, None, "silent"),
+    ],
+)
+def test_health_is_one_of_three_and_says_why_it_is_not_good(
+    state: HealthState, cause: Cause | None, reason: str
+) -> None:
+    found = families_of_cards(snapshot(card(state=state, cause=cause)))
+    zeros = {(other.value, "-"): 0 for other in HealthState if other is not state}
+    shown = values(found, "furiosa_npu_health", "state", "reason")
+    assert shown == {(state.value, reason): 1, **zeros}
 
 
 def test_a_holder_by_a_claim_has_no_container() -> None:

@@ -4,13 +4,8 @@ import pytest
 
 from npu_agent.core.counts import RESULTS, Counts
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
-from npu_agent.outputs.prometheus import own as own_metrics
 from tests.outputs.helpers import RESOURCE
-from tests.outputs.prometheus.helpers import (
-    families,
-    own,
-    values,
-)
+from tests.outputs.prometheus.helpers import families, own, values
 
 
 @pytest.mark.parametrize(
@@ -59,9 +54,3 @@ def test_config_in_force_refused_and_waiting(config: ConfigState, shown: list[fl
         *("rejected_total", "restart_required"),
     )
     assert [values(found, f"npu_agent_config_{name}")[()] for name in names] == shown
-
-
-def test_names_say_what_they_are() -> None:
-    for family in own_metrics.families(own()):
-        assert family.name.endswith("_total") == (family.kind == "counter")
-        assert family.help.endswith(".")

@@ -37,12 +37,11 @@ class Room:
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     usages: tuple[Usage, ...] = ()
-    settings: Feed[PageSettings] = field(default_factory=lambda: Feed(SETTINGS))
     broken: bool = False
     """Whether the agent's state cannot be put together."""
 
     def __post_init__(self) -> None:
-        self.page = Page(self._state, self.settings)
+        self.page = Page(self._state, Feed(SETTINGS))
 
     def _state(self) -> AgentState:
         if self.broken:
