@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +18,6 @@ import aiohttp
 import grpc
 import pytest
 
-from npu_agent import files
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming, Host
 from npu_agent.agent.run import serve
@@ -132,30 +130,6 @@ async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
         rngd = simulator.card("rngd", 1).uuid
         assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
         assert len(agent.kubelet.sessions) == 2
-
-
-async def test_a_disk_that_hangs_does_not_keep_the_streams_from_their_end(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    node.cards("warboy=1")
-    hangs, go_on = threading.Event(), threading.Event()
-    regular = files.regular
-
-    def stuck(path: Path, flags: int) -> int:
-        if flags & os.O_CREAT:
-            hangs.set()
-            go_on.wait(DEADLINE)
-        return regular(path, flags)
-
-    async with node.agent():
-        await node.listed(1)
-        monkeypatch.setattr(files, "regular", stuck)
-        node.cards("warboy=2")  # the record has to have the new one before it is listed
-        await until(hangs.is_set)
-    assert not (await node.told(lambda p: not p.connected)).healthy()
-    assert names(node.plugins) == [RECORD, "kubelet.sock"]
-    assert "cannot be written" not in caplog.text  # it ended before that deadline, of 5 s
-    go_on.set()
 
 
 @pytest.mark.parametrize(

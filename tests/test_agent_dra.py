@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import yaml
 from grpclib.exceptions import GRPCError
 
-from npu_agent import files
 from npu_agent.agent import run
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
@@ -326,47 +323,6 @@ events: false
         here, elsewhere = "{devName: npu0, nodeName: this-node}", "{devName: npu1, nodeName: x}"
         rewrite(file, text + f"disabledDevices: [{here}, {elsewhere}]")
         await room.free(NAMES[1])
-
-
-async def test_a_card_that_a_full_disk_does_not_know_delays_nothing_else(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stays out of the slices, as the next agent would not know that it is in one."""
-    room.node.timing = timing(retry_longest=0.2)
-    room.node.cards("warboy=2")
-    record, state = room.node.plugins / RECORD, room.manager.state
-    replace, tries = files.replace, 0
-
-    async def full(path: Path, content: bytes, **how: Any) -> None:
-        nonlocal tries
-        if path == record:
-            tries += 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        await replace(path, content, **how)
-
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await room.registered()
-        await room.free(*NAMES)
-        room.node.fault("npu1", "gone")
-        await room.offered(NAMES[0])
-        await first(agent.allocator.published, lambda sliced: sliced.keys() == {UUIDS[0]})
-        await until(lambda: record.exists() and UUIDS[1] not in record.read_text())
-        monkeypatch.setattr(files, "replace", full)
-        room.node.fault("npu1", "back")
-        full_disk = f"{record}: {os.strerror(errno.ENOSPC)}"
-        await until(lambda: any(full_disk in one for one in reasons(agent)))
-        room.node.fault("npu0", "dead")
-        await until(lambda: room.cluster.taints().keys() == {NAMES[0]})
-        await until(lambda: state(DRIVER, NODE, NAMES[0])[0] == "Unhealthy")
-        room.node.fault("npu0", "ok")
-        await until(lambda: not room.cluster.taints())
-        before = tries
-        await until(lambda: tries > before + 1)  # although nothing changes
-        assert list(room.cluster.devices()) == [NAMES[0]]
-        monkeypatch.setattr(files, "replace", replace)
-        await room.free(*NAMES)
-        assert UUIDS[1] in record.read_text()
-        await until(lambda: reasons(agent) == [])
 
 
 async def test_it_is_not_ready_without_the_nodes_name(room: Room) -> None:

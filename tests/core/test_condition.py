@@ -30,10 +30,6 @@ def dead(index: int) -> CardState:
     return fenced(card(index), "alive says 0", 9, Cause.DEAD)
 
 
-def gone(*cards: CardState) -> Timeline:
-    return Timeline().left(cards, (), 1.0)
-
-
 def judged(scene: Scene, expected: int | None = None, seen: int = 2) -> NodeCondition:
     found = condition(replace(scene.state(), expected_cards=expected), seen)
     assert found
@@ -134,7 +130,7 @@ def test_work_on_the_node_is_named(
 
 @pytest.mark.parametrize("expected", [None, 2])
 def test_a_card_that_left_is_missed(expected: int | None) -> None:
-    scene = Scene(cards=(card(),), timeline=gone(card(1)))
+    scene = Scene(cards=(card(),), timeline=Timeline().left([card(1)], (), 1.0))
     assert said(scene, expected) == (
         False,
         "CardMissing",

@@ -19,26 +19,6 @@ def warboy(index: int, uuid: str | None, serial: str | None, pci: str | None) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("claims", "ids"),
-    [
-        ([("U0", "S0", "P0"), ("U1", "S1", "P1")], ("U0", "U1")),
-        ([(None, "S0", "P0"), ("U1", "S1", "P1")], ("S0", "U1")),
-        ([(None, None, "P0")], ("P0",)),
-        ([(None, None, None)], ("warboy-0",)),
-        # Claimed twice: nobody's.
-        ([("U", "S0", "P0"), ("U", "S1", "P1"), ("V", "S2", "P2")], ("S0", "S1", "V")),
-        ([("U", "S", "P0"), ("U", "S", "P1")], ("P0", "P1")),
-        ([("U", None, "P0"), ("U", "S", "P1")], ("P0", "S")),
-        ([("U", "S", None), ("U", "S", None)], ("warboy-0", "warboy-1")),
-        ([("X", None, None), ("U", "X", None)], ("warboy-0", "U")),
-        ([(None, None, None), ("warboy-0", None, None)], ("warboy-0", "warboy-1")),
-    ],
-)
-def test_ids(claims: list[Claims], ids: tuple[str, ...]) -> None:
-    assert identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims))) == ids
-
-
 IDENTITY = st.one_of(st.none(), st.sampled_from([*string.ascii_uppercase[:4], "warboy-0"]))
 CLAIMS = st.lists(st.tuples(IDENTITY, IDENTITY, IDENTITY), max_size=6)
 
@@ -87,6 +67,17 @@ def test_ids_stay_and_no_two_cards_share_a_device(moments: list[list[Claims]]) -
 @pytest.mark.parametrize(
     ("known", "claims", "ids"),
     [
+        ({}, [("U0", "S0", "P0"), ("U1", "S1", "P1")], ("U0", "U1")),
+        ({}, [(None, "S0", "P0"), ("U1", "S1", "P1")], ("S0", "U1")),
+        ({}, [(None, None, "P0")], ("P0",)),
+        ({}, [(None, None, None)], ("warboy-0",)),
+        # Claimed twice: nobody's.
+        ({}, [("U", "S0", "P0"), ("U", "S1", "P1"), ("V", "S2", "P2")], ("S0", "S1", "V")),
+        ({}, [("U", "S", "P0"), ("U", "S", "P1")], ("P0", "P1")),
+        ({}, [("U", None, "P0"), ("U", "S", "P1")], ("P0", "S")),
+        ({}, [("U", "S", None), ("U", "S", None)], ("warboy-0", "warboy-1")),
+        ({}, [("X", None, None), ("U", "X", None)], ("warboy-0", "U")),
+        ({}, [(None, None, None), ("warboy-0", None, None)], ("warboy-0", "warboy-1")),
         # A second card says the UUID of a known one.
         ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S0", "P0"), ("U", "S1", "P1")], ("U", "S1")),
         ({"U": "uuid:U serial:S0 pci:P0"}, [("U", "S1", "P1"), ("U", "S0", "P0")], ("S1", "U")),
@@ -111,9 +102,7 @@ def test_ids_stay_and_no_two_cards_share_a_device(moments: list[list[Claims]]) -
         ({"WBY": "serial:WBY"}, [(None, "WBY", "P0"), (None, "WBY_cores_0", "P1")], ("WBY", "P1")),
     ],
 )
-def test_known_cards_keep_their_ids(
-    known: dict[str, str], claims: list[Claims], ids: tuple[str, ...]
-) -> None:
+def test_ids(known: dict[str, str], claims: list[Claims], ids: tuple[str, ...]) -> None:
     before = {id_: frozenset(identities.split()) for id_, identities in known.items()}
     assert identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims)), before) == ids
 

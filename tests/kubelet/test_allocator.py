@@ -252,16 +252,6 @@ async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path:
     granting.cancel()
 
 
-async def test_without_a_record_the_kubelets_notes_are_enough(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    await room.owned()
-    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"old"})}
-    room.kubelet.node.alive = {"old"}
-    granting = asyncio.create_task(room.allocator.grant(NPU, [devices(*room.cards)[0]]))
-    await until(lambda: room.allocator.states.value.orphans)
-    granting.cancel()
-
-
 async def test_no_note_means_a_card_before_the_cards_are_known(tmp_path: Path) -> None:
     """The record cannot be read, and the kubelet answers first: a Pod keeps no other card."""
     (tmp_path / RECORD).write_bytes(b"{")

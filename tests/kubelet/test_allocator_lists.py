@@ -116,6 +116,16 @@ class Room:
         await ending
 
 
+@contextlib.asynccontextmanager
+async def offering(directory: Path, *, by_cdi: bool = False) -> AsyncIterator[Room]:
+    """The node is this agent's, and its card is offered."""
+    room = Room(directory, by_cdi=by_cdi)
+    async with room.running():
+        await room.owned()
+        await room.until(lambda d: d == {room.card.id: True})
+        yield room
+
+
 async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
     room.snapshots.publish(Snapshot())
@@ -142,10 +152,7 @@ async def test_nothing_is_offered_before_the_kubelet_has_said_who_holds_what(
 async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
     tmp_path: Path,
 ) -> None:
-    room = Room(tmp_path)
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
+    async with offering(tmp_path) as room:
         await room.allocator.prepare(claim("c", room.card), ())
         await room.until(lambda d: d == {room.card.id: False})
         await room.allocator.unprepare("uid-c")
@@ -155,7 +162,6 @@ async def test_a_claim_that_is_prepared_or_ends_is_published_without_an_answer(
 async def test_a_grant_while_a_file_is_written_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path)
     write, writing, go_on = files.replace, asyncio.Event(), asyncio.Event()
 
     async def slow(path: Path, content: bytes | None, **options: bool) -> None:
@@ -163,9 +169,7 @@ async def test_a_grant_while_a_file_is_written_counts(
         await go_on.wait()
         await write(path, content, **options)
 
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
+    async with offering(tmp_path) as room:
         monkeypatch.setattr(files, "replace", slow)
         room.wishes.publish(SINGLE)
         async with asyncio.timeout(10):
@@ -245,10 +249,7 @@ async def test_a_card_for_claims_stays_listed_while_a_pod_holds_it(tmp_path: Pat
 
 
 async def test_a_card_that_a_slice_may_have_is_not_offered(tmp_path: Path) -> None:
-    room = Room(tmp_path)
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
+    async with offering(tmp_path) as room:
         ledger = room.kubelet.ledger
         ledger.publish(ledger.value.with_published(DRIVER, [room.card]))
         await room.until(lambda d: d == {room.card.id: False})
@@ -340,10 +341,7 @@ async def test_a_pod_that_ends_after_its_card_was_cut_has_lost_nothing(
 
 
 async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
+    async with offering(tmp_path, by_cdi=True) as room:
         spec = json.loads(room.spec.read_text())
         assert spec["kind"] == "furiosa.ai/npu"
         assert [device["name"] for device in spec["devices"]] == [room.card.id]
@@ -355,17 +353,15 @@ async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) 
 async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path, by_cdi=True)
-    card, write = room.card.id, files.replace
+    write = files.replace
 
     async def refused(path: Path, content: bytes | None, **how: Any) -> None:
         if path == room.spec:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         await write(path, content, **how)
 
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {card: True})
+    async with offering(tmp_path, by_cdi=True) as room:
+        card = room.card.id
         monkeypatch.setattr(files, "replace", refused)
         new = Snapshot((room.card, state(index=1, id_="new")), complete=True)
         room.snapshots.publish(new)
@@ -384,11 +380,8 @@ def _reason(room: Room) -> str:
 
 
 async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_path: Path) -> None:
-    room = Room(tmp_path, by_cdi=True)
     record = tmp_path / RECORD
-    async with room.running():
-        await room.owned()
-        await until(lambda: record.exists() and room.spec.exists())
+    async with offering(tmp_path, by_cdi=True) as room:
         await room.ended()
         assert not record.exists()
         assert not room.spec.exists()
@@ -403,15 +396,11 @@ async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_pa
 async def test_what_the_next_agent_needs_is_left(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Room(tmp_path, by_cdi=True)
     record = tmp_path / RECORD
-    card = room.card.id
-    async with room.running():
-        await room.owned()
-        await until(lambda: record.exists() and room.spec.exists())
+    async with offering(tmp_path, by_cdi=True) as room:
         match why:
             case "held":
-                await room.ended(card)
+                await room.ended(room.card.id)
             case "just allocated":
                 await room.granted()
                 await room.ended()
@@ -469,12 +458,14 @@ async def test_a_record_that_is_gone_vouches_for_no_card(
     assert pool.offered.value == ()
 
 
-async def test_cards_for_slices_do_not_wait_for_a_change_once_a_full_disk_has_room(
+async def test_a_card_for_slices_waits_alone_for_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And for no change once the disk has room."""
     room = Room(tmp_path)
     room.claims.publish(DraWishes(families=frozenset({"warboy"})))
-    pool = room.allocator.pools[DRIVER]
+    pool, new = room.allocator.pools[DRIVER], state(index=1, id_="new")
+    dead = Health(state=HealthState.UNHEALTHY, reason="dead", since=0.0)
     async with room.running():
         with monkeypatch.context() as patched:
             full = full_disk(patched)
@@ -482,15 +473,20 @@ async def test_cards_for_slices_do_not_wait_for_a_change_once_a_full_disk_has_ro
             await until(lambda: full.call_count > 5)
             assert pool.offered.value is None
         await first(pool.offered, lambda devices: devices)
+        with monkeypatch.context() as patched:
+            full = full_disk(patched)
+            room.snapshots.publish(Snapshot((room.card, new), complete=True))
+            await until(lambda: full.call_count > 5)
+            room.snapshots.publish(Snapshot((replace(room.card, health=dead), new), complete=True))
+            devices = await first(pool.offered, lambda devices: devices and devices[0].taints)
+            assert [device.device.card_id for device in devices or ()] == [room.card.id]
+        await first(pool.offered, lambda devices: devices and len(devices) == 2)
     assert not pool.unwritten.value
 
 
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
-    room = Room(tmp_path)
     use = Assignment("team", "pod", "main", "npu.furiosa.ai", "npu-0", "c")
-    async with room.running():
-        await room.owned()
-        await room.until(lambda d: d == {room.card.id: True})
+    async with offering(tmp_path) as room:
         room.now += 2.0
         room.kubelet.holdings.publish(Holdings(claim_uses=(use,), asked_at=room.now))
         await room.until(lambda d: d == {room.card.id: False})
@@ -505,7 +501,6 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
     tmp_path: Path, name: str, removed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
-    room = Room(tmp_path, by_cdi=True)
     hangs, go_on = threading.Event(), threading.Event()
     regular, unlink = files.regular, os.unlink
 
@@ -522,9 +517,7 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         hang(path)
         unlink(path)
 
-    async with room.running():
-        await room.owned()
-        await until(room.spec.exists)
+    async with offering(tmp_path, by_cdi=True) as room:
         monkeypatch.setattr(files, "regular", opening)
         monkeypatch.setattr(aiofiles.os, "unlink", aiofiles.os.wrap(removing))
         if removed:

@@ -207,10 +207,6 @@ async def ask(socket: Path, reply: Reply) -> tuple[Assignment, ...]:
         return await fetch(socket)
 
 
-async def test_assignments_are_sorted_and_complete(socket: Path) -> None:
-    assert await ask(socket, HELD) == ASSIGNED
-
-
 async def test_socket_is_missing(socket: Path) -> None:
     with pytest.raises(UnavailableError) as error:
         await fetch(socket)

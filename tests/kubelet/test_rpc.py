@@ -67,11 +67,6 @@ def request(name: str = "r/r") -> bytes:
     return bytes(wire.RegisterRequest(resource_name=name))
 
 
-async def test_a_call_is_answered(socket: Path, server: UnixServer) -> None:
-    assert server.exists()
-    assert await ask(socket, METHOD, request()) == b"r/r"
-
-
 async def test_a_call_that_is_given_up_takes_its_connection_with_it(socket: Path) -> None:
     ended = asyncio.Event()
 
