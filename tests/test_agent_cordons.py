@@ -136,13 +136,9 @@ async def test_slices_have_a_taint_and_claims_that_run_go_on(room: Room) -> None
 async def test_the_config_switches_it_off_and_on(room: Room) -> None:
     room.node.cards("warboy=2")
     cordon(room, npu1="swap fan")
-    file = room.root / "config.yaml"
-    keys = f"pluginDir: {room.node.plugins}\nmetrics: {{listen: '127.0.0.1:0'}}\nevents: false\n"
-    keys += "labels: {output: none}\n"
-    file.write_text(keys)
-    async with room.node.agent(file, node_name=NODE) as agent:
+    async with room.node.agent(room.configure(""), node_name=NODE) as agent:
         await room.node.told(lambda plugin: plugin.healthy() == (UUIDS[0],))
-        file.write_text(keys + "cordon: false\n")
+        room.configure("cordon: false\n")
         agent.common.poller.read_now()
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
 

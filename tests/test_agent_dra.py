@@ -70,6 +70,13 @@ class Room:
         """The kubelet's."""
         return self.node.plugins.parent
 
+    def configure(self, keys: str) -> Path:
+        """Replaces the config file: these keys, without labels and Events."""
+        file = self.root / "config.yaml"
+        base = "metrics: {listen: '127.0.0.1:0'}\nlabels: {output: none}\nevents: false\n"
+        rewrite(file, f"pluginDir: {self.node.plugins}\n{base}{keys}")
+        return file
+
     def claim(self, name: str, *devices: str, driver: str = DRIVER) -> ClaimRef:
         """The scheduler has allocated these devices to a claim of a Pod."""
         return self.cluster.allocate(
@@ -167,14 +174,8 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
 async def test_the_template_of_a_node_is_what_its_agent_publishes(
     room: Room, capsys: pytest.CaptureFixture[str], partitions: str, devices: int
 ) -> None:
-    config = room.root / "config.yaml"
-    config.write_text(
-        f"pluginDir: {room.node.plugins}\n"
-        "allocation: {api: dra}\n"
-        "metrics: {listen: '127.0.0.1:0'}\n"
-        "labels: {output: none}\n"
-        "events: false\n"
-        "cordon: false\n"
+    config = room.configure(
+        "allocation: {api: dra}\ncordon: false\n"
         "disabledDevices: [{devName: npu1}, {devName: npu2, nodeName: another-node}]\n"
         f"dra: {{partitions: {partitions}}}\n"
     )
@@ -300,28 +301,21 @@ async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
 
 async def test_evict_and_disabled_are_followed(room: Room) -> None:
     room.node.cards("warboy=2")
-    file = room.root / "config.yaml"
-    text = f"""\
-pluginDir: {room.node.plugins}
-allocation: {{api: dra}}
-metrics: {{listen: '127.0.0.1:0'}}
-labels: {{output: none}}
-events: false
-"""
 
     def effects() -> list[str]:
         return [taint["effect"] for taint in room.cluster.taints().get(NAMES[0], ())]
 
-    file.write_text(text + "health: {interval: 0.05}\n")
+    by_dra = "allocation: {api: dra}\n"
+    file = room.configure(f"{by_dra}health: {{interval: 0.05}}\n")
     async with room.node.agent(config_file=file):
         await room.free(*NAMES)
         room.node.fault("npu0", "dead")
         await until(lambda: effects() == ["NoSchedule"])
-        rewrite(file, text + "health: {interval: 0.05, evict: true}\n")
+        room.configure(f"{by_dra}health: {{interval: 0.05, evict: true}}\n")
         await until(lambda: effects() == ["NoExecute"])
         assert room.cluster.taints().keys() == {NAMES[0]}
         here, elsewhere = "{devName: npu0, nodeName: this-node}", "{devName: npu1, nodeName: x}"
-        rewrite(file, text + f"disabledDevices: [{here}, {elsewhere}]")
+        room.configure(f"{by_dra}disabledDevices: [{here}, {elsewhere}]")
         await room.free(NAMES[1])
 
 

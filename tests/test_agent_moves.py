@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from npu_agent.core.problems import notes
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.kube.helpers import drops, status
 from tests.outputs.dra.api import DRIVER
-from tests.test_agent import NPU, UUIDS, rewrite
+from tests.test_agent import NPU, UUIDS
 from tests.test_agent_dra import DRA, NAMES, NOTHING_ELSE, Room, reasons, room, timing
 from tests.until import first, until
 
@@ -162,24 +163,15 @@ async def test_a_card_that_a_claim_holds_is_listed_when_it_is_unprepared(room: R
 
 
 async def test_an_edited_api_waits_for_a_restart(room: Room) -> None:
-    file = room.root / "config.yaml"
+    def configure(api: str) -> Path:
+        return room.configure(
+            f"allocation: {{api: {api}, nodes: [{{nodeName: this-node, api: {api}}}]}}\n"
+            f"resources: [{{name: {NPU}, family: warboy, api: {api}}}]\ncordon: false\n"
+        )
 
-    def configure(api: str, family: str, node: str) -> None:
-        text = f"""\
-pluginDir: {room.node.plugins}
-allocation: {{api: {api}, nodes: [{{nodeName: this-node, api: {node}}}]}}
-resources: [{{name: {NPU}, family: warboy, api: {family}}}]
-metrics: {{listen: '127.0.0.1:0'}}
-labels: {{output: none}}
-events: false
-cordon: false
-"""
-        rewrite(file, text)
-
-    configure("device-plugin", "device-plugin", "device-plugin")
-    async with room.node.agent(config_file=file) as agent:
+    async with room.node.agent(config_file=configure("device-plugin")) as agent:
         await listed(room, *UUIDS)
-        configure("dra", "dra", "dra")
+        configure("dra")
         waits = "waits for a restart of the agent: resources, allocation.api, allocation.nodes"
         await until(lambda: waits in [note.text for note in notes(agent.state())])
         assert reasons(agent) == []

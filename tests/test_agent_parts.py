@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from npu_agent.config.schema import DraConfig
@@ -11,7 +13,6 @@ from npu_agent.people import simulator
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.kube.apiserver import COUNTERS
 from tests.outputs.dra.api import DRIVER, pools
-from tests.test_agent import rewrite
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import until
 
@@ -41,21 +42,15 @@ def tainted(room: Room) -> dict[str, list[str]]:
 async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: Room) -> None:
     """And again and again: the cores are its holder's at any moment."""
     room.node.cards("rngd=1")
-    file = room.root / "config.yaml"
 
-    def write(partitions: str) -> None:
-        rewrite(
-            file,
-            f"pluginDir: {room.node.plugins}\nallocation: {{api: dra}}\nlabels: {{output: none}}\n"
-            "events: false\nmetrics: {listen: '127.0.0.1:0'}\nhealth: {interval: 0.05}\n"
-            f"dra: {{partitions: {partitions}}}\n",
-        )
+    def configure(partitions: str) -> Path:
+        by_dra = "allocation: {api: dra}\nhealth: {interval: 0.05}\n"
+        return room.configure(f"{by_dra}dra: {{partitions: {partitions}}}\n")
 
-    write("true")
-    async with room.node.agent(config_file=file) as agent:
+    async with room.node.agent(config_file=configure("true")) as agent:
 
         def change(partitions: str) -> None:
-            write(partitions)
+            configure(partitions)
             agent.common.poller.read_now()
 
         await until(lambda: len(room.cluster.devices()) == 15)

@@ -11,7 +11,6 @@ import pytest
 
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.outputs.dra import service
@@ -77,30 +76,36 @@ async def test_the_health_is_reported_by_the_one_that_serves(
         await until(lambda: room.manager.state(DRIVER, "this-node", NAMES[0])[0] == "Healthy")
 
 
+def waiting(
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str
+) -> tuple[asyncio.Event, asyncio.Event]:
+    """Has a method wait: the first event is set once it is called, the second has it go on."""
+    called, goes_on = asyncio.Event(), asyncio.Event()
+    good = getattr(owner, method)
+
+    async def waits(*args: Any) -> Any:
+        called.set()
+        await goes_on.wait()
+        return await good(*args)
+
+    monkeypatch.setattr(owner, method, waits)
+    return called, goes_on
+
+
 async def test_a_call_that_is_under_way_is_answered_before_the_end(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room.node.cards("warboy=2")
-    asked, answers = asyncio.Event(), asyncio.Event()
-    ref = room.claim("c", NAMES[0])
     async with AsyncExitStack() as before:
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
         await room.free(*NAMES)
-        claims = agent.kubelet.drivers[0].claims
-        prepare = claims.prepare
-
-        async def slow(refs: list[ClaimRef]) -> Any:
-            asked.set()
-            await answers.wait()
-            return await prepare(refs)
-
-        monkeypatch.setattr(claims, "prepare", slow)
-        prepared = asyncio.create_task(room.prepared(ref))
-        await asked.wait()
+        called, goes_on = waiting(monkeypatch, agent.kubelet.drivers[0].claims, "prepare")
+        prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
+        await called.wait()
         ended = asyncio.create_task(before.aclose())
         await asyncio.wait([ended], timeout=0.3)
-        answers.set()
+        goes_on.set()
         assert len(await prepared) == 1
         await ended
 
@@ -110,18 +115,12 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
 ) -> None:
     room.node.timing = AgentTiming(calls=0.05)
     room.node.cards("warboy=2")
-    asked = asyncio.Event()
-
-    async def forever(_: list[ClaimRef]) -> Any:
-        asked.set()
-        await asyncio.Event().wait()
-
     async with AsyncExitStack() as before:
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
-        monkeypatch.setattr(agent.kubelet.drivers[0].claims, "prepare", forever)
+        called, _ = waiting(monkeypatch, agent.kubelet.drivers[0].claims, "prepare")
         prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
-        await asked.wait()
+        await called.wait()
         await before.aclose()
         with pytest.raises(PrepareError):
             await prepared
@@ -131,23 +130,15 @@ async def test_an_allocate_that_is_under_way_is_answered_before_the_end(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room.node.cards("warboy=2")
-    asked, answers = asyncio.Event(), asyncio.Event()
-    grant = Allocator.grant
-
-    async def slow(self: Allocator, *args: Any) -> None:
-        asked.set()
-        await answers.wait()
-        await grant(self, *args)
-
-    monkeypatch.setattr(Allocator, "grant", slow)
+    called, goes_on = waiting(monkeypatch, Allocator, "grant")
     async with AsyncExitStack() as before:
         await before.enter_async_context(room.node.agent(**NOTHING_ELSE))
         await room.node.listed(2)
         granted = asyncio.create_task(room.node.kubelet.allocate(NPU, 1))
-        await asked.wait()
+        await called.wait()
         ended = asyncio.create_task(before.aclose())
         await asyncio.wait([ended], timeout=0.3)
-        answers.set()
+        goes_on.set()
         assert len((await granted).ids) == 1
         await ended
 

@@ -126,27 +126,6 @@ async def test_with_an_event_loop_that_hangs(node: Node) -> None:
     assert (code, "exited without waiting for a hung task" in log) == (1, True)
 
 
-async def test_with_a_log_that_nobody_reads(node: Node) -> None:
-    with agent(node) as process:
-        await registered(node)
-        # Through /proc it is another description of the same pipe, which may not block here.
-        full = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            assert _is_full(full)
-            process.send_signal(signal.SIGTERM)  # which it logs
-            assert await asyncio.to_thread(process.wait, LONG) == 0
-        finally:
-            os.close(full)
-
-
-def _is_full(descriptor: int) -> bool:
-    try:
-        while True:
-            os.write(descriptor, b"-" * 512)
-    except BlockingIOError:
-        return True
-
-
 async def test_before_it_has_begun(node: Node) -> None:
     with agent(node) as process:
         await until(lambda: _signals(process.pid))

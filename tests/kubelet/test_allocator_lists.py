@@ -28,6 +28,7 @@ from npu_agent.kubelet.allocator import AllocatorTiming
 from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, encode, read_record, recover
+from npu_agent.supervise import background
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import DRIVER, Kubelet, allocator_of, claim
@@ -85,13 +86,8 @@ class Room:
             async for devices in self.allocator.devices[NPU].watch():
                 self.messages.append(tuple((d.id, d.healthy) for d in devices))
 
-        tasks = [asyncio.create_task(self.allocator.run()), asyncio.create_task(note())]
-        try:
+        async with background(self.allocator.run(), note()):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, met: Callable[[dict[str, bool]], object]) -> dict[str, bool]:
         def offered(devices: tuple[Device, ...]) -> dict[str, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,6 +15,7 @@ from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed
 from npu_agent.kubelet.cordons import FILE, CordonStore, last_cordons
+from npu_agent.supervise import background
 from tests.outputs.dra.cards import card
 from tests.until import first, until
 
@@ -34,13 +34,8 @@ def running(
 
 @asynccontextmanager
 async def ran(store: CordonStore) -> AsyncIterator[CordonStore]:
-    task = asyncio.create_task(store.run())
-    try:
+    async with background(store.run()):
         yield store
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 async def test_the_disk_has_the_last_good_annotation(tmp_path: Path) -> None:

@@ -23,11 +23,10 @@ from npu_agent.kubelet.ownership import (
     _registers,
     lock_path,
 )
+from npu_agent.supervise import background
 from tests.until import until
 
 DEADLINE = 20.0
-
-
 QUICK = Timing(stand_by=0.005, try_every=0.005, settle=0.005)
 
 
@@ -145,10 +144,9 @@ async def test_owner_that_has_not_signed(tmp_path: Path) -> None:
     second = Second(tmp_path)
     async with asyncio.timeout(DEADLINE), ownership(tmp_path).held(nobody):
         lock_path(tmp_path).write_bytes(b"\xff")
-        running = asyncio.create_task(second.run())
-        await second.waited()
-        assert second.told[0] == "an agent that has not signed its lock"
-        running.cancel()
+        async with background(second.run()):
+            await second.waited()
+    assert second.told[0] == "an agent that has not signed its lock"
 
 
 async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
@@ -205,10 +203,8 @@ async def test_nothing_is_left_when_the_last_one_ends(tmp_path: Path) -> None:
         await second.owns.wait()
         assert lock_path(tmp_path).exists()
         third = Second(tmp_path)
-        waiting = asyncio.create_task(third.run())
-        await third.waited()
-        waiting.cancel()  # who only waited leaves the owner's alone
-        await asyncio.wait([waiting])
+        async with background(third.run()):  # who only waited leaves the owner's alone
+            await third.waited()
         assert lock_path(tmp_path).exists()
         running.cancel()
         await asyncio.wait([running])
@@ -289,10 +285,8 @@ async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> N
     async with asyncio.timeout(HAND_OVER / 2), ours.held(nobody):
         await ours.hand_over()
         assert json.loads(lock_path(tmp_path).read_text())["ends"] is False
-        gone = asyncio.create_task(second.run())
-        await waited_for(tmp_path)
-        gone.cancel()
-        await asyncio.wait([gone])
+        async with background(second.run()):
+            await waited_for(tmp_path)
         await ours.hand_over()
 
 
@@ -304,12 +298,9 @@ async def test_an_owner_does_not_wait_for_ever(tmp_path: Path) -> None:
         async with theirs.held(lambda _: None, asyncio.Event().wait):  # type: ignore[arg-type]
             pass
 
-    async with asyncio.timeout(DEADLINE), ours.held(nobody):
-        waiting = asyncio.create_task(second())
+    async with asyncio.timeout(DEADLINE), ours.held(nobody), background(second()):
         await waited_for(tmp_path)
         await ours.hand_over()
-        waiting.cancel()
-        await asyncio.wait([waiting])
 
 
 async def test_a_warning_only_of_an_agent_that_stays(
@@ -319,15 +310,10 @@ async def test_a_warning_only_of_an_agent_that_stays(
     async with asyncio.timeout(DEADLINE), ownership(tmp_path).held(nobody):
         for each in (patient, second):
             assert not [one for one in caplog.records if one.levelname == "WARNING"]
-            running = asyncio.create_task(each.run())
-            await each.waited(5)
-            if each is patient:
-                running.cancel()
-                await asyncio.wait([running])
-        (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
-        assert "not installed twice" in warning.message
-        running.cancel()
-        await asyncio.wait([running])
+            async with background(each.run()):
+                await each.waited(5)
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "not installed twice" in warning.message
 
 
 async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ ASSIGNED = (
 
 
 Answering = Callable[[Stream[bytes, bytes]], Awaitable[None]]
-Reply = bytes | GRPCError | Answering | None
+Reply = bytes | GRPCError | Answering
 
 
 class Raw(bytes):
@@ -80,7 +80,7 @@ class Raw(bytes):
 
 
 class PodResources:
-    """A kubelet's pod-resources API that answers `reply`, refuses, or never answers (None)."""
+    """A kubelet's pod-resources API that answers `reply`, or refuses."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -102,14 +102,12 @@ class PodResources:
 
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await stream.recv_message()
-        if self.reply is None:
-            await asyncio.Event().wait()
         if isinstance(self.reply, GRPCError):
             raise self.reply
         if callable(self.reply):
             await self.reply(stream)
         else:
-            await stream.send_message(Raw(self.reply or b""))
+            await stream.send_message(Raw(self.reply))
 
 
 class Node(LivingPods):
@@ -223,7 +221,7 @@ async def test_nobody_listens_on_the_socket(socket: Path) -> None:
 
 async def test_kubelet_that_never_answers(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignments, "DEADLINE", 0.1)
-    async with serving(socket, PodResources(None)):
+    async with serving(socket, PodResources(hangs)):
         with pytest.raises(UnavailableError, match=rf"{socket}: no answer within 0.1 s"):
             await fetch(socket)
 

@@ -18,7 +18,6 @@ from npu_agent.kubelet.pods import CHECKPOINT, Pods
 
 A = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
 B = "1b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d02"
-STATIC = "0123456789abcdef0123456789abcdef"
 NPU = "beta.furiosa.ai/npu"
 
 
