@@ -25,16 +25,11 @@ def component(node: Node) -> Iterator[None]:
         node.kubectl("delete", "--filename", f"{base}/{file}")
 
 
-def test_auto_is_the_device_plugin(node: Node) -> None:
+def test_auto_is_the_device_plugin_and_dra_says_why_it_is_not_possible(node: Node) -> None:
     node.wait_allocatable(2)
-    node.run("one", 1)
-    assert node.environment("one", "NPU_DEVNAME") in ("npu0pe0-1", "npu1pe0-1")
-    assert node.objects("resourceslice") == []
-    assert f'chosen=device-plugin reason="{TOO_OLD}"' in node.log()
-
-
-def test_dra_says_why_it_is_not_possible(node: Node) -> None:
     node.run("steady", 1)
+    assert node.environment("steady", "NPU_DEVNAME") in ("npu0pe0-1", "npu1pe0-1")
+    assert f'chosen=device-plugin reason="{TOO_OLD}"' in node.log()
     (before,) = node.agent_pods()
     node.configure({"allocation": {"api": "dra"}})
     node.kubectl("rollout", "restart", *AGENT)
@@ -49,13 +44,9 @@ def test_dra_says_why_it_is_not_possible(node: Node) -> None:
         assert TOO_OLD in node.cluster.logs(name, NAMESPACE)
         return name
 
-    try:
-        node.wait_for("an agent that is not ready, and says why", new_one, 2 * SOON)
-        # So the rollout stops there, and the one before goes on.
-        assert len(node.agent_pods()) == 2
-        assert node.objects("resourceslice") == []
-        node.wait_allocatable(2)
-        node.run("next", 1)
-    finally:
-        node.delete_pods()
-        node.deploy(AUTO, OVERLAY)
+    node.wait_for("an agent that is not ready, and says why", new_one, 2 * SOON)
+    # So the rollout stops there, and the one before goes on.
+    assert len(node.agent_pods()) == 2
+    assert node.objects("resourceslice") == []
+    node.wait_allocatable(2)
+    node.run("next", 1)
