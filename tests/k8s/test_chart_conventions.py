@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import yaml
 
-from .test_chart import VALUES, comparable, pod_of, template
-from .test_chart_values import one, refusal
-from .tools import CHART, Object, objects, output, run
+from .test_chart import EVERYTHING, comparable, template
+from .test_chart_values import hooks, refusal
+from .tools import CHART, Object, by_kind, objects, output, pod_of, run
 
 
 def test_a_config_map_that_exists_stands_in_place_of_the_config() -> None:
@@ -19,30 +17,6 @@ def test_a_config_map_that_exists_stands_in_place_of_the_config() -> None:
     volumes = {volume["name"]: volume for volume in pod_of(made)["volumes"]}
     assert volumes["config"] == {"name": "config", "configMap": {"name": "my-config"}}
     assert "ConfigMap" not in {thing["kind"] for thing in made}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"existingConfigMap": "mine", "config": {"defaultPe": "Single"}},
-            "existingConfigMap is mine and config has values too",
-        ),
-        (
-            {"config": {"metrics": {"probes": "127.0.0.1:9101"}}},
-            "config.metrics.probes is 127.0.0.1:9101, where no kubelet reaches it: leave out the",
-        ),
-        ({"hostNetwork": True}, "set updateStrategy.rollingUpdate.maxSurge to 0 and maxUnavail"),
-        ({"dnsPolicy": "Cluster"}, "'Default', 'None'"),
-        ({"livenessProbe": {"httpGet": {}}}, "additional properties 'httpGet' not allowed"),
-        ({"service": {"type": "NodePort"}}, "additional properties 'type' not allowed"),
-        ({"podMonitor": {"relabelings": [{"source": []}]}}, "additional properties 'source'"),
-        ({"extraObjects": [{"kind": "ConfigMap"}]}, "missing properties 'apiVersion', 'metadata'"),
-        ({"global": {"imagePullSecrets": [{"key": "x"}]}}, "additional properties 'key' not"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(given: Mapping[str, Any], message: str) -> None:
-    assert message in refusal(given)
 
 
 def test_the_pod_may_use_the_network_of_its_node() -> None:
@@ -79,23 +53,20 @@ def test_pull_secrets_of_all_charts_and_of_this_one() -> None:
     }
     names = [{"name": "shared"}, {"name": "other"}, {"name": "own"}]
     assert pod_of(template(given))["imagePullSecrets"] == names
-    hooks = objects(
-        output("helm", "template", "x", CHART, "--values", "-", stdin=json.dumps(given))
-    )
-    (verify,) = (thing for thing in hooks if thing["kind"] == "Pod")
+    (verify,) = hooks(given)
     assert verify["spec"]["imagePullSecrets"] == names
 
 
 def test_annotations_of_the_daemon_set_are_not_its_pods() -> None:
     made = template({"daemonSetAnnotations": {"team": "ml"}})
-    daemon_set = one(made, "DaemonSet")
+    daemon_set = by_kind(made, "DaemonSet")
     assert daemon_set["metadata"]["annotations"] == {"team": "ml"}
     assert "team" not in daemon_set["spec"]["template"]["metadata"]["annotations"]
 
 
 def test_the_service_is_labelled_annotated_or_left_out() -> None:
     annotations = {"prometheus.io/scrape": None, "team": "ml"}
-    made = one(
+    made = by_kind(
         template({"service": {"labels": {"tier": "node"}, "annotations": annotations}}), "Service"
     )
     assert made["metadata"]["labels"]["tier"] == "node"
@@ -115,7 +86,8 @@ def test_relabelings_come_after_the_charts() -> None:
     values = {"enabled": True, "relabelings": [zone], "metricRelabelings": [drop]}
 
     def endpoint(given: Object) -> Object:
-        (found,) = one(template({"podMonitor": given}), "PodMonitor")["spec"]["podMetricsEndpoints"]
+        monitor = by_kind(template({"podMonitor": given}), "PodMonitor")
+        (found,) = monitor["spec"]["podMetricsEndpoints"]
         assert isinstance(found, dict)
         return found
 
@@ -148,7 +120,7 @@ metadata:
 SINCE = ("--kube-version", "1.37.0")
 
 
-@pytest.mark.parametrize("values", [{}, *VALUES.values()], ids=["defaults", *VALUES])
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_helm_3_makes_the_same(values: Object) -> None:
     words = ("template", "any-name", CHART, "--namespace", "kube-system", "--skip-tests")
     three = output("helm-3", *words, *SINCE, "--values", "-", stdin=json.dumps(values))

@@ -11,17 +11,20 @@ import yaml
 from .conftest import Overlay
 from .manifests import COPIES, generated
 from .schemas import VERSIONS, check
-from .tools import COMPONENTS, K8S, Object, kustomize, objects, output
+from .tools import (
+    K8S,
+    PARTS,
+    PARTS_BUT_NODES,
+    STAND_ALONE,
+    Object,
+    by_kind,
+    config_of,
+    kustomize,
+    objects,
+    output,
+    pod_of,
+)
 
-STAND_ALONE = [
-    name
-    for name in COMPONENTS
-    if yaml.safe_load((K8S / "components" / name / "kustomization.yaml").read_text())["kind"]
-    == "Kustomization"
-]
-"""Components that are applied by themselves; the others are parts of an overlay."""
-PARTS = [name for name in COMPONENTS if name not in STAND_ALONE]
-PARTS_BUT_NODES = [name for name in PARTS if not name.startswith("nodes-")]
 SCOPELESS = {
     "ClusterRole",
     "ClusterRoleBinding",
@@ -34,17 +37,6 @@ SCOPELESS = {
     "ValidatingAdmissionPolicyBinding",
 }
 """Kinds that live in no namespace."""
-
-
-def by_kind(things: list[Object], kind: str) -> Object:
-    (found,) = (thing for thing in things if thing["kind"] == kind)
-    return found
-
-
-def pod_of(things: list[Object]) -> Object:
-    """The Pod of the agent's DaemonSet."""
-    spec: Object = by_kind(things, "DaemonSet")["spec"]["template"]["spec"]
-    return spec
 
 
 def terms(things: list[Object]) -> list[set[str]]:
@@ -103,12 +95,7 @@ NFD_CLASS = {"feature.node.kubernetes.io/pci-1200_1ed2.present In true", AWAY}
         (["nodes-nfd"], [NFD]),
         (["nodes-nfd-class"], [NFD_CLASS]),
     ],
-    ids=(
-        "default",
-        "label",
-        "nfd",
-        "nfd-class",
-    ),  # each worker collects sets in an order of its own
+    ids=["default", "label", "nfd", "nfd-class"],  # sets have no order for the workers to agree on
 )
 def test_where_it_runs(components: list[str], wanted: list[set[str]], overlay: Overlay) -> None:
     assert terms(overlay(components)) == wanted
@@ -163,12 +150,7 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
         "current-context": "none",
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(nowhere))
-    (map_,) = (
-        thing
-        for thing in objects(kustomize(K8S / "components" / "binpack-scheduler"))
-        if thing["kind"] == "ConfigMap"
-    )
-    scheduler = yaml.safe_load(map_["data"]["config.yaml"])
+    scheduler = config_of(objects(kustomize(K8S / "components" / "binpack-scheduler")))
     scheduler["clientConnection"] = {"kubeconfig": str(tmp_path / "kubeconfig")}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(scheduler))
     output(

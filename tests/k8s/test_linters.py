@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from .conftest import Overlay
-from .tools import COMPONENTS, K8S, kustomize, objects, output, run
+from .tools import K8S, PARTS_BUT_NODES, STAND_ALONE, kustomize, objects, output, run
 
 OPA_POLICY = K8S / "components" / "scheduler-name-opa"
 ACCEPTED = {
@@ -40,18 +40,8 @@ def findings(text: str, version: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_kube_score_finds_nothing_unexplained(version: str, overlay: Overlay) -> None:
-    parts = [
-        name
-        for name in COMPONENTS
-        if "kind: Component" in (K8S / "components" / name / "kustomization.yaml").read_text()
-        and not name.startswith("nodes-")
-    ]
-    everything = [yaml.safe_dump_all(overlay(parts))]
-    everything += [
-        kustomize(K8S / "components" / name)
-        for name in COMPONENTS
-        if name not in parts and not name.startswith("nodes-")
-    ]
+    everything = [yaml.safe_dump_all(overlay(PARTS_BUT_NODES))]
+    everything += [kustomize(K8S / "components" / name) for name in STAND_ALONE]
     found = {finding for text in everything for finding in findings(text, version) if objects(text)}
     unexplained = {
         (name, what)

@@ -16,6 +16,16 @@ K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
 COMPONENTS = sorted(path.parent.name for path in K8S.glob("components/*/kustomization.yaml"))
 
+STAND_ALONE = [
+    name
+    for name in COMPONENTS
+    if yaml.safe_load((K8S / "components" / name / "kustomization.yaml").read_text())["kind"]
+    == "Kustomization"
+]
+"""Components that are applied by themselves; the others are parts of an overlay."""
+PARTS = [name for name in COMPONENTS if name not in STAND_ALONE]
+PARTS_BUT_NODES = [name for name in PARTS if not name.startswith("nodes-")]
+
 Object = dict[str, Any]
 
 _BUILDS = {"helm": HELM, "helm-3": HELM_3, "kube-score": KUBE_SCORE, "opa": OPA}
@@ -56,3 +66,21 @@ def kustomize(directory: Path) -> str:
 def objects(text: str) -> list[Object]:
     """The objects of a YAML text."""
     return [thing for thing in yaml.load_all(text, Loader=yaml.CSafeLoader) if thing]
+
+
+def by_kind(things: list[Object], kind: str) -> Object:
+    """The only object of a kind."""
+    (found,) = (thing for thing in things if thing["kind"] == kind)
+    return found
+
+
+def pod_of(things: list[Object]) -> Object:
+    """The Pod of the agent's DaemonSet."""
+    spec: Object = by_kind(things, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def config_of(things: list[Object]) -> Object:
+    """The agent's config file."""
+    found: Object = yaml.safe_load(by_kind(things, "ConfigMap")["data"]["config.yaml"])
+    return found
