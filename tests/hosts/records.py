@@ -113,4 +113,3 @@ HOSTS = {
     # The sensors that a test of the vendor finds on a card.
     "warboy": Host(family="warboy", cards={"0:6d": "W"}),
 }
-B_BACK = Host(cards=_B_CARDS, firmware=_B_FIRMWARE, watts=(40, 40, 40, 40))

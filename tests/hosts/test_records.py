@@ -21,7 +21,7 @@ from npu_agent.vendors.furiosa.labels import SETS
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.golden import golden
-from tests.hosts.records import B_BACK, HOSTS, Host
+from tests.hosts.records import HOSTS, Host
 from tests.outputs.dra.cards import pool_of
 from tests.outputs.prometheus.helpers import page_of_cards, parsed
 
@@ -95,37 +95,3 @@ def test_hosts_of_records_look_as_in_their_golden_files(name: str, tmp_path: Pat
         )
     )
     assert text == golden(GOLDEN / f"{name}.txt", text)
-
-
-def _cards(host: Host, root: Path) -> dict[str, str]:
-    return {state.id: state.card.name for state in read(host, root).cards}
-
-
-def test_a_card_is_the_same_in_another_slot_and_under_another_number(tmp_path: Path) -> None:
-    before, after = _cards(HOSTS["a"], tmp_path / "a"), _cards(HOSTS["a-moved"], tmp_path / "b")
-    assert [(name, after[id_]) for id_, name in before.items()] == [
-        ("npu0", "npu2"),
-        ("npu1", "npu0"),
-        ("npu2", "npu1"),
-        ("npu3", "npu3"),
-    ]
-
-
-def test_a_card_that_left_takes_no_other_ones_name_with_it(tmp_path: Path) -> None:
-    whole = _cards(B_BACK, tmp_path / "whole")
-    left = _cards(HOSTS["b-left"], tmp_path / "left")
-    renumbered = _cards(HOSTS["b-renumbered"], tmp_path / "renumbered")
-    assert left == {id_: name for id_, name in whole.items() if name != "npu2"}
-    assert left.keys() == renumbered.keys()
-    assert list(renumbered.values()) == ["npu0", "npu1", "npu2"]
-
-
-def test_a_core_in_use_with_zeros_is_neither_free_nor_without_memory(tmp_path: Path) -> None:
-    *held, free = read(HOSTS["b-held"], tmp_path / "host").cards
-    for state in held:
-        assert state.reading
-        assert {(core.utilization, core.dram_total) for core in state.reading.cores} == {
-            (None, None)
-        }
-    assert free.reading
-    assert {core.utilization for core in free.reading.cores} == {0.0}
