@@ -47,7 +47,6 @@ def main() -> int:
     up.add_argument("--agent", action="store_true", help="build npu-agent's image and import it")
     commands.add_parser("down", help="stop it and delete everything")
     commands.add_parser("shell", help="a shell in it, with kubectl")
-    commands.add_parser("image", help="build npu-agent's image and import it into the cluster")
     commands.add_parser("build", help="build and install what is missing, and the images")
     kubectl = commands.add_parser("kubectl", help="run kubectl", add_help=False)
     kubectl.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -78,9 +77,6 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     cluster = Cluster.attach(workdir)
     if options.command == "down":
         cluster.stop()
-        return 0
-    if options.command == "image":
-        cluster.import_image(images.agent().archive)
         return 0
     # Entering the namespaces leads to "/", and `kubectl apply -k k8s/` is of here.
     here = ("env", f"--chdir={Path.cwd()}")

@@ -48,7 +48,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class GoBuild:
-    """Programs built from one Go module at one version."""
+    """Programs built from one Go module at one version, or only its manifests."""
 
     name: str
     """Name and version, for people and for the cache."""
@@ -212,6 +212,20 @@ JOB_SET = GoBuild(
     checksum="h1:WgLEBnXTeX+4MxfVkIbfm4jIVgjvIY6Jfaei2okxKNk=",
     packages=("",),
 )
+KSERVE = GoBuild(
+    name="kserve-0.20.0",
+    module="github.com/kserve/kserve",
+    version="v0.20.0",
+    checksum="h1:Bs7HxmGV4KFqqptDcWseKv+mwD4YOYHJWcuVgPG2Gug=",
+    packages=(),
+)
+KUBERAY = GoBuild(
+    name="kuberay-1.5.1",
+    module="github.com/ray-project/kuberay/ray-operator",
+    version="v1.5.1",
+    checksum="h1:7FJYmB8oM+cnjv1VYCj/TfzRZG4XHvvt5Ayn5pZ5A1c=",
+    packages=(),
+)
 _PROGRAMS = {
     ETCD: "etcd",
     NODE_READINESS_CONTROLLER: "node-readiness-controller",
@@ -251,12 +265,17 @@ _MANIFESTS = {
         "config/webhook/manifests.yaml",
         "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
     ),
+    KSERVE: (
+        "config/crd/full/serving.kserve.io_inferenceservices.yaml",
+        "config/crd/minimal/llmisvc/serving.kserve.io_llminferenceservices.yaml",
+    ),
+    KUBERAY: ("config/crd/bases/ray.io_rayclusters.yaml",),
     JOB_SET: (
         "config/components/webhook/manifests.yaml",
         "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
     ),
 }
-"""By build, the manifests of its module that are kept with the program."""
+"""By build, the manifests of its module that are kept, with its programs if it has some."""
 _INSTEAD = {NODE_HEALTHCHECK_OPERATOR: {"k8s.io/kube-aggregator": "v0.34.8"}}
 """By build, versions of modules in place of those that it names: not every proxy has those."""
 KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
@@ -295,49 +314,6 @@ def ensure_binaries(*builds: GoBuild) -> dict[str, Path]:
     return binaries
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoFiles:
-    """Files of a Go module that are read as they are, such as CustomResourceDefinitions."""
-
-    module: str
-    version: str
-    checksum: str
-    files: tuple[str, ...]
-
-
-KSERVE = GoFiles(
-    module="github.com/kserve/kserve",
-    version="v0.20.0",
-    checksum="h1:Bs7HxmGV4KFqqptDcWseKv+mwD4YOYHJWcuVgPG2Gug=",
-    files=(
-        "config/crd/full/serving.kserve.io_inferenceservices.yaml",
-        "config/crd/minimal/llmisvc/serving.kserve.io_llminferenceservices.yaml",
-    ),
-)
-KUBERAY = GoFiles(
-    module="github.com/ray-project/kuberay/ray-operator",
-    version="v1.5.1",
-    checksum="h1:7FJYmB8oM+cnjv1VYCj/TfzRZG4XHvvt5Ayn5pZ5A1c=",
-    files=("config/crd/bases/ray.io_rayclusters.yaml",),
-)
-
-
-def ensure_files(wanted: GoFiles) -> list[Path]:
-    """Fetch a module's files into the cache.
-
-    Raises:
-        BuildError: no Go, or a module whose content is not the expected one.
-    """
-
-    def copy(directory: Path) -> None:
-        source = _download(*_go(), f"{wanted.module}@{wanted.version}", wanted.checksum)
-        for name in wanted.files:
-            shutil.copyfile(source / name, directory / Path(name).name)
-
-    kept = cached(f"{Path(wanted.module).name}-{wanted.version}", asdict(wanted), copy)
-    return sorted(kept.iterdir())
-
-
 def ensure_own(source: Path) -> Path:
     """Build the Go program in this directory of the repository, with its own go.mod and go.sum.
 
@@ -371,10 +347,17 @@ def _apt_install(packages: list[str]) -> None:
 
 def _build(build: GoBuild, directory: Path) -> None:
     go, env = _go()
-    logger.info("building %s: minutes, but only this once", build.name)
+    source = _download(go, env, f"{build.module}@{build.version}", build.checksum)
+    if build.packages:
+        logger.info("building %s: minutes, but only this once", build.name)
+        _compile(build, source, directory, go, env)
+    for name in _MANIFESTS.get(build, ()):
+        shutil.copyfile(source / name, directory / Path(name).name)
+
+
+def _compile(build: GoBuild, source: Path, directory: Path, go: str, env: dict[str, str]) -> None:
     work = directory / "work"
     work.mkdir()
-    source = _download(go, env, f"{build.module}@{build.version}", build.checksum)
 
     # The module's own go.mod, as our main module's requirement, leads to the very versions that
     # it was released with. Its replacements are not followed then, so they are repeated here.
@@ -402,8 +385,6 @@ def _build(build: GoBuild, directory: Path) -> None:
     if build in _PROGRAMS:
         (package,) = build.packages
         (directory / (package or "server")).rename(directory / _PROGRAMS[build])
-    for name in _MANIFESTS.get(build, ()):
-        shutil.copyfile(source / name, directory / Path(name).name)
 
 
 def _read(source: Path, name: str) -> str:

@@ -24,7 +24,6 @@ from tests.cluster.build import (
     LEADER_WORKER_SET,
     GoBuild,
     ensure_binaries,
-    ensure_files,
 )
 from tests.e2e.dra.claims import run, seen
 from tests.e2e.dra.claims import running as runs
@@ -240,7 +239,7 @@ def test_pods_of_furiosa_llm_kserve_and_ray_get_their_cards(node: Node) -> None:
         "ray": worker["spec"],
     }
     node.apply([claims])
-    crds = [path for wanted in (KSERVE, KUBERAY) for path in ensure_files(wanted)]
+    crds = [path for wanted in (KSERVE, KUBERAY) for path in ensure_binaries(wanted).values()]
     for path in crds:
         node.kubectl("apply", "--server-side", "--filename", str(path))
     try:
