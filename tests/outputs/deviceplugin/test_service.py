@@ -107,13 +107,6 @@ async def test_preferred_allocation(served: Served) -> None:
             "allocation_size is 2: 1 devices are available",
         ),
         ("Allocate", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded: "),
-        (
-            "Allocate",
-            b"\x0a\x04\x0a\x02\xff\xfe",  # an ID that is not UTF-8
-            "INVALID_ARGUMENT",
-            "the request cannot be decoded: ",
-        ),
-        ("GetPreferredAllocation", NO_MESSAGE, "INVALID_ARGUMENT", "the request cannot be decoded"),
         ("Explode", b"", "UNIMPLEMENTED", "Method not found"),
     ],
 )
