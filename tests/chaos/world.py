@@ -67,6 +67,16 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def replaced(path: Path, what: str) -> Iterator[None]:
+    """Something else is in the place of a file meanwhile: see `become`."""
+    content = path.read_bytes()
+    become(path, what)
+    yield
+    remove(path)
+    path.write_bytes(content)
+
+
 @dataclass
 class World:
     """An agent with its cards, all that it speaks to, and its log."""
@@ -104,8 +114,7 @@ class World:
 
     async def logged(self, words: str, after: int = 0) -> None:
         """Waits until the log says something, behind its first `after` characters."""
-        what = f"the log to say {words!r}"
-        await until(lambda: words in self.said()[after:], what, deadline=WELL, interval=POLL)
+        await self.until(lambda: words in self.said()[after:], f"the log to say {words!r}")
 
     async def granted(self, pod: str) -> GivenDevices:
         """Starts a Pod with one device, as soon as there is one for it."""
@@ -116,10 +125,8 @@ class World:
             except (NotEnoughError, GRPCError, OSError, KeyError):
                 return None
 
-        what = f"{pod} to get an NPU"
-        found = await until(ask, what, deadline=WELL, interval=POLL)
-        assert found
-        return found
+        grant: GivenDevices = await self.until(ask, f"{pod} to get an NPU")
+        return grant
 
     async def pod(self) -> GivenDevices:
         """Starts a Pod with one device, and lets it end."""
@@ -139,18 +146,26 @@ class World:
             known = self.kubelet.plugins.value.get(RESOURCE)
             raise AssertionError(f"not {devices} healthy devices, but {known}") from None
 
-    async def registered_again(self, before: int) -> None:
-        """Waits until the agent has called Register more often than `before` times, and is well."""
-        what = "the agent to register"
-        await until(lambda: self.kubelet.calls > before, what, deadline=WELL, interval=POLL)
+    @asynccontextmanager
+    async def registers(self) -> AsyncIterator[None]:
+        """Waits at its end until the agent has registered since its beginning, and is well."""
+        before = self.kubelet.calls
+        yield
+        await self.until(lambda: self.kubelet.calls > before, "the agent to register")
         await self.well()
+
+    @contextlib.contextmanager
+    def stays_registered(self) -> Iterator[None]:
+        """Asserts that the agent does not register meanwhile."""
+        before = self.kubelet.calls
+        yield
+        assert self.kubelet.calls == before
 
     async def restart_kubelet(self) -> None:
         """Stops the kubelet and starts it: waits until the agent is registered again, and well."""
         await self.kubelet.stop()
-        calls = self.kubelet.calls
-        await self.kubelet.start()
-        await self.registered_again(calls)
+        async with self.registers():
+            await self.kubelet.start()
 
     @contextlib.contextmanager
     def grows_by(self, mib: int) -> Iterator[None]:
@@ -160,9 +175,9 @@ class World:
         grown = self.process.memory() - before
         assert grown < mib << 10, f"{grown >> 10} MiB more"
 
-    async def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Waits for a condition."""
-        await until(condition, what, deadline=WELL, interval=POLL)
+    async def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Waits for a condition, and returns its value."""
+        return await until(condition, what, deadline=WELL, interval=POLL)
 
     async def pages(self) -> dict[str, bytes]:
         """The agent's pages, none of which may steer a terminal."""
@@ -208,8 +223,7 @@ class World:
                 return None
             return body if status == 200 else None
 
-        body = await until(ask, f"the page {path}", deadline=WELL, interval=POLL)
-        assert body
+        body: bytes = await self.until(ask, f"the page {path}")
         return body
 
     async def alive(self) -> bool:
@@ -226,7 +240,7 @@ class World:
             cards: list[dict[str, Any]] = json.loads(await self.page("/status.json"))["cards"]
             return any(c["name"] == card and c["health"]["state"] == "healthy" for c in cards)
 
-        await until(ask, f"{card} to be healthy", deadline=WELL, interval=POLL)
+        await self.until(ask, f"{card} to be healthy")
 
     def configure(self, text: str) -> None:
         """Replaces what the config file says besides where the agent is."""
@@ -279,12 +293,11 @@ async def withstood(here: World, attack: Callable[[World], Awaitable[None]]) -> 
     popen = here.process.popen
     assert popen.poll() is None, f"the agent has ended with {popen.returncode}"
     await here.well()
+    here.kubelet.taken.clear()  # the Pods of the attack have ended
     grants = [await here.granted(f"pod-{number}") for number in range(here.devices)]
     held = [core for grant in grants for core in cores(grant)]
     assert len(held) == len(set(held)), f"handed out twice: {sorted(held)}"
-    for grant in grants:
-        here.kubelet.release(RESOURCE, grant.ids)
-    await until(here.alive, "a probe to be answered", deadline=WELL, interval=POLL)
+    await here.until(here.alive, "a probe to be answered")
     assert b"npu_agent_build_info" in await here.page("/metrics")
     peak = here.process.peak()
     assert peak < MOST, f"{peak >> 10} MiB at its peak"

@@ -19,7 +19,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -142,14 +142,8 @@ def _sysfs_counters(data: bytes) -> None:
 
 
 _FILES = (
-    *(
-        f"sys/class/npu_mgmt/npu0_mgmt/{name}"
-        for name in ("device_type", "device_uuid", "device_sn")
-    ),
-    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("alive", "heartbeat", "atr_error")),
-    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("version", "fw_version", "busname")),
-    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("soc_rev", "platform_type", "dev")),
-    *(f"sys/class/npu_mgmt/npu0_mgmt/{name}" for name in ("npu_clocks", "ne_clk_freq_info")),
+    *("device_type", "device_uuid", "device_sn", "alive", "heartbeat", "atr_error", "version"),
+    *("fw_version", "busname", "soc_rev", "platform_type", "dev", "npu_clocks", "ne_clk_freq_info"),
 )
 
 
@@ -164,7 +158,7 @@ def _tree() -> Path:
 
 def _sysfs_card(data: bytes) -> None:
     """The first byte says which file of a card has the others."""
-    file = _tree() / _FILES[(data or b"\0")[0] % len(_FILES)]
+    file = _tree() / "sys/class/npu_mgmt/npu0_mgmt" / _FILES[(data or b"\0")[0] % len(_FILES)]
     before = file.read_bytes() if file.exists() else None
     file.write_bytes(data[1:])
     try:
@@ -377,16 +371,6 @@ class _Api:
     async def ask(self, request: Request[T], **_: Any) -> T:
         return client.read_answer(request, self._data, _CREDENTIALS)
 
-    @contextlib.asynccontextmanager
-    async def watch(
-        self, request: Request[Any], *_: Any
-    ) -> AsyncIterator[AsyncIterator[client.WatchEvent]]:
-        async def events() -> AsyncIterator[client.WatchEvent]:
-            for line in self._data.split(b"\n"):
-                yield client.read_event(request, line, _CREDENTIALS)
-
-        yield events()
-
 
 def _refusal(data: bytes) -> None:
     """A status, a line with Retry-After, and the body."""
@@ -430,15 +414,11 @@ def _slices(data: bytes) -> None:
     first, _, rest = data.partition(b"\n")
     with contextlib.suppress(ApiError):
         _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
-
-    async def events(api: Any) -> None:
-        async with api.watch(resourceslices.watch("n", "d"), "1", 1) as found:
-            async for event in found:
-                assert event.version
-                assert (event.object is None) == (event.type == "BOOKMARK")
-                assert event.object is None or isinstance(event.object.metadata.name, str)
-
-    _run(events(_Api(rest)))
+    for line in rest.split(b"\n"):
+        event = client.read_event(resourceslices.watch("n", "d"), line, _CREDENTIALS)
+        assert event.version
+        assert (event.object is None) == (event.type == "BOOKMARK")
+        assert event.object is None or isinstance(event.object.metadata.name, str)
 
 
 def _planned(live: Any) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from tests.chaos.table import attack
-from tests.chaos.world import World, become, remove
+from tests.chaos.world import World, replaced
 from tests.kube.helpers import drops, drops_amid, hangs, says, serving
 from tests.kube.helpers import status as refuses
 
@@ -22,14 +22,22 @@ async def trouble(here: World, reply: Reply) -> AsyncIterator[None]:
     node = here.agent.node
     node.trouble = reply
     try:
-        asked, calls = len(node.calls), here.kubelet.calls
-        await here.start_again()
-        await here.registered_again(calls)
+        asked = len(node.calls)
+        async with here.registers():
+            await here.start_again()
         await here.until(lambda: len(node.calls) > asked, "a request")
         await here.pod()
         yield
     finally:
         node.trouble = None
+
+
+async def withstands(here: World, *replies: Reply, seconds: float = 0.0) -> None:
+    """The API server answers so one after the other, for so long each; then it is well."""
+    for reply in replies:
+        async with trouble(here, reply):
+            await asyncio.sleep(seconds)
+    await labels_again(here)
 
 
 async def labels_again(here: World) -> None:
@@ -46,10 +54,8 @@ async def api_server_refuses(here: World) -> None:
 
     Pods get NPUs all the while; labels are back when it is well.
     """
-    for code in (400, 401, 403, 404, 409, 410, 422, 429, 500, 503, 599):
-        async with trouble(here, refuses(code, "attack \x1b[2J" * 100)):
-            pass
-    await labels_again(here)
+    codes = (400, 401, 403, 404, 409, 410, 422, 429, 500, 503, 599)
+    await withstands(here, *(refuses(code, "attack \x1b[2J" * 100) for code in codes))
 
 
 @attack()
@@ -58,16 +64,13 @@ async def api_server_answers_nonsense(here: World) -> None:
 
     Pods get NPUs all the while; labels are back when it is well.
     """
-    replies: tuple[Reply, ...] = (
+    await withstands(
+        here,
         says(b"\x00\xff{[" * 100), says(b"1"), says(b"[]"), says(b"null"), says(b'{"metadata":'),
         says(b'{"metadata": {"labels": 7, "managedFields": {}}}'), says(b"[" * 100_000),
         says(b" " * (32 << 20)), says(b""), drops, drops_amid,
         says(b"{}", content_type="text/html"), says(b'{"kind": 1e999, "metadata": null}'),
     )  # fmt: skip
-    for reply in replies:
-        async with trouble(here, reply):
-            pass
-    await labels_again(here)
 
 
 @attack(short=True)
@@ -95,9 +98,7 @@ async def api_server_drips(here: World) -> None:
             await response.write(b" ")
             await asyncio.sleep(1)
 
-    async with trouble(here, drip):
-        await asyncio.sleep(5)
-    await labels_again(here)
+    await withstands(here, drip, seconds=5)
 
 
 @attack(short=True)
@@ -107,12 +108,10 @@ async def api_server_sends_elsewhere(here: World) -> None:
     The other server is never given the token.
     """
     async with serving(says(b"{}")) as other:
-        for code in (301, 302, 307, 308):
-            reply = says(b"", code, {"Location": f"{other.url}/stolen"})
-            async with trouble(here, reply):
-                await asyncio.sleep(1)
+        to = {"Location": f"{other.url}/stolen"}
+        codes = (301, 302, 307, 308)
+        await withstands(here, *(says(b"", code, to) for code in codes), seconds=1)
         assert not any(other.tokens), other.tokens
-    await labels_again(here)
 
 
 @attack()
@@ -137,15 +136,11 @@ async def token_that_is_none(here: World) -> None:
     Pods get NPUs all the while; labels are back when they are well.
     """
     for name in ("token", "ca.crt"):
-        file = here.agent.node.account / name
-        content = file.read_bytes()
         for bad in ("pipe", "folder", "missing", "empty", "sparse", "noise"):
-            become(file, bad)
-            await here.fault("npu0", "dead")
-            await here.healthy(1)
-            await here.fault("npu0", "ok")
-            await here.well()
-            await here.pod()
-            remove(file)
-            file.write_bytes(content)
+            with replaced(here.agent.node.account / name, bad):
+                await here.fault("npu0", "dead")
+                await here.healthy(1)
+                await here.fault("npu0", "ok")
+                await here.well()
+                await here.pod()
     await labels_again(here)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from npu_agent.people.simulator import FAULTS
 from tests.chaos.table import attack
-from tests.chaos.world import World, become, remove
+from tests.chaos.world import World, replaced
 
 
 def folder(here: World, card: str = "npu0") -> Path:
@@ -63,14 +63,10 @@ async def files_without_end(here: World) -> None:
     """
     with here.grows_by(16):
         for name in ("device_uuid", "alive", "heartbeat", "busname", "fw_version"):
-            path = folder(here) / name
-            content = path.read_bytes()
             for what in ("sparse", "/dev/zero"):
-                become(path, what)
-                await asyncio.sleep(1.5)
-            await here.works("npu1")
-            remove(path)
-            path.write_bytes(content)
+                with replaced(folder(here) / name, what):
+                    await asyncio.sleep(1.5)
+                    await here.works("npu1")
 
 
 @attack()
@@ -82,12 +78,10 @@ async def files_that_are_something_else(here: World) -> None:
     for path in sorted(folder(here).iterdir()):
         if path.is_symlink() or not path.is_file():
             continue
-        content = path.read_bytes()
         for what in ("pipe", "folder", "loop", "missing"):
-            become(path, what)
-            await asyncio.sleep(0.3)
-        await here.works("npu1")
-        path.write_bytes(content)
+            with replaced(path, what):
+                await asyncio.sleep(0.3)
+                await here.works("npu1")
 
 
 NAMES = (

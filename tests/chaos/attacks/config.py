@@ -7,7 +7,7 @@ import random
 
 from bench.process import RESOURCE
 from tests.chaos.table import attack
-from tests.chaos.world import World, become, remove
+from tests.chaos.world import World, replaced
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{b}: &{b} [*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a},*{a}]\n"
@@ -30,18 +30,17 @@ async def configs_that_are_none(here: World) -> None:
 
     The last good config stays in force, and so does the registration; the next good one is taken.
     """
-    calls = here.kubelet.calls
     contents = (
         random.Random(1).randbytes(10_000), BOMB.encode(), b"\x1b[2J: \x00", b"a: " * 100_000,
         b"- " * 200_000, b"x: y\n" * 2_000_000, b"{" * 50_000, b"defaultPe: !!python/object:os {}",
         b"-----BEGIN PRIVATE KEY-----\nMIIEvQ", b"\xff\xfe\x00", b"",
     )  # fmt: skip
     good = here.agent.config.read_text()
-    for content in contents:
-        here.agent.config.write_bytes(content)
-        await asyncio.sleep(1.5)
-        assert here.kubelet.plugins.value[RESOURCE].connected
-    assert here.kubelet.calls == calls
+    with here.stays_registered():
+        for content in contents:
+            here.agent.config.write_bytes(content)
+            await asyncio.sleep(1.5)
+            assert here.kubelet.plugins.value[RESOURCE].connected
     assert "MIIEvQ" not in here.said()
     here.agent.config.write_text(f"{good}defaultPe: Single\n")
     here.devices = 4
@@ -67,14 +66,11 @@ async def config_file_is_something_else(here: World) -> None:
     The last good config stays in force; the next good one is taken; at most 16 MiB more memory.
     """
     file = here.agent.config
-    good = file.read_text()
     with here.grows_by(16):
         for what in ("folder", "pipe", "loop", "/dev/zero", "sparse", "missing"):
-            become(file, what)
-            await asyncio.sleep(1.5)
-            remove(file)
-            file.write_text(good)
-        file.write_text(f"{good}defaultPe: Single\n")
+            with replaced(file, what):
+                await asyncio.sleep(1.5)
+        file.write_text(f"{file.read_text()}defaultPe: Single\n")
         here.devices = 4
         await here.well()
 

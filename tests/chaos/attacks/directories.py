@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.process import RESOURCE
 from npu_agent.outputs.labels import nfd
 from tests.chaos.attacks.process import killed_and_served
 from tests.chaos.table import attack
@@ -99,10 +98,9 @@ async def sockets_are_removed(here: World) -> None:
     A new one each time, registered.
     """
     for _ in range(3):
-        calls = here.kubelet.calls
-        for path in here.plugins.glob("furiosa-npu*"):
-            path.unlink()
-        await here.registered_again(calls)
+        async with here.registers():
+            for path in here.plugins.glob("furiosa-npu*"):
+                path.unlink()
 
 
 @attack(short=True)
@@ -117,8 +115,6 @@ async def directory_is_emptied(here: World) -> None:
     await here.restart_kubelet()
     other = await here.granted("another")
     assert not cores(other) & cores(grant), "handed out twice"
-    for each in (grant, other):
-        here.kubelet.release(RESOURCE, each.ids)
 
 
 @attack()
@@ -168,7 +164,6 @@ async def lock_is_something_else(here: World) -> None:
             await asyncio.sleep(2)
         remove(lock)
     await killed_and_served(here, grant.ids, 1)
-    here.kubelet.release(RESOURCE, grant.ids)
 
 
 RECORDS = (
@@ -190,7 +185,6 @@ async def record_is_damaged(here: World) -> None:
         await here.kill()
         record.write_bytes(content)
         await killed_and_served(here, grant.ids, 0)
-    here.kubelet.release(RESOURCE, grant.ids)
 
 
 @attack()
@@ -209,7 +203,6 @@ async def record_is_something_else(here: World) -> None:
         assert here.process.popen.poll() is None
         remove(record)
         await killed_and_served(here, grant.ids, 0)
-    here.kubelet.release(RESOURCE, grant.ids)
 
 
 @attack()
@@ -225,9 +218,8 @@ async def foreign_sockets(here: World) -> None:
         for number in range(500):
             one = stack.enter_context(socket.socket(socket.AF_UNIX))
             one.bind(str(here.plugins / f"other-{number}.sock"))
-        calls = here.kubelet.calls
-        await here.start_again()
-        await here.registered_again(calls)
+        async with here.registers():
+            await here.start_again()
         left = {path.name for path in here.plugins.iterdir()}
     assert {f"foreign-{number}" for number in range(1000)} <= left
     assert {f"furiosa-npu-{number}.txt" for number in range(1000)} <= left

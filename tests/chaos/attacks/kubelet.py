@@ -36,11 +36,10 @@ async def kubelets_socket_is_renewed(here: World) -> None:
 
     It keeps its registration, and registers again when that kubelet is restarted.
     """
-    calls = here.kubelet.calls
-    await here.kubelet.renew_socket()
-    await asyncio.sleep(5)
-    await here.pod()
-    assert here.kubelet.calls == calls
+    with here.stays_registered():
+        await here.kubelet.renew_socket()
+        await asyncio.sleep(5)
+        await here.pod()
     await here.restart_kubelet()
 
 
@@ -51,9 +50,8 @@ async def stream_ends(here: World) -> None:
     Registered again each time.
     """
     for _ in range(20):
-        calls = here.kubelet.calls
-        here.kubelet.hang_up(RESOURCE)
-        await here.registered_again(calls)
+        async with here.registers():
+            here.kubelet.hang_up(RESOURCE)
 
 
 @attack(short=True)
@@ -93,8 +91,8 @@ async def register_hangs(here: World) -> None:
     calls = here.kubelet.calls
     here.kubelet.hang_up(RESOURCE)
     await here.until(lambda: here.kubelet.calls > calls, "a call")
-    here.kubelet.answers = True
-    await here.registered_again(here.kubelet.calls)
+    async with here.registers():
+        here.kubelet.answers = True
 
 
 @attack()
@@ -121,8 +119,8 @@ async def another_plugin_takes_the_resource(here: World) -> None:
                 version="v1beta1", endpoint="impostor.sock", resource_name=RESOURCE
             )
         )
-        calls = here.kubelet.calls
-        await here.registered_again(calls)
+        async with here.registers():
+            pass
     finally:
         await server.shutdown()
     # Where the impostor's stream ends, the kubelet drops whoever has the resource by now.
@@ -213,11 +211,9 @@ async def streams_are_reset(here: World) -> None:
 
     At most 32 MiB more memory, and the kubelet keeps its stream.
     """
-    calls = here.kubelet.calls
-    with here.grows_by(32):
+    with here.grows_by(32), here.stays_registered():
         await asyncio.to_thread(open_and_reset, endpoint(here), 8000)
-    await here.pod()
-    assert here.kubelet.calls == calls
+        await here.pod()
 
 
 def open_and_reset(path: Path, times: int) -> None:
@@ -244,7 +240,7 @@ async def noise_on_the_agents_socket(here: World) -> None:
 
     The kubelet keeps its stream.
     """
-    chance, path, calls = random.Random(1), endpoint(here), here.kubelet.calls
+    chance, path = random.Random(1), endpoint(here)
 
     def send() -> None:
         for number in range(300):
@@ -255,9 +251,9 @@ async def noise_on_the_agents_socket(here: World) -> None:
                 connection.connect(str(path))
                 connection.sendall(greeting[number % 3] + noise)
 
-    await asyncio.to_thread(send)
-    await here.pod()
-    assert here.kubelet.calls == calls
+    with here.stays_registered():
+        await asyncio.to_thread(send)
+        await here.pod()
 
 
 @attack(short=True)
@@ -295,6 +291,5 @@ async def connections_are_held_at_the_agents_socket(here: World) -> None:
             with contextlib.suppress(OSError):
                 one.connect(str(path))
         await here.pod()
-        calls = here.kubelet.calls
-        here.kubelet.hang_up(RESOURCE)
-        await here.registered_again(calls)
+        async with here.registers():
+            here.kubelet.hang_up(RESOURCE)

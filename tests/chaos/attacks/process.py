@@ -40,12 +40,11 @@ async def second_agents(here: World) -> None:
 
     The first one keeps its registration.
     """
-    calls = here.kubelet.calls
-    for _ in range(5):
-        size = len(here.said())
-        with here.agent.another():
-            await here.logged("another agent serves this node", size)
-    assert here.kubelet.calls == calls
+    with here.stays_registered():
+        for _ in range(5):
+            size = len(here.said())
+            with here.agent.another():
+                await here.logged("another agent serves this node", size)
     assert here.kubelet.plugins.value[RESOURCE].connected
 
 
@@ -69,7 +68,6 @@ async def agent_is_killed(here: World) -> None:
     grant = await here.granted("runs-on")
     for _ in range(3):
         await killed_and_served(here, grant.ids, 0.5)
-    here.kubelet.release(RESOURCE, grant.ids)
 
 
 @attack()
@@ -124,7 +122,7 @@ async def no_more_memory(here: World) -> None:
 
     A Pod runs meanwhile, so that the kubelet is asked more often. No card is fenced for it.
     """
-    grant = await here.granted("runs-on")
+    await here.granted("runs-on")
     end = time.monotonic() + 8
     with limited(here, resource.RLIMIT_AS, 1 << 20):
         while time.monotonic() < end:
@@ -132,7 +130,6 @@ async def no_more_memory(here: World) -> None:
                 await here.get("/")
     await here.well()
     assert "card unhealthy" not in here.said()
-    here.kubelet.release(RESOURCE, grant.ids)
 
 
 @attack(short=True, config="allocation: {method: cdi}\n")
