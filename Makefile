@@ -49,7 +49,7 @@ $(RUN)/ready: requirements/run.txt | python
 
 ##@ Try it
 
-demo: $(RUN)/ready ## the whole agent on simulated cards with a stand-in for the kubelet (ARGS=--once ends after the tour)
+demo: $(RUN)/ready ## the whole agent on simulated cards with stand-ins for kubelet and API server (ARGS=--once ends after the tour)
 	@$(RUN)/bin/npu-agent demo $(ARGS)
 
 ##@ Set up

@@ -310,8 +310,8 @@ COMMANDS["simulate"] = Command.of(
 COMMANDS["demo"] = Command.of(
     """Run the whole agent on simulated cards, in this terminal.
 
-    Uses a stand-in for the kubelet: needs no cluster, no NPU and no root. Shows
-    each step, and stays up until Ctrl-C.
+    Uses stand-ins for the kubelet and the API server: needs no cluster, no NPU and
+    no root. Shows each step, and stays up until Ctrl-C.
 
     Examples:
       npu-agent demo         # the tour
