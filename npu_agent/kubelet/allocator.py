@@ -302,10 +302,11 @@ class Allocator:
             self.reconcile()
 
     async def _write_again(self, claims: ClaimPool) -> None:
-        """Plans again while cards of this pool wait for the record."""
+        """Plans again while cards of this pool wait for the record, which is ours to write."""
         pause = Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
         while True:
             await claims.unwritten.until(bool)
+            await self._ready.until(bool)
             await asyncio.sleep(pause.next())
             await self.replan()
             if not claims.unwritten.value:

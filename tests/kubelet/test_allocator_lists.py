@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import aiofiles.os
 import pytest
 
 from npu_agent import files
+from npu_agent.backoff import Backoff
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, keys_of
@@ -478,6 +479,25 @@ async def test_a_card_for_slices_waits_alone_for_a_full_disk(
             assert [device.device.card_id for device in devices or ()] == [room.card.id]
         await first(pool.offered, lambda devices: devices and len(devices) == 2)
     assert not pool.unwritten.value
+
+
+async def test_the_record_is_not_tried_again_while_another_agent_owns_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    room.claims.publish(DraWishes(families=frozenset({"warboy"})))
+    monkeypatch.setattr(files, "replace", AsyncMock(side_effect=OSError(errno.ENOSPC, "full")))
+    await room.owned()
+    assert room.allocator.pools[DRIVER].unwritten.value
+    room.allocator.disowned()
+    pause = Mock(return_value=0.0)
+    monkeypatch.setattr(Backoff, "next", pause)
+    async with room.running():
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not pause.called
+        await room.owned()
+        await until(lambda: pause.called)
 
 
 async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
