@@ -1,7 +1,8 @@
-"""Differences between two values of a feed, and their words in the timeline. Pure.
+"""Differences between two values of a feed, and their words for the timeline and Events. Pure.
 
 `card_changes` is the one comparison of two Snapshots, for the log, Events and the timeline. The
-functions called ``…_entries`` take the value before and the value after.
+functions called ``…_entries`` take the value before and the value after; those of their entries
+that are also Events of the Node are `EventEntry`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from npu_agent.core.advice import TRENDS, plain_reason
+from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
 from npu_agent.core.cordon import Cordons, cordon_changes
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
-from npu_agent.core.timeline import Subject, TimelineEntry, Tone
+from npu_agent.core.timeline import EventEntry, Subject, TimelineEntry, Tone
 from npu_agent.core.trends import Trend, TrendKind, Trends
 
 
@@ -55,12 +56,6 @@ class TrendChange:
     kind: TrendKind
     trend: Trend
     began: bool
-
-    @property
-    def text(self) -> str:
-        """``npu0 is hot: above 90 °C``, without the name."""
-        words = TRENDS[self.kind]
-        return f"{words.begins}: {self.trend.detail}" if self.began else words.ends
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
@@ -125,47 +120,75 @@ def trend_changes(before: Trends, after: Trends) -> Iterator[TrendChange]:
             yield TrendChange(at[0], trend, began=True)
 
 
-_CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str]] = {
-    ChangeKind.REMOVED: ("bad", "{name} is gone"),
-    ChangeKind.EXCHANGED: ("plain", "{name} is another card now: {title}, {id}"),
-    ChangeKind.ADDED: ("good", "{name} was added: {title}"),
-    ChangeKind.RENUMBERED: ("plain", "{before} is {name} now"),
-    ChangeKind.UNHEALTHY: ("bad", "{name} became unhealthy: {reason}"),
-    ChangeKind.RECOVERED: ("good", "{name} recovered"),
-    ChangeKind.ERROR_TEXT: ("warn", "{name} reports other errors: {errors}"),
+_CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str, str]] = {
+    ChangeKind.REMOVED: ("bad", "NPURemoved", "{name} is gone"),
+    ChangeKind.EXCHANGED: (
+        "plain",
+        "NPUExchanged",
+        "{name} is another card now: {title}, {id}, in place of {before_id}",
+    ),
+    ChangeKind.ADDED: ("good", "NPUAdded", "{name} was added: {title}"),
+    ChangeKind.RENUMBERED: ("plain", "", "{before} is {name} now"),
+    ChangeKind.UNHEALTHY: ("bad", "NPUUnhealthy", "{name} became unhealthy: {reason}"),
+    ChangeKind.RECOVERED: ("good", "NPURecovered", "{name} recovered: {reason}"),
+    ChangeKind.ERROR_TEXT: ("warn", "NPUHardwareError", "{name} reports other errors: {errors}"),
 }
+"""Tone, reason of the Event (empty: there is none), and text."""
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
-    """Returns timeline entries for cards, but not for those found at the start."""
+    """Returns entries for cards, but not for those found at the start."""
     for change in changes:
         if change.kind in _CARD_ENTRIES:
-            tone, text = _CARD_ENTRIES[change.kind]
+            tone, event, text = _CARD_ENTRIES[change.kind]
             text = text.format(
                 name=change.card.card.name,
                 title=change.card.card.title,
                 id=change.card.id,
                 before=change.before and change.before.card.name,
+                before_id=change.before and change.before.id,
                 reason=plain_reason(change.card.health),
                 errors=change.card.reading and change.card.reading.error_text,
             )
-            yield TimelineEntry("card", tone, text, change.card.id)
+            remedy = {
+                ChangeKind.REMOVED: GONE,
+                ChangeKind.UNHEALTHY: advice(change.card.health.cause).remedy,
+            }.get(change.kind, "")
+            yield EventEntry("card", tone, text, change.card.id, reason=event, remedy=remedy)
+
+
+_TREND_REASONS = {
+    TrendKind.HOT: ("NPUHot", "NPUCooled"),
+    TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
+    TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
+    TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
+    TrendKind.LINK: ("NPULinkNarrow", "NPULinkRestored"),
+    TrendKind.SLOW: ("NPUSlow", "NPUNotSlow"),
+}
+"""For each thing that lasts: the reason of the Event of its beginning, and of its end."""
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
     for change in trend_changes(before, after):
-        card = change.trend.card
-        tone: Tone = "warn" if change.began else "good"
+        card, words = change.trend.card, TRENDS[change.kind]
+        began, ended = _TREND_REASONS[change.kind]
         subject: Subject = "errors" if change.kind is TrendKind.ERRORS else "card"
-        yield TimelineEntry(subject, tone, f"{card.card.name} {change.text}", card.id)
+        if change.began:
+            text = f"{card.card.name} {words.begins}: {change.trend.detail}"
+            yield EventEntry(subject, "warn", text, card.id, reason=began, remedy=words.remedy)
+        else:
+            text = f"{card.card.name} {words.ends}"
+            yield EventEntry(subject, "good", text, card.id, reason=ended)
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
     for id_, name, reason in cordon_changes(before, after):
         if reason is None:
-            yield TimelineEntry("card", "good", f"{name} was uncordoned", id_)
+            text = f"{name} was uncordoned: new Pods get it again"
+            yield EventEntry("card", "good", text, id_, reason="NPUUncordoned")
         else:
-            yield TimelineEntry("card", "warn", f"{name} was cordoned: {reason}", id_)
+            text = f"{name} was cordoned, no new Pod gets it: {reason}"
+            yield EventEntry("card", "plain", text, id_, reason="NPUCordoned")
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
@@ -177,8 +200,9 @@ def config_entries(before: ConfigState, after: ConfigState) -> Iterator[Timeline
     elif before.error is not None and after.error is None:
         yield TimelineEntry("config", "good", "the config file is good again")
     if after.error is not None and after.error != before.error:
-        first = after.error.partition("\n")[0]
-        yield TimelineEntry("config", "bad", f"the config file was refused: {first}")
+        errors = "; ".join(after.error.splitlines())
+        text = f"the config file is refused, the last good one stays in force: {errors}"
+        yield EventEntry("config", "bad", text, reason="ConfigRejected")
 
 
 def session_entries(
@@ -190,10 +214,13 @@ def session_entries(
     if after.registrations > before.registrations:
         again = " again" if before.registrations else ""
         yield TimelineEntry(subject, "good", f"the kubelet registered {name}{again}")
-    elif after.phase is before.phase:
+    elif (after.phase, after.reason) == (before.phase, before.reason):
         return
     elif after.phase is SessionPhase.BLOCKED:
-        yield TimelineEntry(subject, "bad", f"{name} cannot be served{reason}")
+        event = "DRANotServed" if subject == "dra" else ""
+        yield EventEntry(subject, "bad", f"{name} cannot be served{reason}", reason=event)
+    elif after.phase is before.phase:
+        return
     elif after.phase is SessionPhase.STANDBY:
         yield TimelineEntry(subject, "plain", f"{name} is on standby{reason}")
     elif before.phase is SessionPhase.REGISTERED and after.phase is SessionPhase.REGISTERING:

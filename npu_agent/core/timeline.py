@@ -41,6 +41,15 @@ class TimelineEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class EventEntry(TimelineEntry):
+    """An entry that is also an Event of the Node, if it has a `reason`."""
+
+    reason: str = ""
+    """``NPUUnhealthy``: one word, for programs."""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GoneCard:
     """A card that was here while the agent ran, and is not any more."""
 
@@ -61,7 +70,8 @@ class Timeline:
     def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
         by_subject = dict(self._by_subject)
         for entry in happened:
-            new = replace(entry, text=entry.text[:_LONGEST], at=now, first=now)
+            text = entry.text[:_LONGEST]
+            new = TimelineEntry(entry.subject, entry.tone, text, entry.card, at=now, first=now)
             known = [old for old in by_subject.get(entry.subject, ()) if now - old.at < SPAN]
             if same := next((old for old in known if old.is_same(new)), None):
                 new = replace(new, first=same.first, count=same.count + 1)

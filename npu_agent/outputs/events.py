@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
-from npu_agent.core.changes import ChangeKind, card_changes, trend_changes, without_flapping
-from npu_agent.core.cordon import Cordons, cordon_changes
+from npu_agent.core import changes
+from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
-from npu_agent.core.trends import TrendKind, Trends
+from npu_agent.core.timeline import EventEntry, TimelineEntry
+from npu_agent.core.trends import Trends
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
@@ -55,7 +55,7 @@ class EventLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a card, to the config or to a DRA driver."""
+    """An entry of the timeline, as an Event of the Node has it."""
 
     reason: str
     """``NPUUnhealthy``: one word, for programs."""
@@ -66,92 +66,31 @@ class Event:
     """Those that use the card, ``namespace/pod``."""
 
 
-_NO_TRENDS = Trends()
-_CARD_EVENTS = {
-    ChangeKind.REMOVED: ("NPURemoved", "{card} is gone{used}: {gone}", True),
-    ChangeKind.EXCHANGED: ("NPUExchanged", "{card} replaced {before}: {title}", False),
-    ChangeKind.ADDED: ("NPUAdded", "{card} was added: {title}", False),
-    ChangeKind.UNHEALTHY: ("NPUUnhealthy", "{card} is unhealthy: {reason}{used}: {remedy}", True),
-    ChangeKind.RECOVERED: ("NPURecovered", "{card} has recovered: {reason}", False),
-    ChangeKind.ERROR_TEXT: ("NPUHardwareError", "{card} reports other errors: {errors}", True),
-}
-"""For each change of a card that is an Event: its reason, its message, and whether it warns."""
-
-_TREND_EVENTS = {
-    TrendKind.HOT: ("NPUHot", "NPUCooled"),
-    TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
-    TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
-    TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
-    TrendKind.LINK: ("NPULinkNarrow", "NPULinkRestored"),
-    TrendKind.SLOW: ("NPUSlow", "NPUNotSlow"),
-}
-"""For each thing that lasts: the reason of the Event of its beginning, and of its end."""
-
-
-def card_events(
-    before: Snapshot,
-    after: Snapshot,
-    trends: Trends = _NO_TRENDS,
+def events(
+    entries: Iterable[TimelineEntry],
+    cards: Iterable[CardState] = (),
     usages: Collection[Usage] = (),
 ) -> Iterator[Event]:
-    """Yields Events for changes of cards between two Snapshots, with these `trends`.
+    """Yields the Events among `entries`; warnings have the users of the card and the remedy.
 
-    `usages` are also those of cards that have just left.
+    `cards` and `usages` are also those that have just left.
     """
-    for change in without_flapping(card_changes(before, after), trends):
-        if change.kind in _CARD_EVENTS:
-            reason, message, warning = _CARD_EVENTS[change.kind]
-            state = change.card
-            message = message.format(
-                card=_named(state),
-                before=change.before and change.before.id,
-                title=state.card.title,
-                reason=plain_reason(state.health),
-                remedy=advice(state.health.cause).remedy,
-                used=_used(pods := _pods(state, usages)),
-                gone=GONE,
-                errors=state.reading and state.reading.error_text,
-            )
-            yield Event(reason=reason, message=message, warning=warning, pods=pods)
-
-
-def cordon_events(before: Cordons, after: Cordons) -> Iterator[Event]:
-    for id_, name, reason in cordon_changes(before, after):
-        what, words = "NPUUncordoned", "is uncordoned: new Pods get it again"
-        if reason is not None:
-            what, words = "NPUCordoned", f"is cordoned, no new Pod gets it: {reason}"
-        yield Event(reason=what, message=f"{name} ({id_}) {words}", warning=False)
-
-
-def trend_events(before: Trends, after: Trends, usages: Collection[Usage] = ()) -> Iterator[Event]:
-    for change in trend_changes(before, after):
-        began, ended = _TREND_EVENTS[change.kind]
-        pods = _pods(change.trend.card, usages)
-        message = f"{_named(change.trend.card)} {change.text}"
-        message += f"{_used(pods)}: {TRENDS[change.kind].remedy}" if change.began else ""
-        reason = began if change.began else ended
-        yield Event(reason=reason, message=message, warning=change.began, pods=pods)
-
-
-def config_events(before: ConfigState, after: ConfigState) -> Iterator[Event]:
-    if after.error is not None and after.error != before.error:
-        message = f"the config file is refused and the last good one stays: {after.error}"
-        yield Event(reason="ConfigRejected", message=message, warning=True)
-
-
-def driver_events(before: SessionStatus, after: SessionStatus) -> Iterator[Event]:
-    if after.phase is SessionPhase.BLOCKED and after.reason != before.reason:
-        message = f"the DRA driver {after.resource} does not serve: {after.reason}"
-        yield Event(reason="DRANotServed", message=message, warning=True)
+    by_id = {state.id: state for state in cards}
+    for entry in entries:
+        if isinstance(entry, EventEntry) and entry.reason:
+            message, pods = entry.text, tuple[str, ...]()
+            warning = entry.tone in ("bad", "warn")
+            if state := by_id.get(entry.card or ""):
+                message = _named(state) + message.removeprefix(state.card.name)
+                pods = _pods(state, usages) if warning else ()
+            message += f"; in use by {listed(pods, _NAMED)}" if pods else ""
+            message += f": {entry.remedy}" if entry.remedy else ""
+            yield Event(reason=entry.reason, message=message, warning=warning, pods=pods)
 
 
 def _pods(card: CardState, usages: Iterable[Usage]) -> tuple[str, ...]:
     names = {usage.assignment.pod_name for usage in usages if usage.card_id == card.id}
     return tuple(sorted(names))
-
-
-def _used(pods: tuple[str, ...]) -> str:
-    return f"; in use by {listed(pods, _NAMED)}" if pods else ""
 
 
 def _named(state: CardState) -> str:
@@ -237,21 +176,23 @@ class Events:
         ):
             # A card that left has no usages any more.
             holders = {*usages, *sources.usages.value}
-            happened = [
-                *card_events(snapshot, sources.snapshots.value, sources.trends.value, holders),
-                *trend_events(trends, sources.trends.value, holders),
-                *config_events(config, sources.configs.value),
-                *cordon_events(cordons, sources.cordons.value),
+            cards = changes.card_changes(snapshot, sources.snapshots.value)
+            entries = [
+                *changes.card_entries(changes.without_flapping(cards, sources.trends.value)),
+                *changes.trend_entries(trends, sources.trends.value),
+                *changes.config_entries(config, sources.configs.value),
+                *changes.cordon_entries(cordons, sources.cordons.value),
             ]
             for feed, before in drivers.items():
-                happened += driver_events(before, feed.value)
+                entries += changes.session_entries(before, feed.value, "dra")
                 # A retry that fails again is not reported again.
                 if feed.value.phase is not SessionPhase.REGISTERING:
                     drivers[feed] = feed.value
+            states = (*snapshot.cards, *sources.snapshots.value.cards)
             snapshot, trends = sources.snapshots.value, sources.trends.value
             usages, cordons = sources.usages.value, sources.cordons.value
             config = sources.configs.value
-            for event in happened:
+            for event in events(entries, states, holders):
                 if event.warning and event.pods:
                     log.warning(
                         "Pods use a card that fails", event=event.reason, pods=", ".join(event.pods)

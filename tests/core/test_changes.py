@@ -8,7 +8,6 @@ from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
-from npu_agent.outputs.events import card_events
 from tests.outputs.deviceplugin.helpers import state
 
 
@@ -37,7 +36,7 @@ def test_cards_that_fail_recover_come_and_go() -> None:
         UNHEALTHY
     ]
     assert reported(changes.card_entries(changes.card_changes(seen(dead(ONE)), seen(ONE)))) == [
-        ("good", "npu0 recovered")
+        ("good", "npu0 recovered: works")
     ]
     assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE, TWO)))) == [
         ("good", "npu1 was added: FuriosaAI Warboy")
@@ -67,7 +66,7 @@ def test_a_card_that_is_exchanged_is_neither_gone_nor_added() -> None:
     (found,) = changes.card_changes(seen(ONE, TWO), seen(other, TWO))
     assert (found.kind, found.card, found.before) == (changes.ChangeKind.EXCHANGED, other, ONE)
     assert reported(changes.card_entries([found])) == [
-        ("plain", "npu0 is another card now: FuriosaAI Warboy, C")
+        ("plain", "npu0 is another card now: FuriosaAI Warboy, C, in place of WARBOY-0")
     ]
     assert changes.flaps([found]) == ()
 
@@ -92,8 +91,9 @@ def test_a_config_that_is_applied_refused_and_corrected() -> None:
     good = ConfigState(loaded_at=1.0)
     bad = replace(good, error="c.yaml:3:1: unknown key\nc.yaml:4:1: another", rejected=1)
     applied = replace(good, generation=2, waiting=("pluginDir",))
+    refused = "the config file is refused, the last good one stays in force"
     assert reported(changes.config_entries(good, bad)) == [
-        ("bad", "the config file was refused: c.yaml:3:1: unknown key")
+        ("bad", f"{refused}: c.yaml:3:1: unknown key; c.yaml:4:1: another")
     ]
     assert reported(changes.config_entries(bad, bad)) == []
     assert reported(changes.config_entries(bad, good)) == [
@@ -119,6 +119,10 @@ def test_a_kubelet_that_restarts() -> None:
     assert news(lost, again) == [("good", "the kubelet registered npu again")]
     blocked = replace(new, phase=SessionPhase.BLOCKED, reason="mount it")
     assert news(new, blocked) == [("bad", "npu cannot be served: mount it")]
+    assert news(blocked, blocked) == []
+    assert news(blocked, replace(blocked, reason="no room")) == [
+        ("bad", "npu cannot be served: no room")
+    ]
     standby = replace(new, phase=SessionPhase.STANDBY, reason="another agent")
     assert news(new, standby) == [("plain", "npu is on standby: another agent")]
     assert news(on, replace(on, phase=SessionPhase.ENDED)) == []
@@ -172,6 +176,3 @@ def test_other_words_of_the_driver_about_errors_are_news_once() -> None:
         (seen(ONE), says("1")),
     ):
         assert entries(before, after) == []
-    [event] = card_events(says("0x0"), says("0x1"))
-    assert (event.reason, event.warning) == ("NPUHardwareError", True)
-    assert "reports other errors: 0x1" in event.message

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from npu_agent.core import changes
 from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Snapshot
@@ -24,10 +25,7 @@ from npu_agent.outputs.events import (
     EventLimits,
     Events,
     Sources,
-    card_events,
-    config_events,
-    driver_events,
-    trend_events,
+    events,
 )
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.kube.apiserver import FaultyApiServer
@@ -55,6 +53,13 @@ def config(error: str | None = None) -> ConfigState:
     return ConfigState(loaded_at=0.0, error=error)
 
 
+def card_events(
+    before: Snapshot, after: Snapshot, usages: Collection[Usage] = ()
+) -> Iterator[Event]:
+    entries = changes.card_entries(changes.card_changes(before, after))
+    return events(entries, (*before.cards, *after.cards), usages)
+
+
 def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
     return [(event.reason, event.message) for event in card_events(before, after)]
 
@@ -68,7 +73,7 @@ def test_the_first_look_adds_no_card() -> None:
     assert shown(Snapshot(), Snapshot()) == []
     assert shown(Snapshot(), snapshot(card(0), card(1, HealthState.UNKNOWN))) == []
     assert shown(Snapshot(), snapshot(card(0), dead(1))) == [
-        ("NPUUnhealthy", f"npu1 (UUID-1, 0000:01:00.0) is unhealthy: alive says 0: {REMEDY}")
+        ("NPUUnhealthy", f"npu1 (UUID-1, 0000:01:00.0) became unhealthy: alive says 0: {REMEDY}")
     ]
 
 
@@ -77,13 +82,13 @@ def test_a_card_dies_and_comes_back() -> None:
     (died,) = card_events(well, sick)
     assert died == Event(
         reason="NPUUnhealthy",
-        message=f"npu0 (UUID-0, 0000:00:00.0) is unhealthy: alive says 0: {REMEDY}",
+        message=f"npu0 (UUID-0, 0000:00:00.0) became unhealthy: alive says 0: {REMEDY}",
         warning=True,
     )
     (back,) = card_events(sick, well)
     assert back == Event(
         reason="NPURecovered",
-        message="npu0 (UUID-0, 0000:00:00.0) has recovered: works",
+        message="npu0 (UUID-0, 0000:00:00.0) recovered: works",
         warning=False,
     )
     assert shown(sick, snapshot(dead(0, "another reason"))) == []
@@ -104,7 +109,8 @@ def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
     (left,) = card_events(snapshot(card(0)), snapshot(), usages=pods)
     assert "is gone; in use by ml/a, ml/b: " in left.message
     trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
-    (hot,) = trend_events(Trends(), Trends({(TrendKind.HOT, "UUID-0"): trend}), pods)
+    began = changes.trend_entries(Trends(), Trends({(TrendKind.HOT, "UUID-0"): trend}))
+    (hot,) = events(began, [card(0)], pods)
     assert "above 90 °C; in use by ml/a, ml/b: " in hot.message
     assert {event.pods for event in (died, left, hot)} == {("ml/a", "ml/b")}
 
@@ -126,11 +132,9 @@ def test_cards_come_and_go() -> None:
 
 def test_a_card_that_is_exchanged_is_one_event() -> None:
     other = replace(card(0), id="OTHER")
+    now = "is another card now: FuriosaAI Warboy, OTHER, in place of UUID-0"
     assert shown(snapshot(card(0)), snapshot(other)) == [
-        (
-            "NPUExchanged",
-            "npu0 (OTHER, 0000:00:00.0) replaced UUID-0: FuriosaAI Warboy",
-        )
+        ("NPUExchanged", f"npu0 (OTHER, 0000:00:00.0) {now}")
     ]
 
 
@@ -138,20 +142,24 @@ def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
     trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
     for kind in TrendKind:
         lasts = Trends({(kind, "UUID-0"): trend})
-        (began,), (ended,) = trend_events(Trends(), lasts), trend_events(lasts, Trends())
+        (began,) = events(changes.trend_entries(Trends(), lasts), [card(0)])
+        (ended,) = events(changes.trend_entries(lasts, Trends()), [card(0)])
         assert (began.warning, ended.warning) == (True, False)
         words = TRENDS[kind]
         assert began.message == (
             f"npu0 (UUID-0, 0000:00:00.0) {words.begins}: above 90 °C: {words.remedy}"
         )
         assert ended.message == f"npu0 (UUID-0, 0000:00:00.0) {words.ends}"
-        assert not [*trend_events(lasts, lasts)]
 
 
-def test_of_a_card_that_flaps_there_is_no_event_for_each_change() -> None:
-    trend = Trend(card=card(0), detail="", since=1.0, last=1.0)
-    flapping = Trends({(TrendKind.FLAPPING, "UUID-0"): trend})
-    assert [*card_events(snapshot(card(0)), snapshot(), flapping)] == []
+def test_a_cordon_is_what_a_person_wants_and_no_warning() -> None:
+    cordoned = Cordons(cards={"UUID-0": "swap fan"}, present={"UUID-0": "npu0"})
+    (event,) = events(changes.cordon_entries(Cordons(), cordoned), [card(0)], [used(0, "a")])
+    assert event == Event(
+        reason="NPUCordoned",
+        message="npu0 (UUID-0, 0000:00:00.0) was cordoned, no new Pod gets it: swap fan",
+        warning=False,
+    )
 
 
 def test_a_card_without_any_identity_is_named_once() -> None:
@@ -160,11 +168,12 @@ def test_a_card_without_any_identity_is_named_once() -> None:
 
 
 def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
-    (refused,) = config_events(config(), config("config.yaml:3: interval: must be a number"))
+    (refused,) = events(
+        changes.config_entries(config(), config("c.yaml:3: interval: no\nc.yaml:4"))
+    )
     assert refused.reason == "ConfigRejected"
-    assert refused.message.endswith("config.yaml:3: interval: must be a number")
-    assert not list(config_events(config("x"), config("x")))
-    assert not list(config_events(config("x"), config()))
+    assert refused.message.endswith(" stays in force: c.yaml:3: interval: no; c.yaml:4")
+    assert not list(events(changes.config_entries(config("x"), config())))
 
 
 def driver(phase: SessionPhase = SessionPhase.REGISTERED, reason: str = "") -> SessionStatus:
@@ -172,20 +181,24 @@ def driver(phase: SessionPhase = SessionPhase.REGISTERED, reason: str = "") -> S
 
 
 def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
+    def told(before: SessionStatus, after: SessionStatus) -> list[Event]:
+        return [*events(changes.session_entries(before, after, "dra"))]
+
     good = driver(SessionPhase.REGISTERED)
     refused = driver(SessionPhase.BLOCKED, "the kubelet refuses: no")
-    (event,) = driver_events(good, refused)
-    assert event == Event(
-        reason="DRANotServed",
-        message="the DRA driver npu.furiosa.ai does not serve: the kubelet refuses: no",
-        warning=True,
-    )
-    assert list(driver_events(refused, driver(SessionPhase.BLOCKED, "another")))
-    assert not list(driver_events(refused, refused))
-    assert not list(driver_events(refused, good))
-    assert not list(driver_events(good, driver(SessionPhase.STANDBY, "served by another")))
+    assert told(good, refused) == [
+        Event(
+            reason="DRANotServed",
+            message="npu.furiosa.ai cannot be served: the kubelet refuses: no",
+            warning=True,
+        )
+    ]
+    assert told(refused, driver(SessionPhase.BLOCKED, "another"))
+    assert not told(refused, refused)
+    assert not told(refused, good)
+    assert not told(good, driver(SessionPhase.STANDBY, "served by another"))
     # At each start, until the API server has answered: it is taken back by nothing.
-    assert not list(driver_events(good, driver(SessionPhase.WAITING, "it is not known yet")))
+    assert not told(good, driver(SessionPhase.WAITING, "it is not known yet"))
 
 
 # How they get there.

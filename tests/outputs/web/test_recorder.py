@@ -66,7 +66,7 @@ async def test_all_that_happens_is_recorded() -> None:
         node.snapshots.publish(Snapshot(cards=(fenced(card, "dead", 0), other), complete=True))
         await node.until(found, "npu0 became unhealthy: dead")
         node.configs.publish(replace(node.configs.value, error="bad"))
-        await node.until(found, "the config file was refused: bad")
+        await node.until(found, "the config file is refused, the last good one stays in force: bad")
         rise = Trend(card=other, detail="axi_post_error", since=1.0, last=1.0)
         node.trends.publish(Trends({(TrendKind.ERRORS, other.id): rise}))
         texts = await node.until(found, "npu1 counts new errors: axi_post_error")
@@ -86,7 +86,7 @@ async def test_a_card_that_was_exchanged_is_gone() -> None:
             card = state(uuid=id_, id_=id_)
             node.snapshots.publish(Snapshot(cards=(card,), complete=True))
             await asyncio.sleep(0)
-        await node.until(found, "npu0 is another card now: FuriosaAI Warboy, B")
+        await node.until(found, "npu0 is another card now: FuriosaAI Warboy, B, in place of A")
         assert [gone.state.id for gone in found.timeline.gone] == ["A"]
 
 
