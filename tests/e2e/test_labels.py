@@ -210,7 +210,7 @@ def test_events_are_on_the_node_with_counts(node: Node) -> None:
     wanted = {"NPUUnhealthy": 2, "NPURecovered": 2, "NPURemoved": 1, "NPUAdded": 1}
     node.wait_equal("all Events", counts, {**wanted, "ConfigRejected": 1}, 2 * SOON)
     described = node.kubectl("describe", "node", node.name)
-    assert "is unhealthy: the driver reports the card dead (alive says 0)" in described
+    assert "became unhealthy: the driver reports the card dead (alive says 0)" in described
     assert "Sinlge" in described
     assert "(x2 over" in described
 

@@ -1,4 +1,5 @@
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -101,7 +102,7 @@ async def keep(path, content, replace=files.replace, **options):
     if content is not None:
         await replace(path, content, **options)
 
-limit, steps = 10.0, demo.Tour.steps
+limit, steps = demo.DEADLINE, demo.Tour.steps
 {fault}
 demo.Tour.steps = lambda tour: steps(tour)[{skipped}:]
 sys.exit(asyncio.run(demo.run(once=True, deadline=limit)))
@@ -119,7 +120,7 @@ sys.exit(asyncio.run(demo.run(once=True, deadline=limit)))
     assert title == step
     assert said.lstrip().startswith("✘ ")
     assert said.endswith(reason)
-    assert "card added card=npu0" in log
+    assert re.search(r"Z (debug|info|warning) ", log)
 
 
 def test_stays_up_until_ctrl_c_and_leaves_nothing_behind() -> None:
