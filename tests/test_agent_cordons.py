@@ -52,7 +52,10 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
         assert [card["cordoned"] for card in as_json(state)["cards"]] == [None, "swap fan"]
         assert as_json(state)["first_ids"] == {"npu1": UUIDS[1]}
         assert [card.health.state.value for card in state.snapshot.cards] == ["healthy"] * 2
-        assert state.timeline.entries(state.monotonic)[0].text == "npu1 was cordoned, no new Pod gets it: swap fan"
+        assert (
+            state.timeline.entries(state.monotonic)[0].text
+            == "npu1 was cordoned, no new Pod gets it: swap fan"
+        )
         cordon(room)
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
         events = room.cluster.objects["/api/v1/namespaces/default/events"]
