@@ -10,7 +10,7 @@ import pytest
 
 from tests.kube.helpers import DEADLINE, NODE, Authority, authority, says, serving
 
-HEAVY = ("kubernetes_asyncio", "aiohttp", "npu_agent.people.simulator", "rich")
+HEAVY = ("kubernetes_asyncio", "aiohttp", "jinja2", "npu_agent.people.simulator", "rich")
 """Each is, with what it brings along, at least half a megabyte."""
 LOADED = f"print(*(name for name in {HEAVY} if name in sys.modules))"
 CALLS = """

@@ -84,10 +84,11 @@ class Server:
         """Its own: a name that hangs blocks no other server."""
 
     async def run(self) -> None:
-        # On a thread: aiohttp takes long to import, and the kubelet waits for the loop.
+        # On a thread: aiohttp and Jinja2 take long to import, and the kubelet waits for the loop.
         # A daemon thread, as it may have to wait for another one that imports, and hangs.
-        connections_module = partial(import_module, "npu_agent.outputs.web.connections")
-        await DaemonThread().call(connections_module, deadline=_IMPORT)
+        for name in ("connections", "render"):
+            module = partial(import_module, f"npu_agent.outputs.web.{name}")
+            await DaemonThread().call(module, deadline=_IMPORT)
         from npu_agent.outputs.web.connections import Connections
 
         connections = Connections(self._pages, self._authorizer, self._limits, self._count)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
-from string import Template
 
 LANGUAGES = ("en", "ko", "ja")
 WORDS: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("words.json").read_text())
@@ -82,11 +81,3 @@ def _patterns() -> Sequence[tuple[re.Pattern[str], Sequence[str]]]:
 
 def _own_length(english: str) -> int:
     return len(re.sub(r"\{\d\}", "", english))
-
-
-@cache
-def template(html: str, language: str) -> Template:
-    """A page's template with its texts, between tags and in data-words, in that language."""
-    texts = re.compile(r'(?<=>)[^<>\n]+(?=<)|(?<=data-words=")[^"]+')
-    with in_language(language):
-        return Template(texts.sub(lambda match: translate(match[0]), html))

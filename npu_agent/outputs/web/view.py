@@ -1,0 +1,230 @@
+"""What the templates of the status page ask, in addition to the state. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from npu_agent.core.hardware import CardState, HealthState, Reading
+from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, Usage, card_of
+from npu_agent.core.offer import Device
+from npu_agent.core.problems import Note, is_hot, notes, problems, unready
+from npu_agent.core.state import AgentState, GoneDevice, SessionPhase, is_fenced
+from npu_agent.core.timeline import SPAN, GoneCard, TimelineEntry
+from npu_agent.core.trends import TrendKind
+from npu_agent.outputs.web.curves import STEP_WIDE, WIDE, bounds, curve
+from npu_agent.outputs.web.history import Figures, Track, step_of
+from npu_agent.outputs.web.markup import UNKNOWN
+from npu_agent.outputs.web.words import translate
+from npu_agent.text import natural
+
+Tracks = Callable[[str], Track]
+"""A card's last hour by the card's ID."""
+
+MOST = 100
+"""Rows and cards; /status.json has all of them."""
+MANY = 12
+"""Cards from which on a tile is small, and shows the rest of it when it is opened."""
+_IN_FULL = 6
+"""Cards with a problem that have a large tile even so; of more, each has a small one."""
+_WELL = 3
+_ANCHORS = {
+    "card": "cards",
+    "hardware": "not-served",
+    "cdi": "cards",
+    "node": "cards",
+    "resource": "resources",
+}
+"""Where the page tells more of a note's subject; of the others under their own name."""
+_SIGNS = {
+    SessionPhase.REGISTERED: ("good", "good"),
+    SessionPhase.REGISTERING: ("warn", "warn"),
+    SessionPhase.NO_CARDS: ("plain", "wait"),
+    SessionPhase.STANDBY: ("plain", "wait"),
+    SessionPhase.WAITING: ("plain", "wait"),
+}
+
+
+class Tiles(NamedTuple):
+    """The cards in the order of their tiles: large ones around those that are gone, then small."""
+
+    first: Sequence[CardState]
+    gone: Sequence[GoneCard]
+    rest: Sequence[CardState] = ()
+    small: Sequence[CardState] = ()
+
+
+class Figure(NamedTuple):
+    """A figure of a card: the present value, NaN where it is not known, and its last hour."""
+
+    title: str
+    unit: str
+    value: float
+    lines: Sequence[Sequence[str]]
+    low: float
+    high: float
+
+
+class Held(NamedTuple):
+    """What a container holds: cores of a card, or a device whose card is gone."""
+
+    holder: Assignment
+    usage: Usage | None = None
+    card: CardState | None = None
+    number: int = 0
+    """Tells apart the links to one card: ids keep the focus."""
+    device: GoneDevice | None = None
+
+
+class View:
+    """A state as the page shows it; `tracks` are its cards' last hours."""
+
+    def __init__(self, state: AgentState, tracks: Tracks) -> None:
+        self._state, self._tracks = state, tracks
+        self.wrong = problems(state)
+        self.notes = (*self.wrong, *notes(state))[:MOST]
+        self.unready = unready(state)
+
+    def anchor(self, card: CardState) -> str:
+        return "-".join(map(str, card.card.key))
+
+    def anchor_of(self, note: Note) -> str:
+        for card in self._state.snapshot.cards:
+            if note.card == card.id:
+                return self.anchor(card)
+        if note.subject == "dra" and not self._state.dra:
+            return "resources"
+        return _ANCHORS.get(note.subject, note.subject)
+
+    def tiles(self) -> Tiles:
+        """All cards, including missing ones."""
+        gone, shown = self._state.missing, self._state.snapshot.cards[:MOST]
+        cards = sorted(self._state.snapshot.cards, key=self._urgency)[:MOST]
+        if len(cards) + len(gone) <= MANY:
+            fenced = sum(map(is_fenced, cards))
+            return Tiles(cards[:fenced], gone, cards[fenced:])
+        urgent = [card for card in cards if self._urgency(card) < _WELL]
+        # Each keeps its place among the small ones when others change.
+        return Tiles(urgent if len(urgent) <= _IN_FULL else [], gone[:_IN_FULL], small=shown)
+
+    def _urgency(self, card: CardState) -> int:
+        """Cards are sorted by it; among equals the order stays that of their numbers."""
+        state = self._state
+        if is_fenced(card):
+            return 0
+        if self.is_hot(card) or state.is_stale(card) or self._counts_errors(card):
+            return 1
+        return 2 if card.health.state is HealthState.UNKNOWN else _WELL
+
+    def _counts_errors(self, card: CardState) -> bool:
+        return (TrendKind.ERRORS, card.id) in self._state.trends.found
+
+    def is_hot(self, card: CardState) -> bool:
+        return is_hot(card, self._state)
+
+    def in_use(self) -> int:
+        """How many cards are in use."""
+        return sum(bool(self._state.usages_of(card)) for card in self._state.snapshot.cards)
+
+    def look(self, card: CardState) -> str:
+        """The class of a card's tile."""
+        return "fenced" if is_fenced(card) else "warm" if self.is_hot(card) else ""
+
+    def reading(self, card: CardState) -> Reading:
+        """The card's reading; one that says nothing if there is none."""
+        return card.reading or Reading(at=0.0)
+
+    def present(self, card: CardState) -> Figures:
+        return Figures.of(self.reading(card))
+
+    def track(self, card: CardState) -> Track:
+        return self._tracks(card.id)
+
+    def figures(self, card: CardState, track: Track) -> Iterator[Figure]:
+        """Temperature, power and load."""
+        now, end = self.present(card), step_of(self._state.monotonic)
+        at = [WIDE - STEP_WIDE * (end - point.step) for point in track]
+        for column, (title, unit, least) in enumerate(
+            (("Temperature", "°C", 20.0), ("Power", "W", 5.0), ("Load", "%", 100.0))
+        ):
+            values = [point.figures[column] for point in track]
+            ends = (0.0, 100.0) if unit == "%" else bounds(values, least)
+            lines = curve(zip(at, values, strict=True), ends)
+            yield Figure(title, unit, now[column], lines, *ends)
+
+    def loads(self, card: CardState) -> Sequence[tuple[int, str, float]]:
+        """Of each core its load in per cent, and how full its bar is; nothing if none is known."""
+        cores, stale = self.reading(card).cores, self._state.is_stale(card)
+        if all(core.utilization is None for core in cores):
+            return ()
+        return [(core.core, *self._load(core.utilization, stale)) for core in cores[:64]]
+
+    def _load(self, load: float | None, stale: bool) -> tuple[str, float]:
+        if load is None or not math.isfinite(load) or stale:
+            return UNKNOWN, 0.0
+        return f"{load:.0f}", self.bar(load)
+
+    def bar(self, load: float) -> float:
+        """How full a bar is, in per cent."""
+        return 0.0 if math.isnan(load) else min(100.0, max(0.0, load))
+
+    def errors(self, reading: Reading) -> str:
+        return ", ".join(f"{name} {count}" for name, count in reading.errors if count)
+
+    def brief(self, card: CardState) -> str:
+        """The most important properties of a card, on one line."""
+        what = card.card
+        driver = what.driver_version and what.driver_version.partition(",")[0]
+        numa = None if what.numa_node is None else f"NUMA {what.numa_node}"
+        parts = (what.pci_bus_id, numa, driver and translate("driver {0}", driver))
+        return " · ".join(filter(None, parts))
+
+    def pods_of(self, gone: GoneCard) -> str:
+        """The Pods that hold a card that is gone."""
+        return ", ".join(
+            f"{device.assignment.namespace} / {device.assignment.pod}"
+            for device in self._state.gone
+            if device.card_id == gone.state.id
+        )
+
+    def marks(self, entries: Sequence[TimelineEntry]) -> Sequence[tuple[str, int]]:
+        """Tone and minute of each minute of the last day in which something happened."""
+        now = self._state.monotonic
+        marks = dict.fromkeys(
+            (tone, int(1440 * (1 - (now - at) / SPAN)))
+            for tone in ("plain", "good", "warn", "bad")  # the worst is drawn last
+            for entry in entries
+            if entry.tone == tone
+            for at in (entry.first, entry.at)
+            if now - at < SPAN
+        )
+        return list(marks)
+
+    def held(self) -> Sequence[Held]:
+        state = self._state
+        held = [
+            Held(usage.assignment, usage, card, number)
+            for card in state.snapshot.cards
+            for number, usage in enumerate(state.usages_of(card))
+        ]
+        held += [Held(device.assignment, device=device) for device in state.gone]
+        return sorted(held, key=lambda row: (natural(row.holder.pod_name), row.holder))
+
+    def withheld(self) -> Sequence[Device]:
+        state = self._state
+        return [device for row in state.resources for device in state.withheld(row)]
+
+    def claims(self) -> Sequence[PreparedClaim]:
+        return [
+            claim
+            for driver in self._state.dra
+            for claim in sorted(driver.claims, key=lambda claim: (claim.namespace, claim.name))
+        ]
+
+    def card_of(self, device: PreparedDevice) -> CardState | None:
+        return card_of(device.footprint, self._state.snapshot.cards)
+
+    def sign(self, phase: SessionPhase) -> tuple[str, str]:
+        """The colour and the icon of a registration's phase."""
+        return _SIGNS.get(phase, ("bad", "bad"))
