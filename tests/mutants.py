@@ -3,8 +3,8 @@
 A fault is one small change of the syntax tree: a condition negated, a comparison reversed, an
 operand replaced, a call left out, an assigned or returned value replaced by None. Each sampled
 fault is put into a copy of the project. Then the tests run from near to far: the test files of the
-module, those of its room, those of the whole agent or of people's half. A fault that all of them
-pass survives.
+module, those of its room (for the kubelet's room also those of the outputs, which reach it), those
+of the whole agent or of people's half. A fault that all of them pass survives.
 
 ``--count 200 --seed 7`` choose how many and which; ``npu_agent/core`` limits them to a path. A
 survivor is a missing test or an equivalent program: read it before you write a test.
@@ -167,6 +167,7 @@ def runs_for(file: str, root: Path = ROOT) -> list[list[str]]:
         whole = [root / "tests/people"]
     runs = [[str(path.relative_to(root)) for path in near]]
     runs += [[str(room)]] if module.parent.name and (root / room).is_dir() else []
+    runs += [["tests/outputs"]] if module.parts[0] == "kubelet" else []
     return [run for run in [*runs, [str(path.relative_to(root)) for path in whole]] if run]
 
 
