@@ -29,7 +29,7 @@ ELSEWHERE: Mapping[str, Sequence[str]] = {
     "npu_agent/vendors/*/families.py": _PAGES,
     "npu_agent/config/schema.py": _PAGES,
     "npu_agent/core/advice.py": _PAGES,
-    "npu_agent/outputs/events.py": ("tests/docs/test_cli.py",),
+    "npu_agent/core/changes.py": ("tests/docs/test_cli.py",),
     "npu_agent/outputs/web/*": (
         "tests/outputs/web/test_page.py",
         "tests/outputs/web/test_status.py",

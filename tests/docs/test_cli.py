@@ -28,7 +28,7 @@ def test_the_errors_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_list_of_events_has_each_reason() -> None:
-    source = (ROOT / "npu_agent/outputs/events.py").read_text()
+    source = (ROOT / "npu_agent/core/changes.py").read_text()
     [section] = re.findall(r"### Events of the Node\n(.*?)\n###", PAGE.text, re.DOTALL)
     reason = r"(?:NPU|Config|DRA)[A-Z]\w+"
     assert set(re.findall(rf"`({reason})`", section)) == set(re.findall(rf'"({reason})"', source))
