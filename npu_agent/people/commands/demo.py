@@ -89,9 +89,10 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             _log_to(log)
             await kubelet.start()
         print(
-            f"The whole agent on three simulated cards: npu0 and npu1 ({specs[0].traits.title}) by "
-            f"the\ndevice plugin, npu2 ({specs[2].traits.title}) by DRA. Each line below is what "
-            "stand-ins\nfor the kubelet and the API server have received.\n"
+            "The whole agent on three simulated cards: "
+            f"npu0 and npu1 ({specs[0].traits.title}) by\n"
+            f"the device plugin, npu2 ({specs[2].traits.title}) by DRA. Each line below is what\n"
+            "stand-ins for the kubelet and the API server have received.\n"
             f"The host's files are below {root},\n"
             f"the config is {file},\n"
             f"the agent's log is in {log}."
