@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from bench.process import free_port
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import NODE, Authority, kubeconfig, serving
 from tests.packaging.container import Container
@@ -73,7 +73,7 @@ async def serves(container: Container, command: Sequence[str], host: Host, ca: A
     await kubelet.start()
     async with serving(_node, tls=ca.context()) as api:
         _credentials(host, api.url, ca)
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         run = (*command, "run", "--host-root=/host", f"--metrics-listen={address}")
         with host.mounted(container).started(*run) as agent:
             try:
@@ -122,9 +122,3 @@ async def _until_ready(url: str) -> None:
                 await _answer(url)
                 return
             await asyncio.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

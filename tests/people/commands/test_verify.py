@@ -56,8 +56,9 @@ class Container:
         return made
 
 
-def given(root: Path, *ids: str, cards: tuple[CardState, ...], cores: int | None) -> Container:
-    """A container that Allocate gave these devices."""
+def given(root: Path, name: str) -> Container:
+    """A container that Allocate gave what GRANTS has by this name."""
+    ids, cards, cores = GRANTS[name]
     listed = {device.id: device for device in devices(*cards, cores=cores)}
     raw = allocate([ids], listed, "r")
     (granted,) = wire.AllocateResponse().parse(raw).container_responses
@@ -85,14 +86,13 @@ GRANTS: dict[str, tuple[tuple[str, ...], tuple[CardState, ...], int | None]] = {
 
 @pytest.fixture
 def warboy(tmp_path: Path) -> Container:
-    return given(tmp_path, "WARBOY-0", cards=WARBOYS, cores=None)
+    return given(tmp_path, "a Warboy")
 
 
 @pytest.mark.parametrize("name", GRANTS)
 def test_what_allocate_gives_is_good(name: str, tmp_path: Path) -> None:
-    ids, cards, cores = GRANTS[name]
-    container = given(tmp_path, *ids, cards=cards, cores=cores)
-    assert container.failures(expect=len(ids)) == {}
+    container = given(tmp_path, name)
+    assert container.failures(expect=len(GRANTS[name][0])) == {}
     if name == "a Warboy":
         assert [f"{c.name}: {c.detail}" for c in container.checks().values()] == [
             "environment: NPU_DEVNAME=npu0pe0-1 and FURIOSA_DEVICES=npu:0:0-1",
@@ -104,8 +104,7 @@ def test_what_allocate_gives_is_good(name: str, tmp_path: Path) -> None:
 # Without its fused node a Warboy has the names of its two cores, which do without /dev/npu0.
 @pytest.mark.parametrize("name", sorted(GRANTS.keys() - {"without a fused node"}))
 def test_every_node_that_allocate_gives_has_to_be_there(name: str, tmp_path: Path) -> None:
-    ids, cards, cores = GRANTS[name]
-    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    container = given(tmp_path, name)
     nodes = sorted(path for path in (tmp_path / "dev").rglob("*") if path.is_file())
     for node in nodes[:: max(1, len(nodes) // 9)]:
         node.unlink()
@@ -128,8 +127,7 @@ def test_every_node_that_allocate_gives_has_to_be_there(name: str, tmp_path: Pat
     ],
 )
 def test_more_than_was_given(name: str, seen: str, tmp_path: Path) -> None:
-    ids, cards, cores = GRANTS[name]
-    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    container = given(tmp_path, name)
     container.node(seen)
     failures = container.failures()
     assert list(failures) == ["/dev"]
@@ -202,8 +200,7 @@ def test_cores_that_the_family_does_not_have(warboy: Container) -> None:
     ],
 )
 def test_how_many(name: str, good: tuple[int, ...], bad: tuple[int, ...], tmp_path: Path) -> None:
-    ids, cards, cores = GRANTS[name]
-    container = given(tmp_path, *ids, cards=cards, cores=cores)
+    container = given(tmp_path, name)
     for count in good:
         assert container.failures(expect=count) == {}
     for count in bad:
@@ -212,9 +209,11 @@ def test_how_many(name: str, good: tuple[int, ...], bad: tuple[int, ...], tmp_pa
 
 # --- opening
 
+Opening = Callable[[str, int | None], None]
+
 
 @pytest.fixture
-def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int | None], None]]:
+def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opening]:
     """Makes opening a node fail with an errno; None: hang."""
     really, waits = os.open, threading.Event()
 
@@ -246,11 +245,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int | No
     ],
 )
 def test_a_node_that_does_not_open(
-    number: int,
-    detail: str,
-    remedy: str,
-    warboy: Container,
-    opening: Callable[[str, int | None], None],
+    number: int, detail: str, remedy: str, warboy: Container, opening: Opening
 ) -> None:
     opening("npu0pe1", number)
     failures = warboy.failures()
@@ -259,11 +254,8 @@ def test_a_node_that_does_not_open(
     assert remedy in failures["/dev/npu0pe1"]
 
 
-def test_a_node_that_hangs_holds_up_no_other_card(
-    tmp_path: Path,
-    opening: Callable[[str, int | None], None],
-) -> None:
-    container = given(tmp_path, "WARBOY-0", "WARBOY-1", cards=WARBOYS, cores=None)
+def test_a_node_that_hangs_holds_up_no_other_card(tmp_path: Path, opening: Opening) -> None:
+    container = given(tmp_path, "two Warboys")
     opening("npu0", None)
     checks = container.checks(deadline=0.3)
     assert "no answer within 0.3 s (8 more of the card" in checks["/dev/npu0"].detail
@@ -303,6 +295,7 @@ def test_the_command(warboy: Container) -> None:
         "ok     npu0: ",
         "ok     /dev: ",
     ]
+    assert ";" not in out, "a remedy"
     code, out, _ = ran("verify", "--host-root", warboy.root, "--expect=2", **warboy.environ)
     assert code == 1
     assert "wrong  devices: 1 given, 2 expected; check that the Pod's" in out

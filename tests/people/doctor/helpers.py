@@ -27,12 +27,21 @@ from npu_agent.people.doctor.examine import examine
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
-from tests.kube.helpers import kubeconfig, serving
+from tests.kube.helpers import kubeconfig, serving, status
 from tests.outputs.deviceplugin.helpers import short_directory
 
-POD = "npu-agent-7xk2p"
 NODE_NAME = "n1"
 RESOURCE = "beta.furiosa.ai/npu"
+POD = Context(
+    config=default_config(REGISTRY),
+    host_root=Path("/host"),
+    vendors=(Furiosa(Path("/host")),),
+    node_name=NODE_NAME,
+    in_pod=True,
+    uid=0,
+    hostname="npu-agent-7xk2p",
+)
+"""That of the agent's Pod."""
 RIGHTS = {
     *((verb, "nodes") for verb in ("get", "watch", "patch")),
     *((verb, "events") for verb in ("create", "patch")),
@@ -67,7 +76,7 @@ class ApiServer:
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path}")
         if self.refusal:
-            return _failure(self.refusal, "no")
+            return await status(self.refusal, "no")(request)
         if request.path.endswith("/selfsubjectaccessreviews"):
             return self._review(await request.json())
         if request.path.startswith("/apis/resource.k8s.io/v1"):
@@ -75,10 +84,10 @@ class ApiServer:
         name = request.path.rpartition("/")[2]
         as_node = "impersonate-on:associated-node:" * ("Impersonate-User" in request.headers)
         if (f"{as_node}get", "nodes") not in self.rights:
-            return _failure(403, f'nodes "{name}" is forbidden: User "x" cannot get resource')
-        if name == self.node["metadata"]["name"]:
+            return await status(403, "nodes is forbidden: User cannot get resource")(request)
+        if name == NODE_NAME:
             return web.json_response(self.node)
-        return _failure(404, f'"{name}" not found')
+        return await status(404, f'"{name}" not found')(request)
 
     def _review(self, review: dict[str, Any]) -> web.Response:
         """As RBAC does: a right to Events of one namespace is none to those of another."""
@@ -93,7 +102,7 @@ class ApiServer:
     async def _dra(self, request: web.Request) -> web.StreamResponse:
         what = request.path.removeprefix("/apis/resource.k8s.io/v1")
         if not self.serves_dra:
-            return _failure(404, "the server could not find the requested resource")
+            return await status(404, "the server could not find the requested resource")(request)
         if not what:
             return web.json_response({"kind": "APIResourceList"})
         assert what == "/resourceslices"
@@ -105,11 +114,6 @@ class ApiServer:
         ]
         found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
         return web.json_response({**found, "items": items})
-
-
-def _failure(code: int, message: str) -> web.Response:
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
-    return web.json_response({**body, "code": code}, status=code)
 
 
 @dataclass
@@ -172,7 +176,9 @@ class Node:
         return found
 
     def write_checkpoint(self) -> None:
-        write_checkpoint(self.directory, self.registered)
+        """As the kubelet's device manager does."""
+        data = {"PodDeviceEntries": None, "RegisteredDevices": self.registered}
+        (self.directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
 
     async def serve_plugin(self, name: str) -> None:
         """A device plugin on a socket of this name."""
@@ -194,12 +200,6 @@ class _Plugin(wire.DevicePluginBase):
         return wire.DevicePluginOptions()
 
 
-def write_checkpoint(directory: Path, registered: dict[str, list[str]]) -> None:
-    """As the kubelet's device manager does."""
-    data = {"PodDeviceEntries": None, "RegisteredDevices": registered}
-    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
-
-
 def unserved(path: Path) -> None:
     """Leaves a socket behind as a process does that was killed."""
     with socket.socket(socket.AF_UNIX) as made:
@@ -207,7 +207,7 @@ def unserved(path: Path) -> None:
 
 
 @contextmanager
-def locked(directory: Path, host: str = POD) -> Iterator[int]:
+def locked(directory: Path, host: str = POD.hostname) -> Iterator[int]:
     """Holds the lock as an agent on `host` does."""
     descriptor = os.open(lock_path(directory), os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -221,18 +221,15 @@ def locked(directory: Path, host: str = POD) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def good_node(
-    monkeypatch: pytest.MonkeyPatch, cards: str = "warboy=1,rngd=1"
-) -> AsyncIterator[Node]:
+async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     """The agent's Pod on a node where nothing is wrong."""
     with short_directory() as base, ExitStack() as lock:
         root, directory = base / "host", base / "device-plugins"
         directory.mkdir()
-        simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
+        simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
         ids = [simulator.card("warboy", 0).uuid, simulator.card("rngd", 1).uuid]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
-        write_checkpoint(directory, registered)
         api, probes, pages = ApiServer(_node()), Port(), Port()
         pages.status = {"version": "0.1.0", "cards": [], "problems": [], "notes": []}
         kubelet = StandInKubelet(directory, base / "pod-resources")
@@ -245,19 +242,15 @@ async def good_node(
         async with serving(api) as server:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(base, server.url)))
             monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-            context = Context(
-                config=replace(
-                    default_config(REGISTRY), plugin_dir=str(directory), metrics=metrics
-                ),
+            context = replace(
+                POD,
+                config=replace(POD.config, plugin_dir=str(directory), metrics=metrics),
                 host_root=root,
                 vendors=(Furiosa(root),),
-                node_name=NODE_NAME,
-                in_pod=True,
-                uid=0,
-                hostname=POD,
-                timing=CheckTiming(request=20.0),  # of a busy machine,
+                timing=CheckTiming(request=20.0),  # of a busy machine
             )
             node = Node(root, context, kubelet, api, probes, pages, registered, lock)
+            node.write_checkpoint()
             try:
                 await node.serve_plugin("furiosa-npu-0123abcd.sock")
                 await node.serve_plugin("nvidia-gpu.sock")

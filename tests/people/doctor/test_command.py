@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from bench.process import free_port
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.people.doctor.helpers import RESOURCE
-from tests.processes import DEADLINE, Process, none_is_left, ran, started
-
-Lines = dict[str, dict[str, str]]
+from tests.processes import DEADLINE, none_is_left, ran, started
 
 
 @pytest.fixture
@@ -30,14 +27,7 @@ def base() -> Iterator[Path]:
         yield base
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def config_file(base: Path, *more: str) -> Path:
+def config_file(base: Path) -> Path:
     file = base / "config.yaml"
     lines = (
         f"pluginDir: {base}/device-plugins",
@@ -45,17 +35,9 @@ def config_file(base: Path, *more: str) -> Path:
         "labels: {output: none}",
         "events: false",
         "cordon: false",
-        *more,
     )
     file.write_text("\n".join(lines) + "\n")
     return file
-
-
-def examined(base: Path, file: Path, *more: str) -> tuple[int, Lines, str]:
-    code, out, err = ran(
-        "doctor", "--format=json", f"--config-file={file}", f"--host-root={base}/host", *more
-    )
-    return code, {line["name"]: line for line in json.loads(out)}, err
 
 
 async def test_beside_a_running_agent(base: Path) -> None:
@@ -66,9 +48,11 @@ async def test_beside_a_running_agent(base: Path) -> None:
     try:
         with started("run", f"--config-file={file}", f"--host-root={base}/host") as agent:
             await kubelet.until(RESOURCE, lambda plugin: len(plugin.devices) == 2, DEADLINE)
-            await asyncio.to_thread(served, agent)
-            code, lines, err = await asyncio.to_thread(examined, base, file)
+            await asyncio.to_thread(agent.said, "serving metrics and status")
+            options = ("--format=json", f"--config-file={file}", f"--host-root={base}/host")
+            code, out, err = await asyncio.to_thread(ran, "doctor", *options)
         assert err == ""
+        lines = {line["name"]: line for line in json.loads(out)}
         states = {name: line["state"] for name, line in lines.items()}
         unused = ["cgroups", "API server", "DRA"]
         assert sorted(name for name, state in states.items() if state == "n/a") == sorted(unused)
@@ -79,18 +63,6 @@ async def test_beside_a_running_agent(base: Path) -> None:
         assert "an npu-agent answers" in lines["metrics.listen"]["detail"]
     finally:
         await kubelet.stop()
-
-
-def served(agent: Process) -> None:
-    agent.said("serving metrics and status")
-
-
-def test_a_bad_file_is_a_line_and_the_rest_is_looked_at(base: Path) -> None:
-    file = config_file(base, "intervall: 5")
-    code, lines, err = examined(base, file)
-    assert (code, err) == (1, "")
-    assert f"{file}:6: intervall" in lines["config"]["detail"]
-    assert str(base) in lines["plugin directory"]["detail"]
 
 
 def test_a_login_program_that_hangs_ends_with_it(base: Path) -> None:
@@ -110,13 +82,8 @@ def test_the_table(base: Path) -> None:
     file = config_file(base)
     code, out, err = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
     assert (code, err) == (1, "")
-    lines = out.splitlines()
-    assert lines[0] == "1 thing to fix, in this order:"
-    assert lines[2].startswith("1.  kubelet.sock: ")
-    assert lines[4].strip() == "$ systemctl status kubelet"
-    assert any(re.match(r"wrong +kubelet.sock .* \(see 1.\)$", line) for line in lines)
-    assert lines[-2].endswith(", 1 wrong")
-    assert re.match(r"Not shown: lines that do not apply here \(\d\); --all shows them", lines[-1])
+    assert out.startswith("1 thing to fix, in this order:\n\n1.  kubelet.sock: ")
+    assert "Not shown: lines that do not apply here" in out
     _, out, _ = ran("doctor", "--all", f"--config-file={file}", f"--host-root={base}/host")
     assert "n/a" in out
     assert "Not shown" not in out
@@ -158,9 +125,10 @@ def test_a_host_with_any_sign_of_a_node_is_one(laptop: Path, sign: str) -> None:
     assert "to fix, in this order:" in ran("doctor", *options)[1]
 
 
-def test_a_bad_file_is_said_on_any_host(laptop: Path) -> None:
+def test_a_bad_file_is_a_line_on_any_host_and_the_rest_is_examined(laptop: Path) -> None:
     file = laptop / "config.yaml"
     file.write_text(f"pluginDir: {laptop}/none\nintervall: 5\n")
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in out
+    assert f"{laptop}/none is missing" in out

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from npu_agent import config
+from npu_agent.cli.catalogue import parse
 from npu_agent.config import Config, ConfigError, default_config
 from npu_agent.kube import credentials
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.doctor.context import Context, configuration
 from npu_agent.vendors import REGISTRY
-
-
-def parsed(*arguments: str | Path) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    config.add_options(parser, REGISTRY)
-    return parser.parse_args([str(argument) for argument in arguments])
+from tests.people.doctor.helpers import POD
 
 
 def given(*arguments: str | Path) -> tuple[Config, Check]:
-    return configuration(parsed(*arguments), REGISTRY)
+    return configuration(parse(["doctor", *map(str, arguments)]), REGISTRY)
 
 
 def line(detail: str) -> Check:
@@ -81,17 +75,6 @@ def test_of_what_is_no_configuration_nothing(tmp_path: Path, content: bytes | No
 def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="--"):
         given(*wrong)
-
-
-POD = Context(
-    config=default_config(REGISTRY),
-    host_root=Path("/host"),
-    vendors=(),
-    node_name="n1",
-    in_pod=True,
-    uid=0,
-    hostname="h",
-)
 
 
 def test_commands_are_for_how_the_agent_was_installed() -> None:

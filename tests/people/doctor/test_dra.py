@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -53,8 +52,12 @@ async def test_where_the_config_wants_no_dra_nothing_is_asked(node: Node) -> Non
     assert not [path for path in node.api.asked if "resource.k8s.io" in path]
 
 
-def no_dra(node: Node) -> None:
-    node.api.serves_dra = False
+def says(**values: object) -> Callable[[Node], None]:
+    def do(node: Node) -> None:
+        for name, value in values.items():
+            setattr(node.api, name, value)
+
+    return do
 
 
 def old_kubelet(node: Node) -> None:
@@ -64,7 +67,7 @@ def old_kubelet(node: Node) -> None:
 @pytest.mark.parametrize(
     ("do", "why"),
     [
-        (no_dra, "the API server does not serve resource.k8s.io/v1"),
+        (says(serves_dra=False), "the API server does not serve resource.k8s.io/v1"),
         (old_kubelet, "this node's kubelet is v1.33.9, and DRA needs 1.34 or later"),
     ],
 )
@@ -77,14 +80,6 @@ async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why
     every = await claims.examined()
     assert every["DRA"].state is State.OK
     assert every["DRA"].detail.endswith(f"that is the device plugin: {why}")
-
-
-def says(**values: object) -> Callable[[Node], None]:
-    def do(node: Node) -> None:
-        for name, value in values.items():
-            setattr(node.api, name, value)
-
-    return do
 
 
 def registers(name: str) -> Callable[[Node], None]:
@@ -150,11 +145,7 @@ async def test_a_kubelets_root_that_is_too_long_for_sockets(claims: Node) -> Non
             assert f"sudo ln -s {root} /var/lib/kubelet" in line.remedy
 
 
-@pytest.mark.parametrize("api", ["dra", "auto"])
-async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
-    claims: Node, api: str
-) -> None:
-    claims.reconfigure(allocation=AllocationConfig(api=api))  # type: ignore[arg-type]
+async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(claims: Node) -> None:
     claims.api.refusal = 503
     found = await lines(claims)
     good = {name for name in found if found[name][0] is State.OK}
@@ -163,10 +154,8 @@ async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(
     assert SLICES not in found
 
 
-@pytest.mark.parametrize("api", ["dra", "auto"])
-async def test_all_missing_rights_are_one_thing_to_fix(claims: Node, api: Any) -> None:
+async def test_all_missing_rights_are_one_thing_to_fix(claims: Node) -> None:
     """As after the ClusterRoleBinding was deleted."""
-    claims.reconfigure(allocation=AllocationConfig(api=api))
     claims.api.rights.clear()
     claims.api.denied = {
         ("get", "resourceclaims"),

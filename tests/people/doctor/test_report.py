@@ -101,10 +101,3 @@ def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal() -> None:
 
 def test_in_a_pipe_a_name_is_on_one_line() -> None:
     assert LONG.name in drawn((LONG,), 400, narrow=False)
-
-
-def test_a_line_ends_with_the_remedy_if_there_is_one() -> None:
-    wrong = Check("cdi", State.WRONG, "is missing", "mount it", section="Host")
-    assert report.lines([wrong, replace(wrong, remedy="")]) == (
-        "wrong  cdi: is missing; mount it\nwrong  cdi: is missing"
-    )
