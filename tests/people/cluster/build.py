@@ -14,7 +14,7 @@ DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
 SPACE = "ml"
 AGENT = {"app.kubernetes.io/name": "npu-agent"}
-READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+READY = {"conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready")]}
 WORDS = Words(drivers=(DRIVER,), domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -41,9 +41,10 @@ def cluster(*objects: Json) -> Cluster:
 def thing(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
     group = {"Device": "resource.k8s.io/v1", "Resource": "resource.k8s.io/v1"}
     version = next((v for k, v in group.items() if kind.startswith(k)), "v1")
-    meta: Json = {"name": name, "uid": f"uid-{name}", **fields.pop("metadata", {})}
+    meta: Json = {"name": name, "uid": f"uid-{name}"}
     if namespace:
         meta["namespace"] = namespace
+    meta |= fields.pop("metadata", {})
     return {"apiVersion": version, "kind": kind, "metadata": meta, **fields}
 
 
@@ -74,7 +75,8 @@ def pod(
         fields["nodeName"] = on
         status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
     status |= fields.pop("status", {})
-    return thing("Pod", name, SPACE, spec=fields, status=status)
+    metadata = fields.pop("metadata", {})
+    return thing("Pod", name, SPACE, metadata=metadata, spec=fields, status=status)
 
 
 DAEMON_SET = thing(
@@ -89,10 +91,12 @@ DAEMON_SET = thing(
 def agent(name: str, on: str) -> Json:
     """A Pod of the agent's DaemonSet."""
     image = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
-    made = pod(name, on=on, containers=image, serviceAccountName="npu-agent", status=READY)
     owner = {"kind": "DaemonSet", "uid": "uid-npu-agent", "controller": True}
     meta = {"namespace": "kube-system", "labels": AGENT, "ownerReferences": [owner]}
-    return {**made, "metadata": made["metadata"] | meta}
+    account = "npu-agent"
+    return pod(
+        name, on=on, containers=image, serviceAccountName=account, status=READY, metadata=meta
+    )
 
 
 def claims(**named: str) -> list[Json]:

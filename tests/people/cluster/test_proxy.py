@@ -6,15 +6,14 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from npu_agent.people.cluster import proxy
 from npu_agent.people.cluster.fetch import ObjectList
 from npu_agent.people.cluster.pods import Pod
 from npu_agent.people.cluster.proxy import Login, through_kubectl
+from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import Authority, authority, kubeconfig
 from tests.processes import none_is_left
 
@@ -57,55 +57,31 @@ class Asked(list[tuple[str, dict[str, str]]]):
     """In a kubeconfig."""
 
 
-@contextmanager
-def serving(signed: Authority) -> Iterator[Asked]:
-    """An API server with no Pods, on a thread, so that kubectl may be waited for.
-
-    By TLS: kubectl sends no credentials without.
-    """
+@asynccontextmanager
+async def serving(signed: Authority) -> AsyncIterator[Asked]:
+    """An API server with no Pods. By TLS: kubectl sends no credentials without."""
     asked = Asked()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            who = {
-                name: value
-                for name, value in self.headers.items()
-                if name.startswith("Impersonate") or name == "Authorization"
-            }
-            asked.append((self.path.partition("?")[0], who))
-            kind = "PodList" if self.path.endswith("/pods") else "APIVersions"
-            body = json.dumps({"kind": kind, "metadata": {}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    async def answer(request: web.Request) -> web.StreamResponse:
+        who = {
+            name: value
+            for name, value in request.headers.items()
+            if name.startswith("Impersonate") or name == "Authorization"
+        }
+        asked.append((request.path, who))
+        kind = "PodList" if request.path.endswith("/pods") else "APIVersions"
+        return web.json_response({"kind": kind, "metadata": {}})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.socket = signed.context().wrap_socket(server.socket, server_side=True)
-    url = f"https://127.0.0.1:{server.server_port}"
-    asked.cluster = {"server": url, "certificate-authority": str(signed.ca)}
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    async with served(answer, signed.context()) as url:
+        asked.cluster = {"server": url, "certificate-authority": str(signed.ca)}
         yield asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-def ask(*flags: str) -> Login:
+async def ask(*flags: str) -> Login:
     """Lists Pods."""
-
-    async def act() -> Login:
-        async with asyncio.timeout(DEADLINE), through_kubectl(flags) as (api, place):
-            await api.ask(PODS)
-            return place
-
-    return asyncio.run(act())
+    async with asyncio.timeout(DEADLINE), through_kubectl(flags) as (api, place):
+        await api.ask(PODS)
+        return place
 
 
 NAMES = st.sampled_from(["a", "b", "prod/eu 1"])
@@ -138,14 +114,14 @@ FLAGS = st.sets(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(files=st.lists(FILES, min_size=1, max_size=2), flags=FLAGS)
-def test_a_kubeconfig_means_what_it_means_to_kubectl(
+async def test_a_kubeconfig_means_what_it_means_to_kubectl(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     signed: Authority,
     files: list[dict[str, Any]],
     flags: set[str],
 ) -> None:
-    with serving(signed) as asked:
+    async with serving(signed) as asked:
         paths = []
         for at, file in enumerate(files):
             contexts = [
@@ -165,31 +141,34 @@ def test_a_kubeconfig_means_what_it_means_to_kubectl(
             paths[-1].write_text(json.dumps(content))
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
 
-        theirs = kubectl("get", "--raw", "/api/v1/pods", *flags)
+        theirs = await kubectl("get", "--raw", "/api/v1/pods", *flags)
         expected = [*asked]
         asked.clear()
         try:
-            place = ask(*flags)
+            place = await ask(*flags)
         except ApiError:
             assert theirs is None
             assert not asked
             return
         assert theirs is not None
         assert asked[-1:] == expected[-1:]
-        view = json.loads(kubectl("config", "view", "--raw", "--minify", "-ojson", *flags) or "")
-        [context] = view["contexts"]
+        view = await kubectl("config", "view", "--raw", "--minify", "-ojson", *flags)
+        config = json.loads(view or "")
+        [context] = config["contexts"]
         assert place == Login(
             context=context["name"],
-            server=view["clusters"][0]["cluster"]["server"],
+            server=config["clusters"][0]["cluster"]["server"],
             namespace=context["context"].get("namespace", "default"),
         )
 
 
-def kubectl(*arguments: str) -> str | None:
+async def kubectl(*arguments: str) -> str | None:
     """What it prints; None: it fails."""
     assert KUBECTL
-    done = subprocess.run([KUBECTL, *arguments], capture_output=True, text=True, timeout=DEADLINE)
-    return done.stdout if done.returncode == 0 else None
+    run = await asyncio.create_subprocess_exec(KUBECTL, *arguments, stdout=PIPE, stderr=DEVNULL)
+    async with asyncio.timeout(DEADLINE):
+        printed, _ = await run.communicate()
+    return printed.decode() if run.returncode == 0 else None
 
 
 def program(path: Path, script: str) -> Path:
@@ -223,7 +202,7 @@ TOKEN = json.dumps(
 
 @real
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_a_login_program_talks_to_the_person(
+async def test_a_login_program_talks_to_the_person(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -231,21 +210,21 @@ def test_a_login_program_talks_to_the_person(
     succeeds: bool,
 ) -> None:
     script = "echo 'enter ABCD' >&2; " + (f"echo '{TOKEN}'" if succeeds else "exit 3")
-    with serving(signed) as asked:
+    async with serving(signed) as asked:
         user = logs_in(tmp_path / "login", script)
         path = kubeconfig(tmp_path, "", user=user, cluster=asked.cluster)
         monkeypatch.setenv("KUBECONFIG", str(path))
         if succeeds:
-            ask()
+            await ask()
             assert asked[-1][1] == {"Authorization": "Bearer fresh"}
         else:
             with pytest.raises(ApiError, match=r"login failed with exit code 3\): try `kubectl v"):
-                ask()
+                await ask()
     assert "enter ABCD" in capfd.readouterr().err
 
 
 @real
-def test_a_login_program_that_hangs_ends_at_a_deadline(
+async def test_a_login_program_that_hangs_ends_at_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at("http://h", "loads the library, which takes long")
@@ -253,12 +232,12 @@ def test_a_login_program_that_hangs_ends_at_a_deadline(
     user = logs_in(tmp_path / "login", "exec sleep 60")  # which ends with the command
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://h", user=user)))
     with pytest.raises(ApiError, match=r"has not answered within 2 s") as caught:
-        ask()
+        await ask()
     assert caught.value.kind is ErrorKind.TIMEOUT
 
 
 @real
-def test_a_proxy_that_dies_under_a_command(
+async def test_a_proxy_that_dies_under_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
 ) -> None:
     """A kubectl that ends when it is told to."""
@@ -269,35 +248,35 @@ def test_a_proxy_that_dies_under_a_command(
     in_path(program(tmp_path / "kubectl", script), monkeypatch)
     os.mkfifo(tmp_path / "die")
 
-    async def act() -> None:
+    async def asks_on() -> None:
         async with asyncio.timeout(DEADLINE), through_kubectl(()) as (api, _):
             await api.ask(PODS)
             await asyncio.to_thread((tmp_path / "die").write_text, "now\n")
             while True:
                 await api.ask(PODS)
 
-    with serving(signed) as asked:
+    async with serving(signed) as asked:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "", cluster=asked.cluster)))
         with pytest.raises(
             ApiError, match=r"ended under this command \(7\): run the command again"
         ):
-            asyncio.run(act())
+            await asks_on()
 
 
 @real
-def test_a_kubectl_that_is_a_script_leaves_nothing_behind(
+async def test_a_kubectl_that_is_a_script_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
 ) -> None:
     """It does not hand signals on to the kubectl that it runs."""
     in_path(program(tmp_path / "kubectl", f'{KUBECTL} "$@"; exit $?'), monkeypatch)
-    with serving(signed) as asked:
+    async with serving(signed) as asked:
         path = kubeconfig(tmp_path, "", cluster=asked.cluster)
-        ask(f"--kubeconfig={path}")
+        await ask(f"--kubeconfig={path}")
     none_is_left(str(path))
 
 
 @real
-def test_a_second_signal_leaves_no_kubectl_behind(
+async def test_a_second_signal_leaves_no_kubectl_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
 ) -> None:
     done: list[str] = []
@@ -313,15 +292,15 @@ def test_a_second_signal_leaves_no_kubectl_behind(
 
     monkeypatch.setattr(proxy, "_end", ends)
     monkeypatch.setattr(Api, "close", closes)
-    with serving(signed) as asked:
-        ask(f"--kubeconfig={kubeconfig(tmp_path, '', cluster=asked.cluster)}")
+    async with serving(signed) as asked:
+        await ask(f"--kubeconfig={kubeconfig(tmp_path, '', cluster=asked.cluster)}")
     assert done == ["ended", "closed"]
 
 
-def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ApiError, match=r"kubectl is not in PATH.*: install it") as caught:
-        ask()
+        await ask()
     assert "\n" not in str(caught.value)
 
 
@@ -332,19 +311,21 @@ def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         ("echo hello; exec sleep 60", "does not start: it was not ready within 0.5 s"),
     ],
 )
-def test_what_is_no_kubectl(
+async def test_what_is_no_kubectl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
     monkeypatch.setattr(proxy, "_START", 0.5)
     in_path(program(tmp_path / "kubectl", script), monkeypatch)
     with pytest.raises(ApiError) as caught:
-        ask()
+        await ask()
     assert words in str(caught.value)
 
 
-def test_a_kubectl_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kubectl_that_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "kubectl").write_bytes(b"\x7fELF of another machine")
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ApiError, match="kubectl cannot be run"):
-        ask()
+        await ask()

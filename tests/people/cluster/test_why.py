@@ -16,6 +16,7 @@ from npu_agent.people.cluster.why import Explanation, why
 from tests.people.cluster.build import (
     DRIVER,
     NPU,
+    TYPES,
     WORDS,
     Json,
     claim,
@@ -42,10 +43,8 @@ def answer(asked: Json, *objects: Json, refused: tuple[str, ...] = ()) -> Explan
     own = Cluster(claims=there.claims, templates=there.templates)
     kept = dict.fromkeys(refused, "forbidden")
     fields: dict[str, Any] = {name: getattr(there, name) for name in there.__struct_fields__}
-    for kind, field in {"Node": "nodes", "DeviceClass": "classes", "Pod": "pods"}.items():
-        if kind in refused:
-            fields[field] = ()
-    return why(read(Pod, asked), own, Cluster(**{**fields, "refused": kept}), WORDS)
+    fields |= {TYPES[kind][0]: () for kind in refused} | {"refused": kept}
+    return why(read(Pod, asked), own, Cluster(**fields), WORDS)
 
 
 def facts(asked: Json, *objects: Json, refused: tuple[str, ...] = ()) -> dict[str, str]:
@@ -77,10 +76,7 @@ def test_a_pod_that_no_scheduler_has_reported_on() -> None:
     [
         (pod(on="n1"), "Pod ml/train is on Node n1: its phase is Running."),
         (pod(status={"phase": "Failed"}), "Pod ml/train has ended: its phase is Failed."),
-        (
-            {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "t"}},
-            "Pod ml/train is being deleted.",
-        ),
+        (pod(metadata={"deletionTimestamp": "t"}), "Pod ml/train is being deleted."),
     ],
 )
 def test_pods_that_do_not_wait(asked: Json, sentence: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 
 from npu_agent import files
 from npu_agent.cli.main import main
-from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
+from npu_agent.core.hardware import HealthState
 from npu_agent.people import simulator
 from npu_agent.people.commands.cdi import host_specs
-from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.inventory.helpers import tree
+from tests.outputs.deviceplugin.helpers import snapshot, state
 
 SPEC = Path("etc", "cdi", "furiosa.ai-npu.json")
 GENERATE = ("cdi", "generate", "--host-root")
@@ -26,24 +26,14 @@ FILE = "furiosa.ai-npu.json"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A host with a Warboy and an RNGD."""
-    root = tmp_path / "host"
-    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
-    return root
+    return tree(tmp_path / "host", "warboy=1,rngd=1")
 
 
 def named(root: Path) -> set[str]:
     return {device["name"] for device in json.loads((root / SPEC).read_text())["devices"]}
 
 
-def state(id_: str, index: int, family: str = "warboy", *, healthy: bool = True) -> CardState:
-    made = FAMILIES[family]
-    card = made.card(index, product=family, nodes=frozenset(made.nodes(index)))
-    kind = HealthState.HEALTHY if healthy else HealthState.UNHEALTHY
-    return CardState(id=id_, card=card, health=Health(state=kind, reason="it is so", since=0.0))
-
-
-def snapshot(*cards: CardState) -> Snapshot:
-    return Snapshot(cards, complete=True)
+A, B = state("warboy", 0, id_="A"), state("warboy", 1, id_="B")
 
 
 def devices(found: bytes | None) -> dict[str, Any]:
@@ -51,7 +41,7 @@ def devices(found: bytes | None) -> dict[str, Any]:
 
 
 def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1, "rngd")))
+    specs = host_specs(snapshot(A, state("rngd", 1, id_="B")))
     found = devices(specs.files[FILE])
     assert {"A", "npu0", "npu0:0-1", "npu0:0", "npu0:1"} <= found.keys()
     assert {"B", "npu1", "npu1:0-3", "npu1:4-7", "npu1:0-1", "npu1:7"} <= found.keys()
@@ -65,7 +55,7 @@ def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
 
 
 def test_all_is_the_union_of_the_cards() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 1)))
+    specs = host_specs(snapshot(A, B))
     found = devices(specs.files[FILE])["all"]
     assert "FURIOSA_DEVICES=npu:0:0-1,npu:1:0-1" in found["env"]
     nodes = [node["path"] for node in found["deviceNodes"]]
@@ -74,8 +64,8 @@ def test_all_is_the_union_of_the_cards() -> None:
 
 
 def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
-    cards = snapshot(state("A", 0, healthy=False), state("B", 1))
-    specs = host_specs(cards)
+    ill = state("warboy", 0, id_="A", health=HealthState.UNHEALTHY, reason="it is so")
+    specs = host_specs(snapshot(ill, B))
     found = devices(specs.files[FILE])
     assert found["all"] == found["B"]
     assert not {"A", "npu0", "npu0:0"} & found.keys()
@@ -83,16 +73,14 @@ def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
 
 
 def test_a_number_that_two_cards_have_names_neither() -> None:
-    specs = host_specs(snapshot(state("A", 0), state("B", 0, "rngd")))
+    specs = host_specs(snapshot(A, state("rngd", 0, id_="B")))
     found = devices(specs.files[FILE])
     assert found.keys() == {"A", "B", "all"}
     assert specs.left_out[0] == "the name npu0: several cards have it; use A"
 
 
 def test_cores_without_a_node_are_left_out_and_the_others_stay() -> None:
-    card = state("A", 0)
-    nodes = card.card.nodes - {"npu0pe1"}
-    card = replace(card, card=replace(card.card, nodes=nodes))
+    card = state("warboy", 0, missing=("pe1",))
     found = devices(host_specs(snapshot(card)).files[FILE])
     assert "npu0:1" not in found
     assert {"npu0:0", "npu0"} <= found.keys()
@@ -141,7 +129,6 @@ def test_generate_fails_clearly(
 @pytest.mark.parametrize(
     ("number", "uid", "remedy"),
     [
-        (errno.EACCES, 7, "run it as root, or print the specs by --stdout"),
         (errno.EPERM, 7, "run it as root, or print the specs by --stdout"),
         (errno.EPERM, 0, "Operation not permitted: print the specs by --stdout"),  # immutable
         (errno.EROFS, 0, "mount it writable, or print the specs by --stdout"),

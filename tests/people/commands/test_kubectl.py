@@ -117,7 +117,6 @@ PAGE = {
             "severity": "warning",
             "text": "npu1 is hot",
             "remedy": "cool it",
-            "command": "",
             "last_command": "at last",
         }
     ],
@@ -127,17 +126,8 @@ PAGE = {
             "name": f"npu{at}",
             "family": "rngd",
             "core_count": 8,
-            "cordoned": None,
-            "health": {"state": "healthy", "reason": ""},
-            "holders": [
-                {
-                    "namespace": SPACE,
-                    "pod": f"p{at}",
-                    "cores": None,
-                    "claim": None,
-                    "resource": "beta.furiosa.ai/npu",
-                }
-            ],
+            "health": {"state": "healthy"},
+            "holders": [{"namespace": SPACE, "pod": f"p{at}", "resource": NPU}],
             "reading": {"cores": [{"core": n, "utilization": 90.0 * at} for n in range(8)]},
         }
         for at in range(2)
@@ -184,21 +174,12 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
 
 
 async def shown(*words: str) -> str:
-    """What the command prints; it is run on a thread, as it has a loop of its own."""
-
-    def act() -> str:
-        args = kubectl.parse(words)
-        reached: Any = vars(kubectl)["through_kubectl"]
-
-        async def text() -> str:
-            async with reached(()) as (api, place):
-                args.namespace = args.namespace or place.namespace
-                found, notes = await kubectl._text(api, args)
-            return "\n".join([found, *(f"! {note}" for note in notes)])
-
-        return asyncio.run(text())
-
-    return await asyncio.to_thread(act)
+    """What the command prints."""
+    args = kubectl.parse(words)
+    async with vars(kubectl)["through_kubectl"](()) as (api, place):
+        args.namespace = args.namespace or place.namespace
+        found, notes = await kubectl._text(api, args)
+    return "\n".join([found, *(f"! {note}" for note in notes)])
 
 
 async def test_nodes_by_both_apis(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 from npu_agent.cli import main as cli
 from npu_agent.outputs.labels.compute import VENDOR_FILE
 from npu_agent.outputs.labels.nfd import FILE, parse
-from npu_agent.people import simulator
+from tests.inventory.helpers import tree
 from tests.processes import ran
 
 COUNT = "beta.furiosa.ai/npu.count"
@@ -20,8 +20,7 @@ COUNT = "beta.furiosa.ai/npu.count"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A host with two cards, and with NFD's directory, so that no API server is needed."""
-    root = tmp_path / "host"
-    simulator.make(root, simulator.parse_cards("warboy=2"), plain_nodes=True)
+    root = tree(tmp_path / "host", "warboy=2")
     (root / FILE).parent.mkdir(parents=True)
     return root
 

@@ -1,13 +1,11 @@
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from npu_agent.cli import main as cli
 from npu_agent.people.simulator import FAULTS, cards
-from npu_agent.people.simulator.tree import STATE_DIR
+from tests.processes import started
 from tests.until import wait_until
 
 
@@ -47,23 +45,13 @@ def test_without_cards_a_tree_keeps_those_it_has(tmp_path: Path) -> None:
 def test_an_older_driver_is_written_for_the_cards_that_have_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert simulate(tmp_path / "new", "--cards", "rngd=1", "--once") == 0
     old = ("--cards", "warboy=1,rngd=1", "--driver", "2025.4", "--once")
     assert simulate(tmp_path / "old", *old) == 0
-    new, kept = (
-        tmp_path / name / "sys/class/rngd_mgmt" / entry
-        for name, entry in (("new", "rngd!npu0mgmt"), ("old", "rngd!npu1mgmt"))
-    )
-    assert (new / "version").read_text() == "2026.3.1, e28c5c0\n"
-    assert (new / "throttle_reason").read_text() == "0x00000000\n"
-    assert not (new / "atr_error").exists()
-    assert (kept / "atr_error").exists()
-    assert not (kept / "throttle_reason").exists()
-    warboy, rngd = cards(tmp_path / "old")
-    assert (warboy.spec.driver_version, rngd.spec.driver_version[:6]) == (
-        "1.9.2, 3def9c2",
-        "2025.4",
-    )
+    versions = [card.spec.driver_version for card in cards(tmp_path / "old")]
+    assert [version[:6] for version in versions] == ["1.9.2,", "2025.4"]
+    entry = tmp_path / "old/sys/class/rngd_mgmt/rngd!npu1mgmt"
+    assert (entry / "version").read_text() == f"{versions[1]}\n"
+    assert not (entry / "throttle_reason").exists()
     assert simulate(tmp_path / "other", "--cards", "warboy=1", "--driver", "2025.4") == 2
     assert "there are: rngd: 2025.4" in capsys.readouterr().err
 
@@ -98,12 +86,9 @@ def test_the_faults_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (["made", "--cards", "wraboy=1", "--once"], 2, "did you mean 'warboy'"),
         (["made", "fault", "npu0", "daed"], 2, "did you mean 'dead'"),
-        (["made", "fault", "npu00", "dead"], 2, "there are: npu0, npu1"),
         (["made", "fault", "npu0"], 2, "give a card and a fault"),
         (["other", "fault", "npu0", "dead"], 1, "is not a simulated tree"),
-        (["other", "status"], 1, "is not a simulated tree"),
         (["other", "--once"], 1, "is not empty"),
-        (["/", "--once"], 1, "this host itself"),
     ],
 )
 def test_what_went_wrong_is_said_and_counted(
@@ -125,22 +110,11 @@ def test_what_went_wrong_is_said_and_counted(
     assert said.out == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_lives_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_it_lives_until_it_is_told_to_end(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    with subprocess.Popen(
-        [sys.executable, "-m", "npu_agent", "simulate", str(root), "--cards", "warboy=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        wait_until((root / STATE_DIR / "state.json").exists)
+    with started("simulate", root, "--cards", "warboy=1") as process:
+        process.printed("Ctrl-C")
         wait_until(lambda: cards(root)[0].telemetry.ticks > 0)
         assert simulate(root, "fault", "npu0", "dead") == 0
-        process.send_signal(number)
-        out, err = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert err == ""
-    assert "Ctrl-C" in out
-    assert out.endswith("stopped; the tree stays as it is\n")
+        assert process.end(signal.SIGINT) == (0, "stopped; the tree stays as it is\n", "")
     assert cards(root)[0].faults == ("dead",)

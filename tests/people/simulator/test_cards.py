@@ -26,7 +26,6 @@ def test_cards_are_numbered_over_all_families_in_the_order_given() -> None:
         ("gpu", ["'gpu'", "there are: warboy, rngd"]),
         ("warboy=", ["''", "warboy=2"]),
         ("warboy=-1", ["'-1'", "not a number of cards"]),
-        ("warboy=two", ["'two'", "not a number of cards"]),
         ("warboy=1=2", ["'1=2'", "not a number of cards"]),
         ("warboy=²", ["'²'", "not a number of cards"]),
         ("rngd=1000,warboy=25", ["more than 1024"]),
@@ -38,14 +37,6 @@ def test_a_bad_list_is_refused_with_what_would_be_right(text: str, words: list[s
         parse_cards(text)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_the_first_card_is_the_one_of_the_readme() -> None:
-    first = card("warboy", 0)
-
-    assert (first.pci_bus_id, first.dev, first.numa_node) == ("0000:01:00.0", "509:0", 0)
-    assert first == card("warboy", 0)
-    assert first.uuid == "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25"  # the same in every run
 
 
 def test_no_two_cards_share_an_identity_or_a_place() -> None:

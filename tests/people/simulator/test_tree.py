@@ -21,22 +21,30 @@ from npu_agent.people.simulator import (
 from npu_agent.people.simulator.furiosa.driver import core, liveness, management, nodes
 from npu_agent.people.simulator.tree import STATE_DIR
 from tests.golden import golden
+from tests.inventory.helpers import tree
 from tests.until import wait_until
 
 from .helpers import listing
 
 GOLDEN = Path(__file__).parent / "golden"
-PAIR = parse_cards("warboy=1,rngd=1")
+BOTH = "warboy=1,rngd=1"
+PAIR = parse_cards(BOTH)
 
 
-def made(path: Path, text: str = "warboy=1,rngd=1") -> Path:
-    make(path, parse_cards(text), plain_nodes=True)
-    return path
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tree(tmp_path / "root", BOTH)
 
 
-def test_a_fresh_tree_is_the_golden_one(tmp_path: Path) -> None:
-    found = listing(made(tmp_path / "root"))
+def test_a_fresh_tree_is_the_golden_one(root: Path) -> None:
+    found = listing(root)
     assert found == golden(GOLDEN / "warboy=1,rngd=1.txt", found)
+
+
+def node_files(root: Path) -> list[os.stat_result]:
+    """Those of a new tree's device nodes."""
+    make(root, PAIR)
+    return [(root / path).stat() for spec in PAIR for path in nodes(spec)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make device nodes")
@@ -45,13 +53,10 @@ def test_nodes_are_character_devices_for_root(tmp_path: Path) -> None:
         os.mknod(tmp_path / "probe", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
         pytest.skip("not even root may make device nodes here")
-    make(tmp_path / "root", PAIR)
-    for spec in PAIR:
-        for path in nodes(spec):
-            found = (tmp_path / "root" / path).stat()
-            assert stat.S_ISCHR(found.st_mode)
-            assert found.st_rdev == os.makedev(1, 3)
-            assert stat.S_IMODE(found.st_mode) == 0o666
+    for found in node_files(tmp_path / "root"):
+        assert stat.S_ISCHR(found.st_mode)
+        assert found.st_rdev == os.makedev(1, 3)
+        assert stat.S_IMODE(found.st_mode) == 0o666
 
 
 def test_nodes_are_plain_files_where_devices_are_refused(
@@ -61,18 +66,15 @@ def test_nodes_are_plain_files_where_devices_are_refused(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "mknod", refused)
-    make(tmp_path / "root", PAIR)
-    for spec in PAIR:
-        for path in nodes(spec):
-            found = (tmp_path / "root" / path).stat()
-            assert stat.S_ISREG(found.st_mode)
-            assert stat.S_IMODE(found.st_mode) == 0o666
+    for found in node_files(tmp_path / "root"):
+        assert stat.S_ISREG(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o666
 
 
 def test_a_strict_umask_does_not_lock_the_agent_out(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        root = made(tmp_path / "root")
+        root = tree(tmp_path / "root", BOTH)
     finally:
         os.umask(before)
     for path in (root, *root.rglob("*")):
@@ -81,27 +83,26 @@ def test_a_strict_umask_does_not_lock_the_agent_out(tmp_path: Path) -> None:
     assert stat.S_IMODE((root / liveness(PAIR[0])).stat().st_mode) == 0o444
 
 
-def test_making_it_again_changes_nothing_and_mends_what_differs(tmp_path: Path) -> None:
-    root = made(tmp_path / "root")
+def test_making_it_again_changes_nothing_and_mends_what_differs(root: Path) -> None:
     before = listing(root)
     inode = (root / liveness(PAIR[0])).stat().st_ino
-    made(root)
+    tree(root, BOTH)
     assert listing(root) == before
     assert (root / liveness(PAIR[0])).stat().st_ino == inode  # not even written
 
     (root / "dev/npu0pe0").unlink()
     (root / liveness(PAIR[0])).unlink()
     (root / "sys/class/npu_mgmt/npu0_mgmt").unlink()
-    made(root)
+    tree(root, BOTH)
     assert listing(root) == before
 
 
 def test_cards_are_added_and_taken_while_the_others_keep_their_state(tmp_path: Path) -> None:
-    root = made(tmp_path / "root", "warboy=1")
+    root = tree(tmp_path / "root", "warboy=1")
     apply_fault(root, "npu0", "dead")
     tick(root)
     telemetry = cards(root)[0].telemetry
-    made(root, "warboy=2,rngd=1")
+    tree(root, "warboy=2,rngd=1")
     assert [found.spec.name for found in cards(root)] == ["npu0", "npu1", "npu2"]
     assert cards(root)[0].telemetry == telemetry
     assert cards(root)[0].faults == ("dead",)
@@ -109,7 +110,7 @@ def test_cards_are_added_and_taken_while_the_others_keep_their_state(tmp_path: P
     make(root, [found.spec for found in cards(root)[1:]], plain_nodes=True)
     assert [found.spec.name for found in cards(root)] == ["npu1", "npu2"]
     assert "npu0" not in listing(root)
-    made(root, "warboy=0")
+    tree(root, "warboy=0")
     assert not [line for line in listing(root).splitlines() if "npu1" in line or "npu2" in line]
 
 
@@ -150,11 +151,11 @@ def test_a_link_as_dev_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "root", PAIR)
 
     (tmp_path / "root/dev").unlink()
-    made(tmp_path / "root", "warboy=0")
+    tree(tmp_path / "root", "warboy=0")
     (tmp_path / "root/dev").rmdir()
     (tmp_path / "root/dev").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SimulatorError, match="symbolic link"):
-        made(tmp_path / "root")
+        tree(tmp_path / "root", BOTH)
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -182,7 +183,7 @@ def test_what_is_in_a_dev_that_is_one_stays(
     dev = tmp_path / "root/dev"
     (dev / "shm").mkdir(parents=True)
     (dev / "null").write_text("")
-    root = made(tmp_path / "root")
+    root = tree(tmp_path / "root", BOTH)
     assert (dev / "npu0").exists()
     make(root, ())
     assert sorted(path.name for path in dev.iterdir()) == ["null", "shm"]
@@ -195,12 +196,12 @@ def test_a_node_of_somebody_else_is_never_taken_over(
     (tmp_path / "root/dev").mkdir(parents=True)
     (tmp_path / "root/dev/npu0").write_text("a real one")
     with pytest.raises(SimulatorError, match="did not make it"):
-        made(tmp_path / "root")
+        tree(tmp_path / "root", BOTH)
     assert not (tmp_path / "root/sys").exists()
     assert (tmp_path / "root/dev/npu0").read_text() == "a real one"
 
     (tmp_path / "root/dev/npu0").unlink()
-    made(tmp_path / "root")  # a first attempt that failed is no obstacle
+    tree(tmp_path / "root", BOTH)  # a first attempt that failed is no obstacle
 
 
 def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
@@ -219,8 +220,7 @@ def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
 # What a reader sees.
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    root = made(tmp_path / "root")
+def test_a_reader_never_sees_half_a_file(root: Path) -> None:
     apply_fault(root, "npu0", "busy")
     shapes = {
         root / management(PAIR[0]) / "atr_error": ("AXI Post Error: ", 9),
@@ -252,7 +252,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
 
 
 def test_only_what_changed_is_written(tmp_path: Path) -> None:
-    root = made(tmp_path / "root", "warboy=1")
+    root = tree(tmp_path / "root", "warboy=1")
     apply_fault(root, "npu0", "idle")
     inodes = {path: path.stat().st_ino for path in (root / "sys").rglob("*") if path.is_file()}
     tick(root)
@@ -263,8 +263,7 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
 # Keeping it alive.
 
 
-async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> None:
-    root = made(tmp_path / "root")
+async def test_a_simulation_moves_and_faults_stay_until_ok(root: Path) -> None:
 
     def ticks() -> int:
         return cards(root)[0].telemetry.ticks
@@ -296,8 +295,7 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "cards": [{}]}'])
-def test_a_state_of_another_version_is_refused_with_words(tmp_path: Path, text: str) -> None:
-    root = made(tmp_path / "root")
+def test_a_state_of_another_version_is_refused_with_words(root: Path, text: str) -> None:
     (root / STATE_DIR / "state.json").write_text(text)
     with pytest.raises(SimulatorError, match="cannot be understood"):
         tick(root)
@@ -317,9 +315,8 @@ def outside(tmp_path: Path) -> Path:
     "change", [lambda root: make(root, ()), lambda root: apply_fault(root, "npu0", "hot")]
 )
 def test_nothing_outside_of_the_root_is_changed_whatever_the_state_says(
-    tmp_path: Path, outside: Path, key: str, change: Callable[[Path], None]
+    root: Path, outside: Path, key: str, change: Callable[[Path], None]
 ) -> None:
-    root = made(tmp_path / "root")
     file = root / STATE_DIR / "state.json"
     state = json.loads(file.read_text())
     state["cards"][0]["spec"][key] = f"{'../' * 20}{outside}"
@@ -330,8 +327,7 @@ def test_nothing_outside_of_the_root_is_changed_whatever_the_state_says(
     assert listing(outside) == before
 
 
-def test_a_link_in_the_tree_leads_nowhere(tmp_path: Path, outside: Path) -> None:
-    root = made(tmp_path / "root")
+def test_a_link_in_the_tree_leads_nowhere(root: Path, outside: Path) -> None:
     shutil.rmtree(root / "sys" / "devices")
     (root / "sys" / "devices").symlink_to(outside)
     before = listing(outside)
