@@ -20,7 +20,7 @@ from npu_agent.kube.request import Request
 from npu_agent.kubelet import allocator
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.kubelet.record import read_record, recover
+from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.dra.claims import Claims, PrepareTiming
 from npu_agent.vendors.furiosa.attributes import NAMES
 from tests.outputs.deviceplugin.helpers import resources, state
@@ -65,6 +65,7 @@ class Room:
 
     def __init__(self, directory: Path, *cards: CardState) -> None:
         self.directory = directory
+        self.record = directory / RECORD
         self.cards = cards or (state(index=0), state(index=1))
         self.api: dict[tuple[str, str], Mapping[str, Any] | ApiError] = {}
         self.cdi_root = directory / "cdi"

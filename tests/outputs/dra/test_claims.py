@@ -81,18 +81,23 @@ def nodes(edits: dict[str, Any]) -> list[str]:
     return [one["path"] for one in edits["deviceNodes"]]
 
 
+def variables(room: Room) -> dict[str, str]:
+    """The first one of each request of the claim, by the names of its CDI devices."""
+    return {name: edits["env"][0] for name, edits in spec(room).items()}
+
+
 def plain(room: Room, index: int = 0) -> Device:
     """A card as the device plugin would hand it out."""
     return devices(*room.cards)[index]
 
 
-async def test_a_claim_is_prepared(tmp_path: Path, room: Room) -> None:
+async def test_a_claim_is_prepared(room: Room) -> None:
     room.claim("c", result(ZERO))
     assert await room.prepared() == answer(("npu", ZERO))
     edits = spec(room)["uid-c-npu"]
     assert edits["env"] == ["NPU_DEVNAME=npu0pe0-1", "FURIOSA_DEVICES=npu:0:0-1"]
     assert nodes(edits) == [f"/dev/{node}" for node in plain(room).nodes]
-    record = json.loads((tmp_path / RECORD).read_bytes())
+    record = json.loads(room.record.read_bytes())
     assert record["prepared"]["uid-c"]["devices"][0]["device"] == ZERO
     assert room.claims.counts.prepares == {"prepared": 1, "refused": 0, "failed": 0}
 
@@ -144,38 +149,36 @@ async def test_what_was_unprepared_does_not_come_back_when_another_session_begin
 
 
 async def test_a_write_that_was_given_up_may_come_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: Room
+    monkeypatch: pytest.MonkeyPatch, held: Room
 ) -> None:
     """After the record is again as it was before that."""
-    before = (tmp_path / RECORD).read_bytes()
+    before = held.record.read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(files, "replace", AsyncMock(side_effect=TimeoutError("no answer")))
         await held.unprepared()
-    (tmp_path / RECORD).write_bytes(b"without it")
+    held.record.write_bytes(b"without it")
     await held.prepared()
-    assert (tmp_path / RECORD).read_bytes() == before
+    assert held.record.read_bytes() == before
 
 
-async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(
-    tmp_path: Path, held: Room
-) -> None:
-    before = (tmp_path / RECORD).read_bytes()
-    (tmp_path / RECORD).unlink()
+async def test_a_directory_that_is_wiped_costs_nothing_that_is_known(held: Room) -> None:
+    before = held.record.read_bytes()
+    held.record.unlink()
     for _ in range(2):  # by the session, and by the driver
         held.allocator.disowned()  # as the lock has gone too
         await held.owned()
         assert held.allocator.prepared.value.keys() == {"uid-c"}
     await held.allocator.saved()
-    assert (tmp_path / RECORD).read_bytes() == before
+    assert held.record.read_bytes() == before
 
 
 @pytest.mark.parametrize("record", [None, b""])
 async def test_claims_are_found_however_late_the_kubelet_answers(
-    tmp_path: Path, held: Room, record: bytes | None
+    held: Room, record: bytes | None
 ) -> None:
-    (tmp_path / RECORD).unlink()
+    held.record.unlink()
     if record is not None:
-        (tmp_path / RECORD).write_bytes(record)
+        held.record.write_bytes(record)
     held.start()
     await held.renewed(error="its socket is missing")
     held.known()
@@ -192,11 +195,9 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     assert held.allocator.drivers_in_recovery.value == frozenset()
 
 
-async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
-    tmp_path: Path, held: Room
-) -> None:
+async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(held: Room) -> None:
     """The record is lost, and the kubelet lists the claim for a moment yet."""
-    (tmp_path / RECORD).unlink()
+    held.record.unlink()
     held.start()
     await held.renewed(uses=[("c", ZERO)])
     held.known()
@@ -209,13 +210,13 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(
 @pytest.mark.parametrize("record", ["lost", "older"])
 @pytest.mark.parametrize("error", [ErrorKind.UNREACHABLE, ErrorKind.NOT_FOUND])
 async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in_use(
-    tmp_path: Path, held: Room, record: str, error: ErrorKind
+    held: Room, record: str, error: ErrorKind
 ) -> None:
     """By neither API."""
     first = await held.prepared()
     in_use = ZERO
     if record == "lost":
-        (tmp_path / RECORD).unlink()
+        held.record.unlink()
     else:
         in_use = ONE  # the record is that of an allocation before
     claim, held.api["team", "c"] = held.api["team", "c"], ApiError("no", kind=error)
@@ -236,7 +237,7 @@ async def test_after_a_reboot_that_renumbers_the_card_has_other_nodes(held: Room
     held.cards = (state(index=1, id_="WARBOY-0"), state(index=0, id_="WARBOY-1"))
     await held.restarted()
     assert await held.prepared() == answer(("npu", ZERO))
-    assert spec(held)["uid-c-npu"]["env"][0] == "NPU_DEVNAME=npu1pe0-1"
+    assert variables(held) == {"uid-c-npu": "NPU_DEVNAME=npu1pe0-1"}
     # and what the claim held before the reboot is nobody's any more
     held.claim("d", result(ONE))
     assert await held.prepared("d") == answer(("npu", ONE), uid="uid-d")
@@ -279,7 +280,7 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     monkeypatch.setattr(room.kubelet, "ask", lambda: asyncio.ensure_future(asked()))
     await room.prepared()
     both = "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
-    found = {name: edits["env"][0] for name, edits in spec(room).items()}
+    found = variables(room)
     assert found == {
         "uid-c-a": both if single_container else "NPU_DEVNAME=npu0pe0-1",
         "uid-c-b": both if single_container else "NPU_DEVNAME=npu1pe0-1",
@@ -287,7 +288,7 @@ async def test_a_container_with_all_requests_has_the_variables_of_all(
     assert "/dev/npu1" not in nodes(spec(room)["uid-c-a"])  # the runtime joins these itself
     uses.clear()  # a kubelet that has just started: what is known already stays
     await room.prepared()
-    assert {name: edits["env"][0] for name, edits in spec(room).items()} == found
+    assert variables(room) == found
 
 
 async def test_requests_of_one_container_share_the_variables(tmp_path: Path) -> None:
@@ -303,8 +304,7 @@ async def test_requests_of_one_container_share_the_variables(tmp_path: Path) -> 
     )
     await room.prepared()
     both = "NPU_DEVNAME=npu0pe0-1,npu1pe0-1"
-    found = {name: edits["env"][0] for name, edits in spec(room).items()}
-    assert found == {
+    assert variables(room) == {
         "uid-c-container-0-request-1": both,
         "uid-c-container-0-request-2": both,
         "uid-c-container-1-request-0": "NPU_DEVNAME=npu2pe0-1",
@@ -532,14 +532,14 @@ async def test_a_card_that_falls_sick_is_prepared_again(held: Room) -> None:
     assert await held.prepared() == answer(("npu", ZERO))
 
 
-async def test_unprepare_needs_nothing(tmp_path: Path, held: Room) -> None:
+async def test_unprepare_needs_nothing(held: Room) -> None:
     held.cards = ()
     held.api.clear()
     await held.restarted()
     await held.unprepared("c")
     await held.unprepared("never heard of it")
     assert held.specs() == []
-    assert json.loads((tmp_path / RECORD).read_bytes())["prepared"] == {}
+    assert json.loads(held.record.read_bytes())["prepared"] == {}
     assert held.claims.counts.unprepares["unprepared"] == 2
 
 
@@ -692,7 +692,7 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
     for _ in range(2):  # each part of the agent that serves the kubelet asks for it
         await room.renewed(uses=[("c", ZERO)])
         await room.allocator.saved()
-        assert (tmp_path / RECORD).exists()
+        assert room.record.exists()
     room.known()
     await room.claims.recover()
     assert room.allocator.prepared.value.keys() == {"uid-c"}
@@ -724,8 +724,8 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     assert room.allocator.prepared.value.keys() == {"uid-c"}
 
 
-async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path, room: Room) -> None:
-    (tmp_path / RECORD).unlink(missing_ok=True)
+async def test_nothing_is_rebuilt_of_other_drivers(room: Room) -> None:
+    room.record.unlink(missing_ok=True)
     room.start()
     await room.renewed(uses=[("c", ZERO)], driver="gpu.example.com")
     room.known()
@@ -734,16 +734,16 @@ async def test_nothing_is_rebuilt_of_other_drivers(tmp_path: Path, room: Room) -
 
 
 async def test_an_older_record_that_was_put_back_is_compared_with_what_is_in_use(
-    tmp_path: Path, held: Room
+    held: Room,
 ) -> None:
     """It has one claim with another card, and lacks the other claim."""
-    older = (tmp_path / RECORD).read_bytes()
+    older = held.record.read_bytes()
     await held.unprepared()
     held.claim("c", result(ONE))
     await held.prepared()
     held.claim("d", result(ZERO))
     first = await held.prepared("d")
-    (tmp_path / RECORD).write_bytes(older)
+    held.record.write_bytes(older)
     await held.restarted(uses=[("c", ONE), ("d", ZERO)])
     held.claim("e", result(ZERO))
     held.claim("f", result(ONE))
@@ -872,17 +872,15 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     assert await held.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
-async def test_the_pods_of_a_claim_that_was_found_again_are_known(
-    tmp_path: Path, held: Room
-) -> None:
-    (tmp_path / RECORD).unlink()
+async def test_the_pods_of_a_claim_that_was_found_again_are_known(held: Room) -> None:
+    held.record.unlink()
     await held.restarted(uses=[("c", ZERO)])
     held.kubelet.node.alive = {"pod-c"}
     await held.unprepared()
     assert list(held.allocator.states.value.orphans) == ["pod-c"]
 
 
-async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: Room) -> None:
+async def test_pods_that_come_to_share_a_claim_are_known(held: Room) -> None:
     """The kubelet has it prepared for the first one alone."""
     both = reserved("pod-c", "later")
     held.claim("c", result(ZERO), reservedFor=both)
@@ -897,7 +895,7 @@ async def test_pods_that_come_to_share_a_claim_are_known(tmp_path: Path, held: R
     await held.claims.refresh_consumers()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "later"), ("pod-c", "later"))
-    (written,) = json.loads((tmp_path / RECORD).read_bytes())["prepared"].values()
+    (written,) = json.loads(held.record.read_bytes())["prepared"].values()
     assert written["pod_uids"] == ["pod-c", "later"]
     held.kubelet.node.alive = {"later"}
     await held.unprepared()
