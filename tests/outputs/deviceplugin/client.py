@@ -65,14 +65,12 @@ def allocation(*ids: str) -> bytes:
     )
 
 
-def preference(available: list[str], size: int, must: list[str] | None = None) -> bytes:
+def preference(available: list[str], size: int) -> bytes:
     return bytes(
         wire.PreferredAllocationRequest(
             container_requests=[
                 wire.ContainerPreferredAllocationRequest(
-                    available_device_i_ds=available,
-                    must_include_device_i_ds=must or [],
-                    allocation_size=size,
+                    available_device_i_ds=available, allocation_size=size
                 )
             ]
         )

@@ -43,17 +43,11 @@ def selectors(device: Device) -> tuple[str, ...]:
 
 
 def allocate(
-    requests: Sequence[Sequence[str]],
-    known: Mapping[str, Device],
-    resource: str,
-    *,
-    by_cdi: bool = False,
+    requests: Sequence[Sequence[str]], known: Mapping[str, Device], resource: str
 ) -> bytes:
     """An AllocateResponse for containers that ask for these device IDs."""
-    return b"".join(
-        encode.container_response(grant(each), by_cdi=by_cdi)
-        for each in requested(requests, known, resource)
-    )
+    containers = requested(requests, known, resource)
+    return b"".join(encode.container_response(grant(devices)) for devices in containers)
 
 
 def state(
