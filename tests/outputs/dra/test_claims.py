@@ -139,13 +139,18 @@ async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(h
     assert held.allocator.prepared.value == before  # the old nodes are still held
 
 
-async def test_what_was_unprepared_does_not_come_back_when_another_session_begins(
+async def test_what_is_unprepared_on_a_disk_that_cannot_be_written_does_not_come_back(
     held: Room, disk: set[str]
 ) -> None:
     disk.add("")
-    await held.unprepared()  # the disk still has it
-    await held.owned()
+    await held.unprepared()
     assert held.allocator.prepared.value == {}
+    assert held.specs() == [SPEC]
+    await held.owned()  # by another session, which reads the disk
+    assert held.allocator.prepared.value == {}
+    disk.clear()
+    await held.claims.sync_specs()
+    assert held.specs() == []
 
 
 async def test_a_write_that_was_given_up_may_come_late(
@@ -605,16 +610,6 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     assert room.allocator.prepared.value.keys() == {"uid-c"}  # its Pods run
 
 
-async def test_unprepare_on_a_disk_that_cannot_be_written(held: Room, disk: set[str]) -> None:
-    disk.add("")
-    await held.unprepared()
-    assert held.allocator.prepared.value == {}
-    assert held.specs() == [SPEC]
-    disk.clear()
-    await held.claims.sync_specs()
-    assert held.specs() == []
-
-
 async def test_before_it_is_known_who_holds_what_nothing_is_prepared(tmp_path: Path) -> None:
     room = Room(tmp_path)
     room.timing = PrepareTiming(ready=0.01)
@@ -686,7 +681,7 @@ async def test_a_claim_that_may_be_used_is_kept(
 
 
 async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Path) -> None:
-    """The device plugin writes it as soon as the node is this agent's."""
+    """The device plugin writes it as soon as the node is this agent's. Its Pods are known again."""
     room = Room(tmp_path)
     room.claim("c", result(ZERO))
     for _ in range(2):  # each part of the agent that serves the kubelet asks for it
@@ -696,7 +691,9 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
     room.known()
     await room.claims.recover()
     assert room.allocator.prepared.value.keys() == {"uid-c"}
+    room.kubelet.node.alive = {"pod-c"}
     await room.unprepared("c")
+    assert list(room.allocator.states.value.orphans) == ["pod-c"]
     await room.claims.recover()  # the kubelet may list it for a moment yet
     assert room.allocator.prepared.value == {}
 
@@ -870,14 +867,6 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     held.kubelet.node.alive = set()
     held.says()
     assert await held.prepared("d") == answer(("npu", ZERO), uid="uid-d")
-
-
-async def test_the_pods_of_a_claim_that_was_found_again_are_known(held: Room) -> None:
-    held.record.unlink()
-    await held.restarted(uses=[("c", ZERO)])
-    held.kubelet.node.alive = {"pod-c"}
-    await held.unprepared()
-    assert list(held.allocator.states.value.orphans) == ["pod-c"]
 
 
 async def test_pods_that_come_to_share_a_claim_are_known(held: Room) -> None:

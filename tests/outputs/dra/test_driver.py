@@ -100,7 +100,8 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -> None:
+async def test_it_is_registered_again_when_it_is_no_longer(tmp_path: Path) -> None:
+    """The kubelet was restarted, or a socket removed."""
     async with world(tmp_path) as here:
         await here.phase(SessionPhase.REGISTERED)
         await until(here.server.devices)
@@ -111,6 +112,10 @@ async def test_it_is_registered_as_long_as_the_kubelet_listens(tmp_path: Path) -
         await here.phase(SessionPhase.REGISTERED)
         await until(here.server.devices)
         assert here.sockets() == 2
+        for path in here.root.glob("plugins_registry/*.sock"):
+            path.unlink()
+        assert "socket was removed" in await here.phase(SessionPhase.BLOCKED)
+        await here.phase(SessionPhase.REGISTERED)
 
 
 async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
@@ -133,15 +138,6 @@ async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
         assert SessionPhase.BLOCKED not in phases
         assert not now.reason
         await until(here.server.devices)
-
-
-async def test_lost_sockets_are_made_again(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        await here.phase(SessionPhase.REGISTERED)
-        for path in here.root.glob("plugins_registry/*.sock"):
-            path.unlink()
-        assert "socket was removed" in await here.phase(SessionPhase.BLOCKED)
-        await here.phase(SessionPhase.REGISTERED)
 
 
 async def test_a_failure_is_tried_again_in_the_same_part(tmp_path: Path) -> None:

@@ -146,13 +146,6 @@ def test_any_pool_that_is_cut_is_one_that_scheduler_and_api_server_take(
     assert all(len(slices) == 1 for slices in homes.values())
 
 
-def test_a_card_that_fails_changes_one_slice_in_place() -> None:
-    found = planned(live(*made(parts(16), 5)), parts(16, sick=(6,)))
-    (changed,) = found.apply
-    assert (found.delete, changed["spec"]["pool"]["generation"]) == ((), 5)
-    assert sum("taints" in device for device in changed["spec"]["devices"]) == 15
-
-
 def test_counters_are_written_before_the_devices_and_what_is_there_before_what_is_new() -> None:
     whole, cut = made(rngd(9), 5), made(parts(9), 6)
     found = planned(live(*whole), parts(9))
@@ -195,30 +188,33 @@ def test_nothing_is_written_while_nothing_changes() -> None:
         assert planned(live(*made(devices)), devices) == Plan()
 
 
-def test_one_changed_slice_is_changed_in_place() -> None:
-    found = planned(live(*made(rngd(8), 5)), rngd(8, sick=(2,)))
-    assert (found.delete, found.apply) == ((), made(rngd(8, sick=(2,)), 5))
-    # One of two as well: the pool stays complete, and each state of it is a good one.
-    there = live(*made(rngd(70), 5))
-    found = planned(there, rngd(70, sick=(69,)))
-    assert found.apply == made(rngd(70, sick=(69,)), 5)[1:]
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (rngd(8), rngd(8, sick=(2,)), 0),
+        (rngd(70), rngd(70, sick=(69,)), 1),
+        (parts(16), parts(16, sick=(6,)), 3),
+    ],
+    ids=["the only one", "one of two", "of cards that are cut"],
+)
+def test_one_changed_slice_is_changed_in_place(
+    before: tuple[PoolDevice, ...], after: tuple[PoolDevice, ...], changed: int
+) -> None:
+    """The pool stays complete, and each state of it is a good one."""
+    found = planned(live(*made(before, 5)), after)
+    assert (found.delete, found.apply) == ((), (made(after, 5)[changed],))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "delete", "apply"),
-    [(64, 65, 0, 2), (65, 64, 1, 1), (70, 0, 1, 1), (129, 128, 1, 2)],
+    ("before", "after", "sick", "delete", "apply"),
+    [(64, 65, (), 0, 2), (65, 64, (), 1, 1), (70, 0, (), 1, 1), (70, 70, (0, 69), 0, 2)],
 )
 def test_several_calls_are_another_generation(
-    before: int, after: int, delete: int, apply: int
+    before: int, after: int, sick: tuple[int, ...], delete: int, apply: int
 ) -> None:
-    found = planned(live(*made(rngd(before), 5)), rngd(after))
+    found = planned(live(*made(rngd(before), 5)), rngd(after, sick))
     assert (len(found.delete), len(found.apply)) == (delete, apply)
-    assert found.apply == made(rngd(after), 6)
-
-
-def test_two_changed_slices_are_another_generation() -> None:
-    found = planned(live(*made(rngd(70), 5)), rngd(70, sick=(0, 69)))
-    assert found.apply == made(rngd(70, sick=(0, 69)), 6)
+    assert found.apply == made(rngd(after, sick), 6)
 
 
 def test_a_write_that_ended_halfway_is_completed() -> None:
