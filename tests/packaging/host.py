@@ -12,11 +12,12 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from bench.process import free_port
+from bench.process import POLL, free_port
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.kube.helpers import NODE, Authority, kubeconfig, serving
 from tests.packaging.container import Container
 from tests.processes import DEADLINE
+from tests.until import until
 
 NPU = "beta.furiosa.ai/npu"
 
@@ -80,14 +81,13 @@ async def serves(container: Container, command: Sequence[str], host: Host, ca: A
                 await kubelet.until(NPU, lambda plugin: len(plugin.healthy()) == 2, DEADLINE)
                 grant = await kubelet.allocate(NPU, 1)
                 assert grant.environment["NPU_DEVNAME"] == "npu0pe0-1"
-                await _until_ready(f"http://{address}/readyz")
-                page = await _answer(f"http://{address}/metrics")
+                await until(lambda: _page(f"http://{address}/readyz"), interval=POLL)
+                page = await _page(f"http://{address}/metrics")
                 assert "furiosa_npu_alive{" in page
                 assert "process_resident_memory_bytes" in page
-                assert "<!DOCTYPE html>" in await _answer(f"http://{address}/")
-                async with asyncio.timeout(DEADLINE):
-                    while not any(b"beta.furiosa.ai/npu.count" in a.body for a in api.asked):
-                        await asyncio.sleep(0.05)
+                assert "<!DOCTYPE html>" in await _page(f"http://{address}/")
+                label = b"beta.furiosa.ai/npu.count"
+                await until(lambda: any(label in asked.body for asked in api.asked), interval=POLL)
             finally:
                 code, _, errors = await asyncio.to_thread(agent.end)
                 print(errors)
@@ -108,17 +108,10 @@ def _credentials(host: Host, url: str, ca: Authority) -> None:
     kubeconfig(host.settings, url, cluster={"certificate-authority": "/etc/npu-agent/ca.crt"})
 
 
-async def _answer(url: str) -> str:
+async def _page(url: str) -> str:
+    """What is answered; empty while that is no good answer."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
-        assert answer.status == 200, await answer.text()
-        return await answer.text()
-
-
-async def _until_ready(url: str) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError, AssertionError):
-                await _answer(url)
-                return
-            await asyncio.sleep(0.05)
+    with contextlib.suppress(aiohttp.ClientError):
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+            return await answer.text() if answer.status == 200 else ""
+    return ""

@@ -10,7 +10,6 @@ from typing import Any
 from npu_agent import __version__
 from tests.kube.helpers import Authority
 from tests.packaging import host as on
-from tests.packaging.conftest import PROJECT
 from tests.packaging.container import Container
 from tests.packaging.host import Host
 
@@ -39,7 +38,7 @@ def blob(image: Path, digest: str, name: str = "one") -> Any:
     return json.loads((image / name / "blobs" / digest.replace(":", "/")).read_text())
 
 
-def test_labels(image: Path) -> None:
+def test_labels_and_the_command_say_the_same_commit(image: Path) -> None:
     labels = config(image)["config"]["Labels"]
     told = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
     assert told["title"] == "npu-agent"
@@ -49,11 +48,7 @@ def test_labels(image: Path) -> None:
     assert told["licenses"] == "Apache-2.0"
     assert told["source"] == "https://example.com/npu-agent"
     assert told["base.name"].startswith("localhost/python-base:")
-
-
-def test_it_says_the_commit_that_its_label_names(image: Path) -> None:
-    label = config(image)["config"]["Labels"]["org.opencontainers.image.revision"]
-    said = f"npu-agent {__version__} (commit {label})\n"
+    said = f"npu-agent {__version__} (commit {told['revision']})\n"
     assert container(image).ran(*COMMAND, "version") == (0, said, "")
 
 
@@ -128,15 +123,3 @@ async def test_runs_read_only_and_without_capabilities(
     image: Path, host: Host, ca: Authority
 ) -> None:
     await on.serves(container(image), COMMAND, host, ca)
-
-
-def test_build_sees_what_the_containerfile_copies() -> None:
-    """.containerignore keeps everything out but what it names."""
-    named = set((PROJECT / ".containerignore").read_text().split())
-    for copied in re.findall(
-        r"^COPY ((?!--from).*) \S+$", (PROJECT / "Containerfile").read_text(), re.MULTILINE
-    ):
-        for path in copied.split():
-            assert any(
-                f"!{path}".startswith(entry) or entry.startswith(f"!{path}") for entry in named
-            )

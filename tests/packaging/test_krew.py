@@ -55,11 +55,6 @@ def test_kubectl_completes_it(path: str) -> None:
 
 def test_it_has_cel(krew: Path) -> None:
     """Without it `why` could not judge a claim."""
-    assert "cel-expr-python" in (
-        subprocess.run(
-            ["tar", "-xzOf", *krew.glob("*.tar.gz"), "npu-agent.spdx.json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
+    (archive,) = krew.glob("*.tar.gz")
+    sbom = ["tar", "-xzOf", str(archive), "npu-agent.spdx.json"]
+    assert b"cel-expr-python" in subprocess.run(sbom, capture_output=True, check=True).stdout
