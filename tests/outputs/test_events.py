@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,20 +13,14 @@ import pytest
 from npu_agent.core import changes
 from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
-from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.request import Request
-from npu_agent.outputs.events import (
-    Event,
-    EventLimits,
-    Events,
-    Sources,
-    events,
-)
+from npu_agent.outputs.events import Event, EventLimits, Events, Sources, events
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.helpers import DirectApi
@@ -49,52 +43,59 @@ def dead(index: int, reason: str = "alive says 0") -> CardState:
     return card(index, HealthState.UNHEALTHY, reason)
 
 
+def reading(errors: str) -> Snapshot:
+    return snapshot(replace(card(0), reading=Reading(at=1.0, error_text=errors)))
+
+
 def config(error: str | None = None) -> ConfigState:
     return ConfigState(loaded_at=0.0, error=error)
 
 
-def card_events(
-    before: Snapshot, after: Snapshot, usages: Collection[Usage] = ()
-) -> Iterator[Event]:
+def card_events(before: Snapshot, after: Snapshot, usages: Collection[Usage] = ()) -> list[Event]:
     entries = changes.card_entries(changes.card_changes(before, after))
-    return events(entries, (*before.cards, *after.cards), usages)
+    return [*events(entries, (*before.cards, *after.cards), usages)]
 
 
-def shown(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
-    return [(event.reason, event.message) for event in card_events(before, after)]
+# Which there are: their sentences are those of the timeline (tests/core/test_changes.py).
 
-
-# Which there are.
-
+ONE, BOTH = snapshot(card(0)), snapshot(card(0), card(1))
+NAMED = "npu0 (UUID-0, 0000:00:00.0)"
 REMEDY = advice(None).remedy
 
 
-def test_the_first_look_adds_no_card() -> None:
-    assert shown(Snapshot(), Snapshot()) == []
-    assert shown(Snapshot(), snapshot(card(0), card(1, HealthState.UNKNOWN))) == []
-    assert shown(Snapshot(), snapshot(card(0), dead(1))) == [
-        ("NPUUnhealthy", f"npu1 (UUID-1, 0000:01:00.0) became unhealthy: alive says 0: {REMEDY}")
-    ]
+@pytest.mark.parametrize(
+    ("before", "after", "reason", "message", "warning"),
+    [
+        (ONE, snapshot(dead(0)), "NPUUnhealthy", f"became unhealthy: alive says 0: {REMEDY}", True),
+        (snapshot(dead(0)), ONE, "NPURecovered", "recovered: works", False),
+        (ONE, snapshot(), "NPURemoved", f"is gone: {GONE}", True),
+        (snapshot(), ONE, "NPUAdded", "was added: FuriosaAI Warboy", False),
+        (reading("0x0"), reading("0x1"), "NPUHardwareError", "reports other errors: 0x1", True),
+    ],
+)
+def test_a_change_has_the_identity_of_its_card_and_a_remedy(
+    before: Snapshot, after: Snapshot, reason: str, message: str, warning: bool
+) -> None:
+    expected = Event(reason=reason, message=f"{NAMED} {message}", warning=warning)
+    assert card_events(before, after) == [expected]
 
 
-def test_a_card_dies_and_comes_back() -> None:
-    well, sick = snapshot(card(0)), snapshot(dead(0))
-    (died,) = card_events(well, sick)
-    assert died == Event(
-        reason="NPUUnhealthy",
-        message=f"npu0 (UUID-0, 0000:00:00.0) became unhealthy: alive says 0: {REMEDY}",
-        warning=True,
-    )
-    (back,) = card_events(sick, well)
-    assert back == Event(
-        reason="NPURecovered",
-        message="npu0 (UUID-0, 0000:00:00.0) recovered: works",
-        warning=False,
-    )
-    assert shown(sick, snapshot(dead(0, "another reason"))) == []
-    assert shown(sick, snapshot(card(0, HealthState.UNKNOWN, "the driver does not say")))[0][0] == (
-        "NPURecovered"
-    )
+def test_a_card_that_is_exchanged_is_one_event() -> None:
+    (event,) = card_events(ONE, snapshot(replace(card(0), id="OTHER")))
+    now = "is another card now: FuriosaAI Warboy, OTHER, in place of UUID-0"
+    assert (event.reason, event.message) == ("NPUExchanged", f"npu0 (OTHER, 0000:00:00.0) {now}")
+
+
+def test_what_is_no_news_is_no_event() -> None:
+    moved = replace(card(1), card=replace(card(1).card, index=4))
+    assert card_events(Snapshot(), BOTH) == []
+    assert card_events(BOTH, snapshot(card(0), moved)) == []
+    assert card_events(snapshot(dead(0)), snapshot(dead(0, "another reason"))) == []
+
+
+def test_a_card_that_is_unhealthy_when_it_comes_is_two_events() -> None:
+    reasons = [event.reason for event in card_events(ONE, snapshot(card(0), dead(1)))]
+    assert reasons == ["NPUAdded", "NPUUnhealthy"]
 
 
 def used(index: int, pod: str) -> Usage:
@@ -115,29 +116,6 @@ def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
     assert {event.pods for event in (died, left, hot)} == {("ml/a", "ml/b")}
 
 
-def test_cards_come_and_go() -> None:
-    both, one = snapshot(card(0), card(1)), snapshot(card(0))
-    assert shown(both, one) == [("NPURemoved", f"npu1 (UUID-1, 0000:01:00.0) is gone: {GONE}")]
-    assert shown(one, both) == [
-        ("NPUAdded", "npu1 (UUID-1, 0000:01:00.0) was added: FuriosaAI Warboy")
-    ]
-    assert [reason for reason, _ in shown(one, snapshot(card(0), dead(1)))] == [
-        "NPUAdded",
-        "NPUUnhealthy",
-    ]
-    # Renumbered: the same card.
-    moved = replace(card(1), card=replace(card(1).card, index=4))
-    assert shown(both, snapshot(card(0), moved)) == []
-
-
-def test_a_card_that_is_exchanged_is_one_event() -> None:
-    other = replace(card(0), id="OTHER")
-    now = "is another card now: FuriosaAI Warboy, OTHER, in place of UUID-0"
-    assert shown(snapshot(card(0)), snapshot(other)) == [
-        ("NPUExchanged", f"npu0 (OTHER, 0000:00:00.0) {now}")
-    ]
-
-
 def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
     trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
     for kind in TrendKind:
@@ -146,10 +124,8 @@ def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
         (ended,) = events(changes.trend_entries(lasts, Trends()), [card(0)])
         assert (began.warning, ended.warning) == (True, False)
         words = TRENDS[kind]
-        assert began.message == (
-            f"npu0 (UUID-0, 0000:00:00.0) {words.begins}: above 90 °C: {words.remedy}"
-        )
-        assert ended.message == f"npu0 (UUID-0, 0000:00:00.0) {words.ends}"
+        assert began.message == f"{NAMED} {words.begins}: above 90 °C: {words.remedy}"
+        assert ended.message == f"{NAMED} {words.ends}"
 
 
 def test_a_cordon_is_what_a_person_wants_and_no_warning() -> None:
@@ -157,14 +133,15 @@ def test_a_cordon_is_what_a_person_wants_and_no_warning() -> None:
     (event,) = events(changes.cordon_entries(Cordons(), cordoned), [card(0)], [used(0, "a")])
     assert event == Event(
         reason="NPUCordoned",
-        message="npu0 (UUID-0, 0000:00:00.0) was cordoned, no new Pod gets it: swap fan",
+        message=f"{NAMED} was cordoned, no new Pod gets it: swap fan",
         warning=False,
     )
 
 
 def test_a_card_without_any_identity_is_named_once() -> None:
     bare = replace(card(0), id="npu0", card=replace(card(0).card, pci_bus_id=None))
-    assert shown(snapshot(), snapshot(bare)) == [("NPUAdded", "npu0 was added: FuriosaAI Warboy")]
+    (event,) = card_events(snapshot(), snapshot(bare))
+    assert event.message == "npu0 was added: FuriosaAI Warboy"
 
 
 def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
@@ -186,15 +163,10 @@ def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
 
     good = driver(SessionPhase.REGISTERED)
     refused = driver(SessionPhase.BLOCKED, "the kubelet refuses: no")
-    assert told(good, refused) == [
-        Event(
-            reason="DRANotServed",
-            message="npu.furiosa.ai cannot be served: the kubelet refuses: no",
-            warning=True,
-        )
-    ]
+    (event,) = told(good, refused)
+    assert (event.reason, event.warning) == ("DRANotServed", True)
+    assert event.message == "npu.furiosa.ai cannot be served: the kubelet refuses: no"
     assert told(refused, driver(SessionPhase.BLOCKED, "another"))
-    assert not told(refused, refused)
     assert not told(refused, good)
     assert not told(good, driver(SessionPhase.STANDBY, "served by another"))
     # At each start, until the API server has answered: it is taken back by nothing.
@@ -230,7 +202,8 @@ class Server(DirectApi):
 @dataclass
 class Room:
     server: Server = field(default_factory=Server)
-    snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(snapshot(card(0), card(1))))
+    snapshots: Feed[Snapshot] = field(default_factory=lambda: Feed(BOTH))
+    trends: Feed[Trends] = field(default_factory=lambda: Feed(Trends()))
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
     wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
     driver: Feed[SessionStatus] = field(default_factory=lambda: Feed(driver()))
@@ -245,7 +218,7 @@ class Room:
             sources=Sources(
                 snapshots=self.snapshots,
                 usages=self.usages,
-                trends=Feed(Trends()),
+                trends=self.trends,
                 configs=self.configs,
                 cordons=self.cordons,
                 drivers=(self.driver,),
@@ -275,6 +248,16 @@ class Room:
 @pytest.fixture
 def room() -> Room:
     return Room()
+
+
+async def test_of_a_card_that_flaps_there_is_no_event_for_each_change(room: Room) -> None:
+    trend = Trend(card=card(0), detail="5 times", since=1.0, last=1.0)
+    async with room.running():
+        room.trends.publish(Trends({(TrendKind.FLAPPING, "UUID-0"): trend}))
+        await room.show(dead(0), dead(1))
+        await until(lambda: room.server.table() == [("NPUUnhealthy", 1), ("NPUFlapping", 1)])
+    (unhealthy, _) = room.server.objects.values()
+    assert unhealthy["message"].startswith("npu1 ")
 
 
 async def test_a_driver_that_fails_the_same_way_again_and_again_is_one_event(room: Room) -> None:
