@@ -143,6 +143,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Pat
 
 
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
+    """Nor by the next agent, which goes on with the slices in a rolling update."""
     async with running(tmp_path, rngd(70, sick=(3,))) as world:
         await world.in_place()
         writes = list(world.server.writes)
@@ -153,6 +154,11 @@ async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
         await world.quiet()
         assert world.server.writes == writes
         assert len(writes) == world.state.writes == 2
+    async with running(tmp_path, rngd(70, sick=(3,)), world.server) as following:
+        await following.in_place()
+        await following.quiet()
+        assert world.server.writes == writes
+        assert following.state.generation == 2
 
 
 async def test_a_sick_card_is_one_write_and_its_taint_keeps_its_time(tmp_path: Path) -> None:
@@ -184,23 +190,6 @@ async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -
         assert world.server.writes == [applied, applied, created, f"delete {SECOND}", applied]
         # (there are, there should be): the pool is incomplete between two calls only.
         assert pools(world.server) == [(1, 1), (1, 2), (2, 2), (1, 2), (1, 1)]
-
-
-# What an agent finds that starts.
-
-
-async def test_an_agent_that_takes_over_writes_nothing(tmp_path: Path) -> None:
-    devices = rngd(70, sick=(69,))
-    async with running(tmp_path, devices) as world:
-        await world.in_place()
-        left = world.server
-    assert len(left.slices) == 2  # a rolling update: the next one goes on with them
-    left.calls.clear()
-    async with running(tmp_path, devices, left) as world:
-        await world.in_place()
-        await world.quiet()
-        assert world.server.writes == []
-        assert world.state.generation == 2
 
 
 # What others do.
