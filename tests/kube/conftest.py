@@ -45,6 +45,5 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def api(server: Server, tmp_path: Path) -> AsyncIterator[Api]:
-    api = client(kubeconfig(tmp_path, server.url))
-    yield api
-    await api.close()
+    async with client(kubeconfig(tmp_path, server.url)) as api:
+        yield api

@@ -100,8 +100,6 @@ class Asked:
     query: list[tuple[str, str]]
     headers: dict[str, str]
     body: bytes
-    connection: object
-    """The same one for requests on one connection."""
 
 
 class Server:
@@ -125,7 +123,6 @@ class Server:
                 list(request.query.items()),
                 dict(request.headers),
                 await request.read(),
-                request.transport,
             )
         )
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]

@@ -21,16 +21,17 @@ def loopback(state: str) -> None:
 
 async def main() -> None:
     loopback("up")
-    async with served(streams(line("ADDED", SLICE), then=hangs)) as url:
-        api = Api(lambda: at(url, "a test"), timing=ApiTiming(silence=2))
-        async with api.watch(WATCH, "1", 60) as events:
+    async with (
+        served(streams(line("ADDED", SLICE), then=hangs)) as url,
+        Api(lambda: at(url, "a test"), timing=ApiTiming(silence=2)) as api,
+        api.watch(WATCH, "1", 60) as events,
+    ):
+        await anext(events)
+        loopback("down")
+        try:
             await anext(events)
-            loopback("down")
-            try:
-                await anext(events)
-            except ApiError as error:
-                print(error.kind.name)
-        await api.close()
+        except ApiError as error:
+            print(error.kind.name)
 
 
 if __name__ == "__main__":

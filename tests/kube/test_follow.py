@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -17,6 +17,15 @@ from npu_agent.kube.client import SILENCE, WatchEvent
 from npu_agent.kube.node import ThisNode
 from npu_agent.kube.request import Request
 from tests.until import until
+
+
+def following(api: object, list_: Callable[[], Awaitable[str]] | None = None) -> asyncio.Task[None]:
+    """A part that follows Nodes with the usual pauses, and does nothing with what it sees."""
+    hooks = follow.WatchHooks(
+        list_=list_, see=lambda _: None, opened=lambda: None, failed=lambda *_: None
+    )
+    watch = Request("watch", "Node", ThisNode)
+    return asyncio.create_task(follow.follow(cast("Api", api), watch, hooks, follow.WatchTiming()))
 
 
 async def test_an_answer_after_an_outage_has_the_pauses_begin_again(
@@ -35,11 +44,7 @@ async def test_an_answer_after_an_outage_has_the_pauses_begin_again(
         raise ApiError("cannot list", kind=kinds[len(pauses)])
 
     monkeypatch.setattr(follow, "set_within", noted)
-    hooks = follow.WatchHooks(
-        list_=list_, see=lambda _: None, opened=lambda: None, failed=lambda *_: None
-    )
-    watch = Request("watch", "Node", ThisNode)
-    task = asyncio.create_task(follow.follow(Api(), watch, hooks, follow.WatchTiming()))
+    task = following(Api(), list_)
     await until(lambda: len(pauses) == len(kinds))
     task.cancel()
     assert set(pauses[10:15]) == {follow.WatchTiming().retry_longest}
@@ -110,15 +115,7 @@ def test_what_a_watch_without_bookmarks_costs_in_an_hour(
     server = Uncached(changes)
 
     async def play() -> None:
-        hooks = follow.WatchHooks(
-            list_=None if from_now else server.list_,
-            see=lambda _: None,
-            opened=lambda: None,
-            failed=lambda *_: None,
-        )
-        watch = Request("watch", "Node", ThisNode)
-        api = cast("Api", server)
-        task = asyncio.create_task(follow.follow(api, watch, hooks, follow.WatchTiming()))
+        task = following(server, None if from_now else server.list_)
         await asyncio.sleep(10 * HOUR)
         task.cancel()
 

@@ -37,12 +37,11 @@ def jwt(claims: object) -> str:
 @asynccontextmanager
 async def connected(server: FaultyApiServer, bound: str | None = "n1") -> AsyncIterator[Api]:
     """A client with the token of a Pod on this Node."""
-    async with served(server.answer) as url:
-        api = Api(lambda: credentials.at(url, "a Pod", node=bound), timing=TIMING)
-        try:
-            yield api
-        finally:
-            await api.close()
+    async with (
+        served(server.answer) as url,
+        Api(lambda: credentials.at(url, "a Pod", node=bound), timing=TIMING) as api,
+    ):
+        yield api
 
 
 @pytest.mark.parametrize(
@@ -95,10 +94,11 @@ async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
         asked.append(request.headers.get("Impersonate-User"))
         return await says({"kind": "SelfSubjectAccessReview", "status": {"allowed": True}})(request)
 
-    async with served(reply) as url:
-        api = Api(lambda: credentials.at(url, "a Pod", node="n1"), timing=TIMING)
+    async with (
+        served(reply) as url,
+        Api(lambda: credentials.at(url, "a Pod", node="n1"), timing=TIMING) as api,
+    ):
         assert await reviews.allowed(api, "get", "nodes")
-        await api.close()
     assert asked == [None]
     assert api.reads is None
 

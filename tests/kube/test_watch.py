@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from npu_agent.kube import (
-    Api,
-    ApiError,
-    ErrorKind,
-    node,
-    resourceclaims,
-    resourceslices,
-)
+from npu_agent.kube import Api, ApiError, ErrorKind, node, resourceclaims, resourceslices
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.request import Request
 from tests.kube.helpers import (
@@ -109,15 +102,14 @@ async def test_silence_is_an_end_and_a_pause_is_none(
         return web.Response()
 
     # Longer than a call may take.
-    api = client(kubeconfig(tmp_path, server.url), 0.5)
-    server.replies = [streams(line("ADDED", SLICE), then=pauses)]
-    assert len(await watched(api)) == 1
-    server.replies = [hangs]
-    assert (await failure(api)).kind is ErrorKind.TIMEOUT
-    monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
-    server.replies = [streams(line("ADDED", SLICE), then=hangs)]
-    assert (await failure(api)).kind is ErrorKind.TIMEOUT
-    await api.close()
+    async with client(kubeconfig(tmp_path, server.url), 0.5) as api:
+        server.replies = [streams(line("ADDED", SLICE), then=pauses)]
+        assert len(await watched(api)) == 1
+        server.replies = [hangs]
+        assert (await failure(api)).kind is ErrorKind.TIMEOUT
+        monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
+        server.replies = [streams(line("ADDED", SLICE), then=hangs)]
+        assert (await failure(api)).kind is ErrorKind.TIMEOUT
 
 
 def test_a_peer_that_vanishes_without_a_word_is_noticed() -> None:
