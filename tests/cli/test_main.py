@@ -26,6 +26,7 @@ from npu_agent.people.commands import version
 from npu_agent.vendors import REGISTRY
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
 from tests.outputs.deviceplugin.helpers import short_directory
+from tests.outputs.helpers import DRIVER
 from tests.processes import DEADLINE, environment, started
 
 CARD, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
@@ -82,8 +83,6 @@ Called = tuple[int, str, str]
         ),
         (("config", "chekc"), "chekc: no such command: did you mean check?"),
         (("config", "check"), "required: FILE"),
-        (("completion", "ksh"), "must be bash, zsh or fish, not ksh"),
-        (("simulate", "--onec"), "--onec: no such option: did you mean --once?"),
         (("simulate", "/tmp", "falt", "npu0", "dead"), "did you mean fault?"),
         (("info", "--log-level", "loud"), "--log-level: must be debug, error, info or warning"),
         (("info", "--host-root", "/missing"), "--host-root: /missing: No such file or directory"),
@@ -153,20 +152,6 @@ def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
     assert version.commit_of(package) is None
 
 
-def test_config_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("defaultPe: Single\n")
-    assert called(capsys, "config", "check", file) == (0, f"{file}: good\n", "")
-    file.write_text("intervall: 5\ndefautPe: Single\n")
-    code, out, err = called(capsys, "config", "check", file)
-    assert (code, out) == (2, "")
-    assert [line.split(": ")[:3] for line in err.splitlines()] == [
-        ["npu-agent", "error", f"{file}:{line}"] for line in (1, 2)
-    ]
-    assert "did you mean defaultPe?" in err
-    assert called(capsys, "config", "check", tmp_path / "missing.yaml")[0] == 2
-
-
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = called(capsys, "config", "schema")
     assert code == 0
@@ -203,61 +188,71 @@ def test_common_options_go_before_and_after_the_command(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_goes_on_until_a_signal_ends_well_by_it(
-    root: Path, plugin_dir: Path, tmp_path: Path, number: signal.Signals
+def test_the_agent_ends_well_by_a_signal(
+    root: Path, plugin_dir: Path, number: signal.Signals
 ) -> None:
-    """docs/cli.md: for these that is the end that they were started for."""
+    """docs/cli.md: for what goes on until then, that is the end that it was started for."""
     plugin_dir.mkdir()
     options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
-    with started("run", *options) as agent, started("simulate", tmp_path / "other") as simulated:
+    with started("run", *options) as agent:
         agent.said("serving metrics and status")
-        simulated.printed("break a card")
-        assert [one.end(number)[0] for one in (agent, simulated)] == [0, 0]
+        assert agent.end(number)[0] == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_only_watches_says_which_signal_ended_it(
-    root: Path, number: signal.Signals, code: int
+def test_allocations_by_device_and_by_claim(
+    capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
 ) -> None:
-    with started("info", "--watch", "--host-root", root) as process:
-        process.printed("healthy")
-        assert process.end(number)[0] == code
-
-
-def test_allocations(capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path) -> None:
     held = answer(
         ("ml", "train", {"main": {NPU: ["UNKNOWN", CARD.uuid]}}),
         ("default", "infer", {"main": {NPU: [f"{RNGD.uuid}_cores_0-3"]}}),
     )
+    claims = [
+        wire.DynamicResource(
+            claim_name=name,
+            claim_namespace="ml",
+            claim_resources=[
+                wire.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
+            ],
+        )
+        for name, driver, device in (("a", DRIVER, "npu-b"), ("b", DRIVER, WHOLE), ("c", "x", "y"))
+    ]
+    container = wire.ContainerResources(name="main", dynamic_resources=claims)
+    pod = wire.PodResources(name="claims", namespace="ml", containers=[container])
+    claimed = bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
 
-    async def ask(form: str) -> tuple[int, str, str]:
-        server = UnixServer([PodResources(held)], assignments.socket_beside(plugin_dir))
+    async def ask(lists: bytes, form: str) -> str:
+        server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
         await server.listen()
         options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
         try:
-            return await asyncio.to_thread(called, capsys, "allocations", *options)
+            code, out, _ = await asyncio.to_thread(called, capsys, "allocations", *options)
         finally:
             await server.shutdown()
+        assert code == 0
+        return out
 
-    code, out, _ = asyncio.run(ask("table"))
-    assert code == 0
+    out = asyncio.run(ask(held + claimed, "table"))
     rows = [[c.strip() for c in row.split("|")[1:-1]] for row in out.splitlines() if "|" in row]
+    # Another driver's claim is not ours to list.
     assert rows == [
-        ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device"],
-        ["default", "infer", "main", "npu1", "0-3", NPU, f"{RNGD.uuid}_cores_0-3"],
-        ["ml", "train", "main", "npu0", "0-1", NPU, CARD.uuid],
-        ["ml", "train", "main", "-", "-", NPU, "UNKNOWN"],
+        ["Namespace", "Pod", "Container", "Card", "Cores", "Resource", "Device", "Claim"],
+        ["default", "infer", "main", "npu1", "0-3", NPU, f"{RNGD.uuid}_cores_0-3", "-"],
+        ["ml", "claims", "main", "-", "-", DRIVER, "npu-b", "a"],
+        ["ml", "claims", "main", "npu0", "0-1", DRIVER, WHOLE, "b"],
+        ["ml", "train", "main", "npu0", "0-1", NPU, CARD.uuid, "-"],
+        ["ml", "train", "main", "-", "-", NPU, "UNKNOWN", "-"],
     ]
-    code, out, _ = asyncio.run(ask("json"))
-    assert code == 0
-    found = [list(one.items()) for one in json.loads(out)]
+    assert "Claim" not in asyncio.run(ask(held, "table"))
+    found = json.loads(asyncio.run(ask(held + claimed, "json")))
     keys = ("namespace", "pod", "container", "resource", "device", "claim", "card", "cores")
-    values = [
-        ("default", "infer", "main", NPU, f"{RNGD.uuid}_cores_0-3", None, "npu1", "0-3"),
-        ("ml", "train", "main", NPU, CARD.uuid, None, "npu0", "0-1"),
-        ("ml", "train", "main", NPU, "UNKNOWN", None, None, None),
+    assert list(map(tuple, found)) == [keys] * 5
+    assert [tuple(one.values())[3:] for one in found] == [
+        (NPU, f"{RNGD.uuid}_cores_0-3", None, "npu1", "0-3"),
+        (DRIVER, "npu-b", "a", None, None),
+        (DRIVER, WHOLE, "b", "npu0", "0-1"),
+        (NPU, CARD.uuid, None, "npu0", "0-1"),
+        (NPU, "UNKNOWN", None, None, None),
     ]
-    assert found == [[*zip(keys, row, strict=True)] for row in values]
 
 
 def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
@@ -279,56 +274,6 @@ def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
     assert len(json.loads(first)) == len(ASSIGNED)
     assert [one["pod"] for one in json.loads(second)] == ["next"]
     assert ended == (130, "", "")
-
-
-def test_allocations_by_claim(
-    capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
-) -> None:
-    def used(name: str, driver: str, *devices: str) -> wire.DynamicResource:
-        resources = [
-            wire.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
-            for device in devices
-        ]
-        return wire.DynamicResource(
-            claim_name=name, claim_namespace="ml", claim_resources=resources
-        )
-
-    claims = [used("npus", "npu.furiosa.ai", "npu-b", WHOLE), used("nic", "nic.io", "nic-0")]
-    container = wire.ContainerResources(name="main", dynamic_resources=claims)
-    pod = wire.PodResources(name="train", namespace="ml", containers=[container])
-    lists = HELD + bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
-
-    async def ask(form: str) -> str:
-        server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
-        await server.listen()
-        options = ("--plugin-dir", plugin_dir, "--host-root", root, "--format", form)
-        try:
-            return (await asyncio.to_thread(called, capsys, "allocations", *options))[1]
-        finally:
-            await server.shutdown()
-
-    rows = [row.split("|")[1:-1] for row in asyncio.run(ask("table")).splitlines() if "|" in row]
-    cells = [[cell.strip() for cell in row] for row in rows]
-    assert cells[0][-1] == "Claim"
-    assert [row for row in cells[1:] if row[-1] != "-"] == [
-        ["ml", "train", "main", card, cores, "npu.furiosa.ai", device, "npus"]
-        for card, cores, device in (("-", "-", "npu-b"), ("npu0", "0-1", WHOLE))
-    ]
-    assert len(cells) == 1 + 2 + len(ASSIGNED), "another driver's claim is not ours to list"
-    found = json.loads(asyncio.run(ask("json")))
-    claimed = [(one["device"], one["claim"]) for one in found if one["claim"]]
-    assert claimed == [("npu-b", "npus"), (WHOLE, "npus")]
-
-
-def test_allocations_without_a_kubelet(
-    capsys: pytest.CaptureFixture[str], plugin_dir: Path
-) -> None:
-    code, out, err = called(capsys, "allocations", "--plugin-dir", plugin_dir)
-    assert (code, out) == (1, "")
-    assert err == (
-        f"npu-agent: error: {plugin_dir.parent}/pod-resources/kubelet.sock is missing: check "
-        "that the kubelet runs and that its directory is mounted here\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -427,10 +372,8 @@ RED = "\x1b[31m"
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(root: Path) -> Path:
     """A host whose driver, and a config whose author, try to steer the terminal."""
-    root = tmp_path / "host"
-    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
     (entry,) = (root / "sys/class/npu_mgmt").glob("npu0_mgmt")
     for name in ("device_uuid", "device_sn", "version", "fw_version", "alive", "atr_error"):
         (entry / name).write_text(f"a{RED}b\x07\x9b\n")

@@ -13,7 +13,6 @@ import pytest
 from npu_agent.cli import run
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
-from npu_agent.people.simulator.cards import families
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import started
 from tests.until import wait_until
@@ -114,10 +113,3 @@ def test_a_node_with_real_cards_is_refused(
     assert f"--simulate warboy=1: this node has real cards ({found})" in said
     assert "kubectl label node node-1 npu-agent/enabled=false" in said
     assert not list(root.iterdir())
-
-
-def test_the_help_names_each_family(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    said = capsys.readouterr().out
-    assert all(f"{family}=" in said.replace("\n", "") for family in families())
