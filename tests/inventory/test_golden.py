@@ -99,16 +99,8 @@ def _unknown_type(root: Path) -> None:
     write(management(root, 0) / "device_type", "Warboy2\n")
 
 
-def _same(name: str) -> Edit:
-    def edit(root: Path) -> None:
-        write(management(root, 1) / name, (management(root, 0) / name).read_text())
-
-    return edit
-
-
-def _same_uuid_and_serial(root: Path) -> None:
-    _same("device_uuid")(root)
-    _same("device_sn")(root)
+def _same_uuid(root: Path) -> None:
+    write(management(root, 1) / "device_uuid", (management(root, 0) / "device_uuid").read_text())
 
 
 def _no_identity(root: Path) -> None:
@@ -168,8 +160,7 @@ HOSTS: dict[str, tuple[str, Edit]] = {
     "fpga-sample": ("warboy=2", _fpga),
     "other-vendor": ("warboy=2", _other_vendor),
     "unknown-type": ("warboy=2", _unknown_type),
-    "same-uuid": ("warboy=2", _same("device_uuid")),
-    "same-uuid-and-serial": ("warboy=2", _same_uuid_and_serial),
+    "same-uuid": ("warboy=2", _same_uuid),
     "no-identity": ("warboy=1", _no_identity),
     "damaged": ("warboy=1", _damaged),
     "unreadable-type": ("warboy=2", _unreadable),
