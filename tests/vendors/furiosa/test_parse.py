@@ -65,19 +65,6 @@ def test_numbers_leave_out_what_does_not_fit() -> None:
     assert parse.numbers(raw) == (("good", 1), ("name: with colon", 6))
 
 
-def test_the_drivers_error_file() -> None:
-    raw = (
-        b"AXI Post Error: 1\nAXI Fetch Error: 2\nAXI Doorbell done: 99\n"
-        b"PCIe Discard Error: 6\nPCIe Doorbell done: 99\nDevice Error: 7\n"
-    )
-    assert parse.errors(raw) == (
-        ("axi_post_error", 1),
-        ("axi_fetch_error", 2),
-        ("pcie_discard_error", 6),
-        ("device_error", 7),
-    )
-
-
 def test_liveness_of_another_word_is_refused_with_a_short_reason() -> None:
     with pytest.raises(ValueError, match=r'^neither 0 nor 1 but "xxx.{,80}$'):
         parse.liveness(b"x" * 4000)

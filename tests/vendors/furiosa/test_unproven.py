@@ -29,10 +29,6 @@ def changed(before: CoreReading | Reading, after: CoreReading | Reading) -> set[
     return {name for name in names if getattr(before, name) != getattr(after, name)}
 
 
-def test_a_warboys_formats_are_public() -> None:
-    assert FAMILIES["warboy"].unproven == ()
-
-
 @pytest.mark.parametrize("unproven", FAMILIES["rngd"].unproven, ids=lambda one: one.file)
 def test_without_the_file_a_core_in_use_lacks_what_is_declared(
     tmp_path: Path, unproven: Unproven
