@@ -5,9 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parse_openmetrics,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from npu_agent.core.counts import Counts

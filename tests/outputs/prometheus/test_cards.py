@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 
-from npu_agent.core.hardware import (
-    CardState,
-    Cause,
-    CoreReading,
-    HealthState,
-    Sensor,
-    SensorKind,
-)
+from npu_agent.core.hardware import CardState, Cause, CoreReading, HealthState, Sensor, SensorKind
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus import cards
