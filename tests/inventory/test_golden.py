@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -26,16 +26,25 @@ def _nothing(_root: Path) -> None:
     pass
 
 
-def _busy(root: Path) -> None:
-    for card in simulator.cards(root):
-        simulator.apply_fault(root, card.spec.name, "busy")
-    simulator.tick(root)
+def _files(contents: Mapping[str, bytes | str | None]) -> Edit:
+    """The first card's management files have these contents; None: there is none."""
+
+    def edit(root: Path) -> None:
+        for name, content in contents.items():
+            write(management(root, 0) / name, content)
+
+    return edit
 
 
-def _busy_one(root: Path) -> None:
-    for card in simulator.cards(root):
-        simulator.apply_fault(root, card.spec.name, "busy-one")
-    simulator.tick(root)
+def _faults(name: str) -> Edit:
+    """Every card has this fault."""
+
+    def edit(root: Path) -> None:
+        for card in simulator.cards(root):
+            simulator.apply_fault(root, card.spec.name, name)
+        simulator.tick(root)
+
+    return edit
 
 
 def _no_core_entries(root: Path) -> None:
@@ -51,17 +60,6 @@ def _old_rngd(root: Path) -> None:
     write(management(root, 0, "rngd") / "pe_occupancy", None)
     for path in management(root, 0, "rngd").parent.glob("rngd!npu0pe*"):
         shutil.rmtree(path)
-
-
-def _old_driver(root: Path) -> None:
-    for name, content in {
-        "device_uuid": "\n",
-        "fw_version": "",
-        "dev": "",
-        "alive": None,
-        "soc_rev": None,
-    }.items():
-        write(management(root, 0) / name, content)
 
 
 def _other_management_name(root: Path) -> None:
@@ -87,25 +85,8 @@ def _no_numa(root: Path) -> None:
     write(_pci(root, 0) / "numa_node", "-1\n")
 
 
-def _fpga(root: Path) -> None:
-    write(management(root, 0) / "platform_type", "VITIS\n")
-
-
-def _other_vendor(root: Path) -> None:
-    write(management(root, 0) / "platform_type", "Acme\n")
-
-
-def _unknown_type(root: Path) -> None:
-    write(management(root, 0) / "device_type", "Warboy2\n")
-
-
 def _same_uuid(root: Path) -> None:
     write(management(root, 1) / "device_uuid", (management(root, 0) / "device_uuid").read_text())
-
-
-def _no_identity(root: Path) -> None:
-    for name in ("device_uuid", "device_sn", "busname"):
-        write(management(root, 0) / name, "")
 
 
 def _damaged(root: Path) -> None:
@@ -120,14 +101,6 @@ def _damaged(root: Path) -> None:
 def _unreadable(root: Path) -> None:
     write(management(root, 0) / "device_type", None)
     (management(root, 0) / "device_type").mkdir()
-
-
-def _dead(root: Path) -> None:
-    write(management(root, 0) / "alive", "0\n")
-
-
-def _nonsense(root: Path) -> None:
-    write(management(root, 0) / "alive", b"\xff\x00maybe")
 
 
 def _circle(root: Path) -> None:
@@ -145,27 +118,30 @@ def _class_directory_is_a_file(root: Path) -> None:
     (root / "sys/class/npu_mgmt").touch()
 
 
+OLD = {"device_uuid": "\n", "fw_version": "", "dev": "", "alive": None, "soc_rev": None}
+"""What a Warboy's driver of long ago says."""
+
 HOSTS: dict[str, tuple[str, Edit]] = {
     "one-warboy": ("warboy=1", _nothing),
     "two-warboy-one-rngd": ("warboy=2,rngd=1", _nothing),
-    "busy-warboy-and-rngd": ("warboy=1,rngd=1", _busy),
-    "busy-on-one-core": ("warboy=1,rngd=1", _busy_one),
+    "busy-warboy-and-rngd": ("warboy=1,rngd=1", _faults("busy")),
+    "busy-on-one-core": ("warboy=1,rngd=1", _faults("busy-one")),
     "no-core-entries": ("warboy=1", _no_core_entries),
     "old-rngd": ("rngd=1", _old_rngd),
-    "old-driver": ("warboy=1", _old_driver),
+    "old-driver": ("warboy=1", _files(OLD)),
     "rngd-other-management-name": ("rngd=1", _other_management_name),
     "rngd-both-management-names": ("rngd=1", _both_management_names),
     "no-hwmon": ("warboy=1", _no_hwmon),
     "no-numa": ("warboy=1", _no_numa),
-    "fpga-sample": ("warboy=2", _fpga),
-    "other-vendor": ("warboy=2", _other_vendor),
-    "unknown-type": ("warboy=2", _unknown_type),
+    "fpga-sample": ("warboy=2", _files({"platform_type": "VITIS\n"})),
+    "other-vendor": ("warboy=2", _files({"platform_type": "Acme\n"})),
+    "unknown-type": ("warboy=2", _files({"device_type": "Warboy2\n"})),
     "same-uuid": ("warboy=2", _same_uuid),
-    "no-identity": ("warboy=1", _no_identity),
+    "no-identity": ("warboy=1", _files(dict.fromkeys(("device_uuid", "device_sn", "busname"), ""))),
     "damaged": ("warboy=1", _damaged),
     "unreadable-type": ("warboy=2", _unreadable),
-    "dead-at-start": ("warboy=2", _dead),
-    "nonsense-at-start": ("warboy=2", _nonsense),
+    "dead-at-start": ("warboy=2", _files({"alive": "0\n"})),
+    "nonsense-at-start": ("warboy=2", _files({"alive": b"\xff\x00maybe"})),
     "entry-in-a-circle": ("warboy=2", _circle),
     "no-cards": ("warboy=0", _nothing),
     "no-class-directories": ("warboy=0", _no_class_directories),
