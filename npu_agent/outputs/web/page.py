@@ -13,7 +13,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from npu_agent.core.state import AgentState
-from npu_agent.outputs.web.view import Tracks, View
+from npu_agent.outputs.web.view import PageView, Tracks
 from npu_agent.outputs.web.words import LANGUAGES
 
 _HERE = Path(__file__).parent
@@ -50,7 +50,7 @@ def page(state: AgentState, history: Tracks, language: str = "en") -> str:
     from npu_agent.outputs.web.render import render
 
     assets = {"build": _BUILD, "style": _STYLE, "script": _SCRIPT}
-    return render("page.html", language, state=state, view=View(state, history), **assets)
+    return render("page.html", language, state=state, view=PageView(state, history), **assets)
 
 
 def runbook(language: str = "en") -> str:

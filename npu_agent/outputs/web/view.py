@@ -77,7 +77,7 @@ class Held(NamedTuple):
     device: GoneDevice | None = None
 
 
-class View:
+class PageView:
     """A state as the page shows it; `tracks` are its cards' last hours."""
 
     def __init__(self, state: AgentState, tracks: Tracks) -> None:

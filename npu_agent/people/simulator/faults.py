@@ -112,10 +112,6 @@ def _flap(card: SimulatedCard, seen: Picture) -> Picture:
     return _dead.show(card, seen) if card.telemetry.ticks % 2 == 0 else seen
 
 
-def _blink(card: SimulatedCard, seen: Picture) -> Picture:
-    return {} if card.telemetry.ticks % 2 == 0 else seen
-
-
 def _more_errors(state: CardTelemetry) -> CardTelemetry:
     return replace(state, errors=state.errors + 1)
 
@@ -138,7 +134,6 @@ FAULTS: Mapping[str, Fault] = {
         _lasting("flap", "it works and does not work in turns, each second", _flap),
         _broken("no-node", "the device node of its first core is missing"),
         _lasting("gone", "drained: its files and device nodes vanish", lambda *_: {}),
-        _lasting("blink", "it comes and goes in turns, each second", _blink),
         Fault("twin", "its UUID is that of each card with this fault, until a swap", _twin),
         Fault("swap", "another card in the same slot: new UUID and serial number", _swap),
         Fault("reset", "the device was reset: what it counts starts again from 0", _reset),
