@@ -24,9 +24,11 @@ from npu_agent.people import simulator
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.doctor.context import CheckTiming, Context
 from npu_agent.people.doctor.examine import examine
+from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import kubeconfig, serving, status
 from tests.outputs.deviceplugin.helpers import short_directory
 
@@ -57,37 +59,41 @@ GROUPS = {
 }
 
 
-@dataclass
-class ApiServer:
-    """Answers as an API server with one Node; what it answers may be changed at any time."""
+class ApiServer(FaultyApiServer):
+    """An API server with one Node.
 
-    node: dict[str, Any]
-    rights: set[tuple[str, str]] = field(default_factory=lambda: set(RIGHTS))
-    """Of the core group and of the reviews."""
-    denied: set[tuple[str, str]] = field(default_factory=set)
-    """Of the rights to what DRA has."""
-    asked: list[str] = field(default_factory=list)
-    refusal: int = 0
-    """If set, the HTTP status of every answer."""
-    serves_dra: bool = True
-    slices: dict[str, int] = field(default_factory=lambda: {"00000-npu.furiosa.ai-n1": 2})
-    """By name, how many devices each has."""
+    Attributes:
+        rights: of the core group and of the reviews.
+        denied: of the rights to what DRA has.
+        asked: paths.
+    """
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(f"{request.method} {request.path}")
-        if self.refusal:
-            return await status(self.refusal, "no")(request)
-        if request.path.endswith("/selfsubjectaccessreviews"):
-            return self._review(await request.json())
-        if request.path.startswith("/apis/resource.k8s.io/v1"):
-            return await self._dra(request)
-        name = request.path.rpartition("/")[2]
+    def __init__(self) -> None:
+        super().__init__(NODE_NAME)
+        self.readers = {"account", "node"}
+        self.rights = set(RIGHTS)
+        self.denied: set[tuple[str, str]] = set()
+        self.asked: list[str] = []
+        ready = {"type": "Ready", "status": "True"}
+        self.objects[NODES][NODE_NAME] |= {
+            "spec": {},
+            "status": {"conditions": [ready], "nodeInfo": {"kubeletVersion": "v1.36.3"}},
+        }
+        self.publish("00000-npu.furiosa.ai-n1", 2)
+
+    def publish(self, name: str, count: int) -> None:
+        """A driver has a slice with so many devices."""
+        pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": 1}
+        self.put(name, driver="npu.furiosa.ai", pool=pool, devices=[RNGD] * count)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
         as_node = "impersonate-on:associated-node:" * ("Impersonate-User" in request.headers)
-        if (f"{as_node}get", "nodes") not in self.rights:
+        if self.trouble is None and request.path.endswith("/selfsubjectaccessreviews"):
+            return self._review(await request.json())
+        if request.path.startswith(NODES) and (f"{as_node}get", "nodes") not in self.rights:
             return await status(403, "nodes is forbidden: User cannot get resource")(request)
-        if name == NODE_NAME:
-            return web.json_response(self.node)
-        return await status(404, f'"{name}" not found')(request)
+        return await super().answer(request)
 
     def _review(self, review: dict[str, Any]) -> web.Response:
         """As RBAC does: a right to Events of one namespace is none to those of another."""
@@ -98,22 +104,6 @@ class ApiServer:
         of_dra = asked["group"] == "resource.k8s.io"
         allowed = right not in self.denied if of_dra else right in self.rights
         return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
-
-    async def _dra(self, request: web.Request) -> web.StreamResponse:
-        what = request.path.removeprefix("/apis/resource.k8s.io/v1")
-        if not self.serves_dra:
-            return await status(404, "the server could not find the requested resource")(request)
-        if not what:
-            return web.json_response({"kind": "APIResourceList"})
-        assert what == "/resourceslices"
-        pool = {"name": NODE_NAME, "generation": 1, "resourceSliceCount": len(self.slices)}
-        of = {"driver": "npu.furiosa.ai", "pool": pool}
-        items = [
-            {"metadata": {"name": name}, "spec": {**of, "devices": [RNGD] * count}}
-            for name, count in self.slices.items()
-        ]
-        found = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}}
-        return web.json_response({**found, "items": items})
 
 
 @dataclass
@@ -230,7 +220,7 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
         (root / "sys/fs/cgroup").mkdir(parents=True)
         ids = [simulator.card("warboy", 0).uuid, simulator.card("rngd", 1).uuid]
         registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
-        api, probes, pages = ApiServer(_node()), Port(), Port()
+        api, probes, pages = ApiServer(), Port(), Port()
         pages.status = {"version": "0.1.0", "cards": [], "problems": [], "notes": []}
         kubelet = StandInKubelet(directory, base / "pod-resources")
         for part in (probes, pages, kubelet):
@@ -239,7 +229,7 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
         metrics = MetricsConfig(
             listen=f"127.0.0.1:{pages.number}", probes=f"127.0.0.1:{probes.number}"
         )
-        async with serving(api) as server:
+        async with serving(api.answer) as server:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(base, server.url)))
             monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
             context = replace(
@@ -260,19 +250,6 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
                     await plugin.shutdown()
                 for part in (kubelet, probes, pages):
                     await part.stop()
-
-
-def _node() -> dict[str, Any]:
-    return {
-        "kind": "Node",
-        "apiVersion": "v1",
-        "metadata": {"name": NODE_NAME, "uid": "7b0c", "resourceVersion": "42"},
-        "spec": {},
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {"kubeletVersion": "v1.36.3"},
-        },
-    }
 
 
 @dataclass(frozen=True)

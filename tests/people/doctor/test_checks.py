@@ -40,7 +40,7 @@ from tests.kube.helpers import hangs, serving
 from tests.outputs.web.certificates import authority, placed
 from tests.outputs.web.helpers import Scene
 from tests.outputs.web.helpers import serving as pages
-from tests.people.doctor.helpers import POD, RESOURCE, ApiServer, Node, locked
+from tests.people.doctor.helpers import POD, RESOURCE, Node, locked
 
 HOST = replace(POD, in_pod=False, host_root=Path("/"))
 UNREAD = (SkippedDevice("/sys/x", "hangs", unread=True),)
@@ -338,7 +338,7 @@ async def test_what_hangs_holds_up_nothing_else(
         return really(path)
 
     monkeypatch.setattr(os, "listdir", listdir)
-    monkeypatch.setattr(ApiServer, "__call__", lambda _self, request: hangs(request))
+    node.api.trouble = hangs
     # The request has to be on its way.
     timing = CheckTiming(read=0.5, request=3.0, connection=0.3)
     node.context = replace(node.context, timing=timing)

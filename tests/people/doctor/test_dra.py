@@ -8,7 +8,9 @@ import pytest
 
 from npu_agent.config import AllocationConfig
 from npu_agent.people.doctor.check import State
-from tests.people.doctor.helpers import Break, Node, check_break, unserved
+from npu_agent.people.simulator.apiserver import NODES
+from tests.kube.helpers import status
+from tests.people.doctor.helpers import NODE_NAME, Break, Node, check_break, unserved
 
 DRIVER = "npu.furiosa.ai"
 REGISTRY, DIRECTORY = f"DRA registry of {DRIVER}", f"DRA directory of {DRIVER}"
@@ -52,22 +54,14 @@ async def test_where_the_config_wants_no_dra_nothing_is_asked(node: Node) -> Non
     assert not [path for path in node.api.asked if "resource.k8s.io" in path]
 
 
-def says(**values: object) -> Callable[[Node], None]:
-    def do(node: Node) -> None:
-        for name, value in values.items():
-            setattr(node.api, name, value)
-
-    return do
-
-
 def old_kubelet(node: Node) -> None:
-    node.api.node["status"]["nodeInfo"]["kubeletVersion"] = "v1.33.9"
+    node.api.objects[NODES][NODE_NAME]["status"]["nodeInfo"]["kubeletVersion"] = "v1.33.9"
 
 
 @pytest.mark.parametrize(
     ("do", "why"),
     [
-        (says(serves_dra=False), "the API server does not serve resource.k8s.io/v1"),
+        (lambda node: node.api.groups.clear(), "the API server does not serve resource.k8s.io/v1"),
         (old_kubelet, "this node's kubelet is v1.33.9, and DRA needs 1.34 or later"),
     ],
 )
@@ -99,7 +93,7 @@ def directory_is_a_file(node: Node) -> None:
 
 def nobody_serves(node: Node) -> None:
     node.lock.close()
-    node.api.slices = {}
+    node.api.delete()
 
 
 BREAKS = {
@@ -112,12 +106,14 @@ BREAKS = {
     ),
     "no directory": Break(directory_is_a_file, DIRECTORY, "is not a directory", "by the"),
     "somebody else's slices": Break(
-        says(slices={"00000-npu.furiosa.ai-n1": 2, "n1-npu.furiosa.ai-x7k2p": 8}),
+        lambda node: node.api.publish("n1-npu.furiosa.ai-x7k2p", 8),
         SLICES,
         "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
         "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
     ),
-    "no slices": Break(says(slices={}), SLICES, "none, though an agent serves", "its log"),
+    "no slices": Break(
+        lambda node: node.api.delete(), SLICES, "none, though an agent serves", "its log"
+    ),
     "no slices, and nobody to write them": Break(
         nobody_serves,
         {SLICES: State.NOTE, "serving agent": State.NOTE},
@@ -146,7 +142,7 @@ async def test_a_kubelets_root_that_is_too_long_for_sockets(claims: Node) -> Non
 
 
 async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(claims: Node) -> None:
-    claims.api.refusal = 503
+    claims.api.trouble = status(503, "no")
     found = await lines(claims)
     good = {name for name in found if found[name][0] is State.OK}
     assert good == {REGISTRY, DIRECTORY}

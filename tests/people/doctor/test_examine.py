@@ -15,8 +15,10 @@ import pytest
 from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.people import simulator
 from npu_agent.people.doctor.check import State
+from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.tree import STATE_DIR
-from tests.people.doctor.helpers import RESOURCE, Break, Node, check_break, unserved
+from tests.kube.helpers import status
+from tests.people.doctor.helpers import NODE_NAME, RESOURCE, Break, Node, check_break, unserved
 
 WARBOY, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
 
@@ -66,7 +68,7 @@ def registers(resource: str, *ids: str) -> Callable[[Node], None]:
 def node_says(**parts: dict[str, object]) -> Callable[[Node], None]:
     def do(node: Node) -> None:
         for part, values in parts.items():
-            node.api.node[part].update(values)
+            node.api.objects[NODES][NODE_NAME][part].update(values)
 
     return do
 
@@ -90,6 +92,10 @@ def third_card(driver: str = "") -> Callable[[Node], None]:
             (directory / "driver").symlink_to(made)
 
     return do
+
+
+def api_answers(code: int) -> Callable[[Node], None]:
+    return lambda node: setattr(node.api, "trouble", status(code, "no"))
 
 
 def denies(right: tuple[str, str]) -> Callable[[Node], None]:
@@ -267,17 +273,20 @@ BREAKS: dict[str, Break] = {
         "`kubectl get nodes`",
     ),
     "a token that is no good": Break(
-        lambda node: setattr(node.api, "refusal", 401),
+        api_answers(401),
         "API server",
         "401 Unauthorized",
         "delete the Pod to get a new token",
         gone=("rights", "Node"),
     ),
     "an API server that is away": Break(
-        lambda node: setattr(node.api, "refusal", 503), "API server", "503", gone=("rights", "Node")
+        api_answers(503),
+        "API server",
+        "503",
+        gone=("rights", "Node"),
     ),
     "no system:basic-user": Break(
-        lambda node: setattr(node.api, "refusal", 403),
+        api_answers(403),
         {"rights": State.UNKNOWN, "Node": State.UNKNOWN},
         "does not answer that",
     ),
