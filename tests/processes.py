@@ -11,7 +11,7 @@ from typing import IO
 
 from tests.until import wait_until
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 """Seconds; guards against hanging and measures nothing."""
 
 NOBODY = (
