@@ -99,6 +99,13 @@ class Room:
     async def prepared(self, ref: ClaimRef) -> tuple[PreparedResult, ...]:
         return (await self.manager.prepare(DRIVER, ref))[ref.uid]
 
+    async def prepared_before(self, ref: ClaimRef, **config: Any) -> None:
+        """The agent before this one prepares a claim, and ends."""
+        async with self.node.agent(allocation=DRA, **NOTHING_ELSE, **config):
+            await self.registered()
+            await self.prepared(ref)
+        await first(self.manager.instances, lambda now: not now)
+
     def specs(self) -> list[str]:
         return sorted(path.name for path in (self.node.root / "var/run/cdi").glob("*"))
 
@@ -210,10 +217,7 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
     room.node.timing = timing(linger=1.0)
     room.node.cards("warboy=2")
     ref = room.claim("c", NAMES[0])
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await room.registered()
-        await room.prepared(ref)
-    await first(room.manager.instances, lambda now: not now)
+    await room.prepared_before(ref)
     assert room.specs()
     seldom = MetricsConfig(listen="127.0.0.1:0", interval=600)  # so that no answer brings it about
     async with room.node.agent(**NOTHING_ELSE, metrics=seldom) as agent:
@@ -238,10 +242,7 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
     room.node.timing = timing(socket_check=0.02)
     room.node.cards("warboy=1")
     ref = room.claim("c", NAMES[0])
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await room.registered()
-        await room.prepared(ref)
-    await first(room.manager.instances, lambda now: not now)
+    await room.prepared_before(ref)
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await room.registered()
         save = agent.allocator.saved
@@ -357,8 +358,7 @@ async def test_a_claim_that_the_api_server_has_no_more_is_swept(room: Room) -> N
         await room.registered()
         await room.prepared(gone)
         room.cluster.forget(gone)
-        await until(lambda: not agent.allocator.prepared.value)
-        assert room.specs() == []
+        await until(lambda: not (agent.allocator.prepared.value or room.specs()))
 
 
 async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card_is_for_dra(
@@ -367,10 +367,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     """Else the device plugin would give a second Pod what a claim's has."""
     use = Assignment("team", "pod-c", "main", DRIVER, NAMES[0], "c")
     room.node.cards("warboy=2")
-    claim = room.claim("c", NAMES[0])
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE):
-        await room.registered()
-        await room.prepared(claim)
+    await room.prepared_before(room.claim("c", NAMES[0]))
     (room.node.plugins / RECORD).unlink()
     monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:

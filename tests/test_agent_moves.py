@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,8 @@ def times(room: Room, **drivers: float) -> None:
     )
 
 
-@asynccontextmanager
-async def agent_of(room: Room, allocation: AllocationConfig) -> AsyncIterator[Agent]:
-    async with room.node.agent(allocation=allocation, **NOTHING_ELSE) as agent:
-        yield agent
+def agent_of(room: Room, allocation: AllocationConfig) -> AbstractAsyncContextManager[Agent]:
+    return room.node.agent(allocation=allocation, **NOTHING_ELSE)
 
 
 async def listed(room: Room, *uuids: str) -> None:
@@ -148,9 +146,7 @@ async def test_a_card_that_a_pod_holds_is_for_claims_when_it_has_ended(room: Roo
 @pytest.mark.usefixtures("never_both")
 async def test_a_card_that_a_claim_holds_is_listed_when_it_is_unprepared(room: Room) -> None:
     held = room.claim("held", NAMES[0])
-    async with agent_of(room, DRA):
-        await room.registered()
-        await room.prepared(held)
+    await room.prepared_before(held)
     async with agent_of(room, PLUGIN) as agent:
         await listed(room, UUIDS[1])
         assert list(room.cluster.devices()) == []
@@ -216,10 +212,7 @@ async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(ro
     """A kubelet that has not got the answer asks again, and needs the driver for that."""
     times(room, linger=1.0)
     ref = room.claim("c", NAMES[0])
-    async with agent_of(room, DRA):
-        await room.registered()
-        await room.prepared(ref)
-    await first(room.manager.instances, lambda now: not now)
+    await room.prepared_before(ref)
     room.cluster.instead["list"] = status(403, "not allowed")
     async with agent_of(room, PLUGIN) as agent:
         await room.registered()

@@ -109,9 +109,7 @@ async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None
     room.cluster.dropped = {"taints"}
     room.node.cards("rngd=1")
     claim = room.claim("c", PART)
-    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):
-        await room.registered()
-        await room.prepared(claim)
+    await room.prepared_before(claim, dra=CUT)
     for node in ("pe3", "pe2-3", "pe0-3"):
         (room.node.root / f"dev/rngd/npu0{node}").unlink()
     async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE):

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.backoff import Backoff
 from npu_agent.config import LabelsConfig, Poller
@@ -117,18 +116,11 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
         raise AssertionError(f"more by {dict(counts() - before)} than {dict(before)}") from None
 
 
-async def settled(agent: Agent) -> str:
-    """Waits until the server has loaded what it needs; returns its address."""
-    address = await first(agent.pages.server.listening, bool)
-    assert address
-    return f"http://{address[0]}:{address[1]}"
-
-
 @pytest.mark.usefixtures("hurried", "unheard")
 async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
-        await settled(agent)
+        await first(agent.pages.server.listening, bool)
         await node.listed(2)
 
         async def restart(times: int) -> None:
@@ -155,7 +147,7 @@ async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
 async def test_nothing_grows_over_allocations(node: Node, times: int) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
-        await settled(agent)
+        await first(agent.pages.server.listening, bool)
         plugin = await node.listed(2)
         with closing(Client(node.plugins / plugin.endpoint)) as client:
             request = allocation(*UUIDS)

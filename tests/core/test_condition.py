@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,14 +31,17 @@ def dead(index: int) -> CardState:
     return fenced(card(index), "alive says 0", 9, Cause.DEAD)
 
 
-def judged(scene: Scene, expected: int | None = None, seen: int = 2) -> NodeCondition:
-    found = condition(replace(scene.state(), expected_cards=expected), seen)
+def judged(scene: Scene, expected: int | None = None, seen: int = 2, **more: Any) -> NodeCondition:
+    """The condition by this state of the agent, of which `more` is no part of a scene."""
+    found = condition(replace(scene.state(), expected_cards=expected, **more), seen)
     assert found
     return found
 
 
-def said(scene: Scene, expected: int | None = None, seen: int = 2) -> tuple[bool, str, str]:
-    found = judged(scene, expected, seen)
+def said(
+    scene: Scene, expected: int | None = None, seen: int = 2, **more: Any
+) -> tuple[bool, str, str]:
+    found = judged(scene, expected, seen, **more)
     return found.status, found.reason, found.message
 
 
@@ -87,24 +91,20 @@ def test_a_card_that_a_person_has_taken_out_is_nothing_to_repair() -> None:
 def test_a_cordoned_card_is_nothing_to_repair_and_is_named(
     where: Callable[[int], CardState],
 ) -> None:
-    state = Scene(cards=(card(), where(1))).state()
-    state = replace(state, cordons={state.snapshot.cards[1].id: "swap fan"})
-    found = condition(state, 2)
-    assert found == NodeCondition(
-        status=True,
-        reason="NPUsReady",
-        message="2 of 2 cards are healthy; npu1 is cordoned: swap fan",
+    scene = Scene(cards=(card(), where(1)))
+    assert said(scene, cordons={scene.cards[1].id: "swap fan"}) == (
+        True,
+        "NPUsReady",
+        "2 of 2 cards are healthy; npu1 is cordoned: swap fan",
     )
 
 
 def test_degraded_is_not_dead() -> None:
-    cards = (card(), replace(card(1), card=replace(card(1).card, lanes=(8, 16))))
-    state = Scene(cards=cards).state()
-    state = replace(state, trends=at_one_moment(state.snapshot))
-    assert condition(state, 2) == NodeCondition(
-        status=True,
-        reason="NPUsDegraded",
-        message="2 of 2 cards are healthy; npu1 has a narrow PCIe link: 8 of 16 lanes",
+    scene = Scene(cards=(card(), replace(card(1), card=replace(card(1).card, lanes=(8, 16)))))
+    assert said(scene, trends=at_one_moment(scene.snapshot)) == (
+        True,
+        "NPUsDegraded",
+        "2 of 2 cards are healthy; npu1 has a narrow PCIe link: 8 of 16 lanes",
     )
 
 
@@ -121,9 +121,7 @@ def test_work_on_the_node_is_named(
     conditions: dict[str, str], unschedulable: bool, found: str
 ) -> None:
     assert maintenance(conditions, unschedulable=unschedulable) == found
-    state = replace(Scene(cards=(card(), dead(1))).state(), maintenance=found)
-    now = condition(state, 2)
-    assert now
+    now = judged(Scene(cards=(card(), dead(1))), maintenance=found)
     assert now.status is False
     assert (f"; the Node is under maintenance: {found}" in now.message) is bool(found)
 

@@ -139,12 +139,6 @@ def test_the_utilization_after_some_looks(
     assert tally(*looks).utilization() == utilization
 
 
-def test_after_a_reading_only_what_is_new_counts() -> None:
-    taken = tally(FREE, look(1000, 900)).renewed()
-    assert taken.add(look(2000, 1400), wraps=True).utilization() == 50
-    assert tally(look(0, 0), look(1000, 900), FREE).renewed().utilization() == 0
-
-
 def test_counters_of_64_bits_do_not_wrap() -> None:
     assert tally(look(0, 0), look(WRAP - 1, 100)).utilization() is not None
     assert tally(look(0, 0), look(WRAP, 100), wraps=False).utilization() is not None

@@ -15,24 +15,21 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
-from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
-from npu_agent.core.offer import Device, Resource, advertise
+from npu_agent.core.offer import Device
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.cdi import SpecDirectory, recovered, specs
-from npu_agent.vendors.furiosa.families import FAMILIES
+from tests.outputs.deviceplugin.helpers import devices as devices_of
+from tests.outputs.deviceplugin.helpers import state
 from tests.threads import working
 
 
 def devices(id_: str = "A", index: int = 0, kind: str | None = None) -> tuple[Device, ...]:
     """The two cores of a card, maybe of another vendor's kind."""
-    family = FAMILIES["warboy"]
-    card = family.card(index, product="warboy", nodes=frozenset(family.nodes(index)))
+    card = state(index=index, id_=id_)
     if kind:
-        card = replace(card, access=replace(card.access, cdi_kind=kind))
-    state = CardState(
-        id=id_, card=card, health=Health(state=HealthState.HEALTHY, reason="", since=0.0)
-    )
-    return advertise(Snapshot((state,), complete=True), Resource(name="r", widths=(("warboy", 1),)))
+        access = replace(card.card.access, cdi_kind=kind)
+        card = replace(card, card=replace(card.card, access=access))
+    return devices_of(card, cores=1)
 
 
 def parsed(found: dict[str, bytes]) -> dict[str, Any]:
