@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -194,18 +194,18 @@ class Followed:
         """Puts these keys into the file in the place of those that a test put there before."""
         rewrite(self.file, self.text + keys)
 
-    async def get(self, path: str) -> tuple[Mapping[str, str], str]:
-        """Headers and text of a page."""
+    async def get(self, path: str) -> str:
+        """The text of a page."""
         address = self.agent.pages.server.listening.value
         assert address is not None
         url = f"http://{address[0]}:{address[1]}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            return answer.headers, await answer.text()
+            return await answer.text()
 
     async def scrape(self, condition: Callable[[str], bool]) -> str:
         """/metrics, once it meets the condition."""
         async with asyncio.timeout(DEADLINE):
-            while not condition(text := (await self.get("/metrics"))[1]):
+            while not condition(text := await self.get("/metrics")):
                 await asyncio.sleep(0.05)
         return text
 
@@ -231,7 +231,7 @@ async def test_pages_that_need_a_right_are_shown_to_no_client_without_a_token(no
     async with node.agent(metrics=metrics) as agent:
         it = Followed(node.root, agent, "")
         await first(agent.pages.server.listening, bool)
-        assert "send a bearer token" in (await it.get("/metrics"))[1]
+        assert "send a bearer token" in await it.get("/metrics")
 
 
 async def test_schema_and_pod_labels_of_the_metrics_are_followed(node: Node) -> None:
@@ -267,7 +267,7 @@ async def test_the_pages_have_the_state_of_the_real_parts(node: Node) -> None:
 
         async def shown(condition: Callable[[Any], bool]) -> Any:
             async with asyncio.timeout(DEADLINE):
-                while not condition(found := json.loads((await one.get("/status.json"))[1])):
+                while not condition(found := json.loads(await one.get("/status.json"))):
                     await asyncio.sleep(0.05)
             return found
 
@@ -306,7 +306,7 @@ async def test_the_wall_clock_is_set_and_everything_was_as_long_ago_as_before(
         node.fault("npu1", "gone")
         await until(lambda: state().timeline.gone)
         monkeypatch.setattr(time, "time", lambda: right() + jump)
-        page = json.loads((await one.get("/status.json"))[1])
+        page = json.loads(await one.get("/status.json"))
         (card,), (gone,) = page["cards"], page["gone"]
         happened = [entry["at"] for entry in page["timeline"]]
         for at, latest in (
@@ -322,7 +322,7 @@ async def test_the_wall_clock_is_set_and_everything_was_as_long_ago_as_before(
             # A second is what a busy machine may put between the readings of the two clocks.
             assert begun - 1 <= datetime.fromisoformat(at).timestamp() - jump <= latest + 1
         assert any("npu1 is gone" in problem["text"] for problem in page["problems"])
-        text = (await one.get("/metrics"))[1]
+        text = await one.get("/metrics")
         name = "\nnpu_agent_config_last_success_timestamp_seconds "
         loaded_at = float(text.partition(name)[2].partition("\n")[0])
         assert loaded_at - jump == pytest.approx(begun, abs=passed - begun + 1)
@@ -404,25 +404,3 @@ async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> 
         assert text.endswith(") was here before the restart of the agent, and is gone")
         node.fault("npu1", "back")
         await until(lambda: not missed())
-
-
-async def test_a_pod_that_is_deleted_by_force_keeps_its_card_until_it_has_ended(node: Node) -> None:
-    """The kubelet has forgotten it, and gives its card away."""
-    node.cards("warboy=1")
-    cgroups, uid = node.root / "sys/fs/cgroup", "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
-    events = cgroups / f"kubepods/pod{uid}/cgroup.events"
-    events.parent.mkdir(parents=True)
-    events.write_text("populated 1\n")
-    (cgroups / "cgroup.controllers").touch()
-    entry = {"PodUID": uid, "ResourceName": NPU, "DeviceIDs": {"-1": UUIDS[:1]}}
-    async with node.agent() as agent:
-        await node.listed(1)
-        await node.kubelet.allocate(NPU, 1)
-        content = json.dumps({"Data": {"PodDeviceEntries": [entry]}})
-        (node.plugins / "kubelet_internal_checkpoint").write_text(content)
-        node.kubelet.release(NPU, UUIDS[:1])
-        allocating = asyncio.create_task(node.kubelet.allocate(NPU, 1))
-        await until(lambda: agent.allocator.states.value.orphans)
-        assert not allocating.done()
-        events.write_text("populated 0\n")
-        assert (await allocating).environment["NPU_DEVNAME"] == "npu0pe0-1"

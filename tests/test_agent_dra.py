@@ -257,17 +257,6 @@ async def test_the_last_claim_is_answered_for_before_the_driver_goes(
         await room.manager.unprepare(DRIVER, ref)  # as if it had not got the answer
 
 
-async def test_auto_is_the_device_plugin_where_dra_cannot_be(room: Room) -> None:
-    room.cluster.groups.clear()
-    room.node.cards("warboy=2")
-    async with room.node.agent(allocation=AUTO, **NOTHING_ELSE) as agent:
-        await room.node.listed(2)
-        assert agent.state().dra == ()
-        assert reasons(agent) == []
-        assert room.manager.instances.value == ()
-        assert room.cluster.slices == {}
-
-
 async def test_the_driver_is_ended_before_the_rest(room: Room) -> None:
     """And not when the time for the end is over."""
     room.node.timing = AgentTiming(end=1000.0)

@@ -24,7 +24,7 @@ from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.people import simulator
 from npu_agent.people.commands import version
 from npu_agent.vendors import REGISTRY
-from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, answer
+from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, pod
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.helpers import DRIVER
 from tests.processes import DEADLINE, environment, started
@@ -202,10 +202,8 @@ def test_the_agent_ends_well_by_a_signal(
 def test_allocations_by_device_and_by_claim(
     capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
 ) -> None:
-    held = answer(
-        ("ml", "train", {"main": {NPU: ["UNKNOWN", CARD.uuid]}}),
-        ("default", "infer", {"main": {NPU: [f"{RNGD.uuid}_cores_0-3"]}}),
-    )
+    held = pod("ml", "train", main={NPU: ["UNKNOWN", CARD.uuid]})
+    held += pod("default", "infer", main={NPU: [f"{RNGD.uuid}_cores_0-3"]})
     claims = [
         wire.DynamicResource(
             claim_name=name,
@@ -216,9 +214,7 @@ def test_allocations_by_device_and_by_claim(
         )
         for name, driver, device in (("a", DRIVER, "npu-b"), ("b", DRIVER, WHOLE), ("c", "x", "y"))
     ]
-    container = wire.ContainerResources(name="main", dynamic_resources=claims)
-    pod = wire.PodResources(name="claims", namespace="ml", containers=[container])
-    claimed = bytes(wire.ListPodResourcesResponse(pod_resources=[pod]))
+    claimed = pod("ml", "claims", main=claims)
 
     async def ask(lists: bytes, form: str) -> str:
         server = UnixServer([PodResources(lists)], assignments.socket_beside(plugin_dir))
@@ -264,7 +260,7 @@ def test_allocations_watch_prints_every_change(plugin_dir: Path) -> None:
             options = ("allocations", "-w", "-o", "json", "--plugin-dir", plugin_dir)
             with started(*options) as process:
                 first = await asyncio.to_thread(process.printed, "train")
-                kubelet.reply = answer(("ml", "next", {"main": {NPU: ["U2"]}}))
+                kubelet.reply = pod("ml", "next", main={NPU: ["U2"]})
                 second = await asyncio.to_thread(process.printed, "next")
                 return [first, second], await asyncio.to_thread(process.end, signal.SIGINT)
         finally:

@@ -26,35 +26,30 @@ from tests.until import first, until
 NPU = "beta.furiosa.ai/npu"
 
 
-def answer(*pods: tuple[str, str, dict[str, dict[str, list[str]]]]) -> bytes:
-    """Of pods as (namespace, name, {container: {resource: [device ID]}})."""
-    return bytes(
-        wire.ListPodResourcesResponse(
-            pod_resources=[
-                wire.PodResources(
-                    name=name,
-                    namespace=namespace,
-                    containers=[
-                        wire.ContainerResources(
-                            name=container,
-                            devices=[
-                                wire.ContainerDevices(resource_name=resource, device_ids=ids)
-                                for resource, ids in held.items()
-                            ],
-                        )
-                        for container, held in containers.items()
-                    ],
-                )
-                for namespace, name, containers in pods
-            ]
+def pod(
+    namespace: str, name: str, **containers: dict[str, list[str]] | list[wire.DynamicResource]
+) -> bytes:
+    """An answer with one Pod, whose containers have device IDs by resource, or claims."""
+    found = [
+        wire.ContainerResources(name=container, dynamic_resources=held)
+        if isinstance(held, list)
+        else wire.ContainerResources(
+            name=container,
+            devices=[
+                wire.ContainerDevices(resource_name=resource, device_ids=ids)
+                for resource, ids in held.items()
+            ],
         )
-    )
+        for container, held in containers.items()
+    ]
+    one = wire.PodResources(name=name, namespace=namespace, containers=found)
+    return bytes(wire.ListPodResourcesResponse(pod_resources=[one]))
 
 
-HELD = answer(
-    ("ml", "train", {"main": {NPU: ["U2", "U1"], "example.com/nic": ["eth7"]}, "side": {}}),
-    ("default", "infer", {"main": {NPU: ["U0_cores_0-3"]}}),
-    ("default", "idle", {}),
+HELD = (
+    pod("ml", "train", main={NPU: ["U2", "U1"], "example.com/nic": ["eth7"]}, side={})
+    + pod("default", "infer", main={NPU: ["U0_cores_0-3"]})
+    + pod("default", "idle")
 )
 ASSIGNED = (
     Assignment("default", "infer", "main", NPU, "U0_cores_0-3"),
@@ -246,36 +241,25 @@ async def test_answer_that_is_none_of_grpc(socket: Path, reply: Reply, reason: s
         await ask(socket, reply)
 
 
-USED = bytes(
-    wire.ListPodResourcesResponse(
-        pod_resources=[
-            wire.PodResources(
-                name="by-claim",
-                namespace="ml",
-                containers=[
-                    wire.ContainerResources(
-                        name="main",
-                        dynamic_resources=[
-                            wire.DynamicResource(
-                                claim_name="two",
-                                claim_namespace="ml",
-                                claim_resources=[
-                                    wire.ClaimResource(
-                                        # As a kubelet 1.36 does: npu-b's entry has npu-a's too.
-                                        cdi_devices=[wire.CdiDevice(name="x/claim=a")],
-                                        driver_name="npu.furiosa.ai",
-                                        pool_name="node-1",
-                                        device_name=device,
-                                    )
-                                    for device in ("npu-b", "npu-a", "npu-b")
-                                ],
-                            )
-                        ],
-                    )
-                ],
-            )
-        ]
-    )
+USED = pod(
+    "ml",
+    "by-claim",
+    main=[
+        wire.DynamicResource(
+            claim_name="two",
+            claim_namespace="ml",
+            claim_resources=[
+                wire.ClaimResource(
+                    # As a kubelet 1.36 does: npu-b's entry has npu-a's too.
+                    cdi_devices=[wire.CdiDevice(name="x/claim=a")],
+                    driver_name="npu.furiosa.ai",
+                    pool_name="node-1",
+                    device_name=device,
+                )
+                for device in ("npu-b", "npu-a", "npu-b")
+            ],
+        )
+    ],
 )
 USES = tuple(
     Assignment("ml", "by-claim", "main", "npu.furiosa.ai", device, "two")
