@@ -131,14 +131,6 @@ class Node:
         where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
         self.kubectl("patch", *where, "--patch", patch)
 
-    def wait_edits_arrive(self) -> None:
-        """Waits until the kubelet brings edits of the ConfigMap to the agent again.
-
-        After an outage of the API server that takes it up to a minute.
-        """
-        self.configure("disabledDevices: [{devName: npu1}]\n")
-        self.wait_allocatable(1, 4 * SOON)
-
     def all_agents(self) -> list[dict[str, Any]]:
         """The agent's Pods, with those that are being deleted."""
         return self.objects("pod", NAMESPACE, labelSelector=OURS)

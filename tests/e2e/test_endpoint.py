@@ -10,19 +10,19 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.e2e.api import overlay
 from tests.e2e.manifests import thing
-from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
-from tests.e2e.test_metrics import Prometheus, discovered, running
+from tests.e2e.node import NAMESPACE, SOON, Node
+from tests.e2e.test_metrics import PAGE, Prometheus, discovered, scraping
 from tests.outputs.web.certificates import Authority, authority
 
 pytestmark = pytest.mark.one_kubelet
 
-PAGE = (PROJECT / "docs/monitoring.md").read_text()
 SECRET = "npu-agent-tls"
 ASK = """
 import json, ssl, sys, urllib.error, urllib.request
@@ -38,7 +38,7 @@ print(json.dumps([answer.status, answer.read().decode()]))
 """
 
 
-def lines_of(section: str) -> dict[str, object]:
+def lines_of(section: str) -> dict[str, Any]:
     """What a section of the page adds to the scrape job."""
     text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
     found = [
@@ -95,21 +95,10 @@ def prometheus(
     bind["subjects"] = [{"kind": "ServiceAccount", "name": "scraper", "namespace": "default"}]
     node.apply(bind)
 
-    found = re.search(r"```yaml\n(scrape_configs:.*?)```", PAGE, re.DOTALL)
-    assert found
-    scrape = yaml.safe_load(found[1])
-    (job,) = scrape["scrape_configs"]
-    del job["kubernetes_sd_configs"]
-    job |= lines_of("TLS") | lines_of("Authorization")
-    job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
+    job = lines_of("TLS") | lines_of("Authorization")
     job["tls_config"]["ca_file"] = str(ours.ca)
     job["authorization"]["credentials_file"] = str(directory / "token")
-    scrape["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
-    (directory / "prometheus.yaml").write_text(yaml.safe_dump(scrape))
-    (directory / "targets.json").write_text(json.dumps(discovered(node)))
-    with running(node.cluster, directory):
-        made = Prometheus(node.cluster)
-        made.wait("up == 1", 1, 2 * SOON)
+    with scraping(node, directory, job) as made:
         yield made
     node.deploy()
     left = ("clusterrolebinding/npu-agent-metrics", "clusterrolebinding/npu-agent-auth-delegator")

@@ -61,6 +61,7 @@ def test_a_pod_is_deleted_by_force(node: Node) -> None:
     assert STILL in node.log()
 
 
+@pytest.mark.one_kubelet
 @pytest.mark.usefixtures("forgotten")
 def test_the_next_pod_waits_and_is_not_failed(node: Node) -> None:
     """The next Pod comes when the agent knows already that the one before lives on."""

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.e2e.node import PROJECT, Node
-from tests.e2e.test_cordon import card_of
 
+pytestmark = pytest.mark.one_kubelet
 PLUGIN = Path(sys.executable).with_name("kubectl-npu")
 VIEWER = PROJECT / "k8s/examples/npu-viewer.yaml"
 
@@ -46,7 +46,8 @@ def test_a_pod_is_shown_with_its_card_and_one_that_waits_with_its_reason(node: N
     before = node.wait_for("both cards in kubectl npu", nodes)
     assert before["ALLOCATED"] == "0"
     node.run("holds", 1)
-    card = card_of(node, "holds")
+    card = node.environment("holds", "NPU_DEVNAME")[:4]
+    node.wait_known("holds")
     held = row(npu(node, "pods"))
     assert (held["POD"], held["NODE"], held["CARD"]) == ("holds", node.name, card)
     assert row(npu(node))["FREE"] == str(int(before["CORES"]) // 2)
@@ -66,8 +67,9 @@ def test_kubectl_completes_it(node: Node) -> None:
         path = f"PATH={PLUGIN.parent}:{node.cluster._state.path}"
         return node.cluster.enter("env", path, "kubectl", "__complete", *words).stdout.splitlines()
 
-    assert complete("furiosa-npu", "node", "") == [node.name, ":4"]
     # It ends within 5 s, whatever is slow: then it offers nothing, and a person presses Tab again.
+    names = [node.name, ":4"]
+    node.wait_equal("Nodes", lambda: complete("furiosa-npu", "node", ""), names)
     cards = ["npu0", "npu1", ":4"]
     node.wait_equal("cards", lambda: complete("npu", "drain", node.name, ""), cards)
 

@@ -19,6 +19,7 @@ from tests.e2e.manifests import RESOURCE
 from tests.e2e.node import PROJECT, SOON, Node
 
 pytestmark = pytest.mark.one_kubelet
+PAGE = (PROJECT / "docs/monitoring.md").read_text()
 PORT = 9099
 CONFIG = {"metrics": {"interval": 1}}
 Series = dict[str, str]
@@ -53,30 +54,12 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def prometheus(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Scrapes every second, with the scrape job of docs/monitoring.md and the rules of k8s/."""
-    cluster, directory = node.cluster, tmp_path_factory.mktemp("prometheus")
-    text = (PROJECT / "docs/monitoring.md").read_text()
-    found = re.search(r"```yaml\n(scrape_configs:.*?)```", text, re.DOTALL)
-    assert found, "docs/monitoring.md has no scrape_configs"
-    config = yaml.safe_load(found[1])
-    # Debian's Prometheus is built without Kubernetes discovery: it gets the same labels by a file.
-    for job in config["scrape_configs"]:
-        del job["kubernetes_sd_configs"]
-        job["file_sd_configs"] = [{"files": [str(directory / "targets.json")]}]
+    directory = tmp_path_factory.mktemp("prometheus")
     rule = yaml.safe_load((PROJECT / "k8s/components/alerts/prometheusrule.yaml").read_text())
     groups = [{**group, "interval": "2s"} for group in rule["spec"]["groups"]]
     (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
-    config["global"] = {
-        "scrape_interval": "1s",
-        "scrape_timeout": "1s",
-        "evaluation_interval": "2s",
-    }
-    config["rule_files"] = [str(directory / "rules.yaml")]
-    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
     node.deploy(CONFIG)
-    (directory / "targets.json").write_text(json.dumps(discovered(node)))
-    with running(cluster, directory):
-        made = Prometheus(cluster)
-        made.wait("up == 1", 1, 2 * SOON)
+    with scraping(node, directory, {}, rule_files=[str(directory / "rules.yaml")]) as made:
         yield made
     node.deploy()
 
@@ -100,8 +83,21 @@ def discovered(node: Node) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def running(cluster: Cluster, directory: Path) -> Iterator[None]:
-    """A Prometheus with the prometheus.yaml of this directory."""
+def scraping(
+    node: Node, directory: Path, more: dict[str, Any], **settings: Any
+) -> Iterator[Prometheus]:
+    """A Prometheus with the scrape job of docs/monitoring.md and `more`, each second."""
+    found = re.search(r"```yaml\n(scrape_configs:.*?)```", PAGE, re.DOTALL)
+    assert found, "docs/monitoring.md has no scrape_configs"
+    config = yaml.safe_load(found[1]) | settings
+    (job,) = config["scrape_configs"]
+    # Debian's Prometheus is built without Kubernetes discovery: it gets the same labels by a file.
+    del job["kubernetes_sd_configs"]
+    job |= {**more, "file_sd_configs": [{"files": [str(directory / "targets.json")]}]}
+    every = ("scrape_interval", "scrape_timeout", "evaluation_interval")
+    config["global"] = dict.fromkeys(every, "1s")
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    (directory / "targets.json").write_text(json.dumps(discovered(node)))
     command = (
         "prometheus",
         f"--config.file={directory}/prometheus.yaml",
@@ -109,11 +105,13 @@ def running(cluster: Cluster, directory: Path) -> Iterator[None]:
         f"--web.listen-address=127.0.0.1:{PORT}",
     )
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(cluster.command(*command), stdout=log, stderr=log)
+        process = subprocess.Popen(node.cluster.command(*command), stdout=log, stderr=log)
         try:
-            yield
+            made = Prometheus(node.cluster)
+            made.wait("up == 1", 1, 2 * SOON)
+            yield made
         finally:
-            kill = cluster.command("pkill", "-KILL", "-f", f"config.file={directory}")
+            kill = node.cluster.command("pkill", "-KILL", "-f", f"config.file={directory}")
             subprocess.run(kill, check=False)
             process.wait(10)
             print((directory / "log").read_text()[-2000:])

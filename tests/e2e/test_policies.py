@@ -341,23 +341,6 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(
 # --- its Node and Events ------------------------------------------------------------------------
 
 
-def test_its_labels_on_its_node_are_accepted(node: Node, token: str) -> None:
-    def applied_labels(wanted: dict[str, str]) -> dict[str, str]:
-        body = {**thing("Node", node.name), "metadata": {"name": node.name, "labels": wanted}}
-        # A field manager of its own: the agent's labels are not for this test to take away.
-        path = f"/api/v1/nodes/{node.name}?fieldManager=policy-test&force=true"
-        assert ask(node, token, "PATCH", path, body, APPLY, real=True).status == 200
-        return {key: value for key, value in node.labels().items() if "policy-test" in key}
-
-    ours = {
-        "alpha.furiosa.ai/npu.policy-test": "1",
-        "beta.furiosa.ai/policy-test": "1",
-        "furiosa.ai/policy-test": "1",
-    }
-    for wanted in (ours, {"furiosa.ai/policy-test": "2"}, {}):
-        assert applied_labels(wanted) == wanted
-
-
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}
 
 
