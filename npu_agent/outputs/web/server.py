@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -84,11 +84,7 @@ class Server:
         """Its own: a name that hangs blocks no other server."""
 
     async def run(self) -> None:
-        # On a thread: aiohttp and Jinja2 take long to import, and the kubelet waits for the loop.
-        # A daemon thread, as it may have to wait for another one that imports, and hangs.
-        for name in ("connections", "render"):
-            module = partial(import_module, f"npu_agent.outputs.web.{name}")
-            await DaemonThread().call(module, deadline=_IMPORT)
+        await _load("connections")
         from npu_agent.outputs.web.connections import Connections
 
         connections = Connections(self._pages, self._authorizer, self._limits, self._count)
@@ -103,6 +99,9 @@ class Server:
                 context = contexts.value if contexts else None
                 async with connections.serving(sockets, context):
                     self.listening.publish((host, port))
+                    # Now, as a start has better to do; without it the first reader loads it.
+                    with suppress(OSError):
+                        await _load("render")
                     if contexts is None:
                         await asyncio.Event().wait()
                     else:  # all come again under a new certificate, or new authorities of clients
@@ -125,6 +124,15 @@ class Server:
             except OSError as error:
                 reporter.failed(listen_problem(error, _KEYS[self._port]))
             await asyncio.sleep(pause.next())
+
+
+async def _load(module: str) -> None:
+    """Imports a module on a thread: aiohttp and Jinja2 take long, and the loop has other work.
+
+    A daemon thread, as it may have to wait for another one that imports, and hangs.
+    """
+    load = partial(import_module, f"npu_agent.outputs.web.{module}")
+    await DaemonThread().call(load, deadline=_IMPORT)
 
 
 async def listen(
