@@ -20,7 +20,6 @@ FOLDERS = {
     "/journey/": "journey",
     "/rollout/": "rollout",
     "/simulated/": "simulated",
-    "/why/": "why",
 }
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
@@ -39,7 +38,6 @@ LONGEST_FIRST = (
     *sorted(KUBELETS, reverse=True),
     "rollout",
     "simulated",
-    "why",
 )
 
 
