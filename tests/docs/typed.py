@@ -17,7 +17,7 @@ PAGES = (page("README.md"), *(page(f"docs/{name}.md") for name in _NAMES))
 
 _PAGES = "tests/e2e/journey/test_pages.py::"
 _VENDORS = "tests/e2e/journey/test_vendors.py::"
-_SIMULATED = "tests/e2e/simulated/test_cards.py::"
+_SIMULATED = "tests/e2e/journey/test_cards.py::"
 TYPED = {
     ("README.md", "Install"): _PAGES + "test_the_readme",
     ("docs/install.md", "Three ways to install"): _PAGES + "test_from_the_image_and_away_again",

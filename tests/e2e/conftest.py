@@ -19,7 +19,6 @@ FOLDERS = {
     "/dra/": "DRA",
     "/journey/": "journey",
     "/rollout/": "rollout",
-    "/simulated/": "simulated",
 }
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
@@ -31,14 +30,7 @@ ABOUT_THE_API = (
     "test_policies",
 )
 """Modules on a cluster of their own: else the newest kubelet's would take by far the longest."""
-LONGEST_FIRST = (
-    "journey",
-    "DRA",
-    "API server",
-    *sorted(KUBELETS, reverse=True),
-    "rollout",
-    "simulated",
-)
+LONGEST_FIRST = ("journey", "DRA", "API server", *sorted(KUBELETS, reverse=True), "rollout")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,13 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -250,53 +246,6 @@ def test_the_agent_is_lost_under_running_pods(node: Node, how: str) -> None:
     node.run("next", 1)
     assert node.held()["next"] != held
     node.wait_known("next")
-
-
-def no_gap(seen: list[tuple[int, int]]) -> None:
-    """The kubelet never forgot the resource.
-
-    It may have reported the moment of the hand-over, some hundredths of a second in which no agent
-    serves, but not twice in a row.
-    """
-    assert {capacity for capacity, _ in seen} == {2}
-    assert (0, 0) not in pairwise(allocatable for _, allocatable in seen)
-
-
-@contextlib.contextmanager
-def watched(node: Node) -> Iterator[list[tuple[int, int]]]:
-    """Collects (capacity, allocatable) from every version of the Node meanwhile."""
-    command = ("kubectl", "get", "node", node.name, "--watch", "--output", "json")
-    seen: list[tuple[int, int]] = []
-    watch = subprocess.Popen(node.cluster.command(*command), stdout=subprocess.PIPE, text=True)
-    assert watch.stdout is not None
-
-    def collect(stream: Any) -> None:
-        text = ""
-        for line in stream:
-            text += line
-            if line != "}\n":
-                continue
-            status = json.loads(text)["status"]
-            text = ""
-            seen.append(
-                (
-                    int(status["capacity"].get(RESOURCE, -1)),
-                    int(status["allocatable"].get(RESOURCE, -1)),
-                )
-            )
-
-    collecting = threading.Thread(target=collect, args=(watch.stdout,), daemon=True)
-    collecting.start()
-    node.wait_for("the Node as it is", lambda: seen)
-    try:
-        yield seen
-    finally:
-        # Not `watch` itself: that is what entered the namespaces, and kubectl would outlive it.
-        # The pattern does not match the command that has it.
-        node.cluster.enter("pkill", "-f", f"[k]{' '.join(command)[1:]}")
-        watch.wait(10)
-        collecting.join(30)  # it reads to the end first
-        watch.stdout.close()
 
 
 def test_devices_by_cdi(node: Node) -> None:

@@ -92,14 +92,11 @@ class Journey(Node):
 
     def install(self) -> None:
         """Installs the rendered file, and waits until the agent serves both cards."""
-        self.apply_file()
+        # With the image of the registry.
+        text = RENDERED.read_text()
+        self.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{__version__}"))
         self.rolled_out()
         self.wait_allocatable(2)
-
-    def apply_file(self, tag: str = __version__) -> None:
-        """Applies the rendered file, with the image of the registry."""
-        text = RENDERED.read_text()
-        self.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{tag}"))
 
     def uninstall(self) -> None:
         """Takes away what the rendered file made, if it is there."""
@@ -138,20 +135,15 @@ class Journey(Node):
         (command,) = (code for _, code in blocks if "label nodes --all" in code)
         self.cluster.enter("sh", "-euc", command)
 
-    def wait_unused(self) -> None:
-        """Waits until the kubelet says that no Pod holds an NPU."""
-        self.wait_equal("held NPUs", self.held, {})
-
     def clear_disk(self) -> None:
         """Removes what is left on the node's disk, as docs/install.md says."""
         self.cluster.enter("rm", "-f", *LEFT_ON_DISK)
 
     def wait_clean(self) -> None:
-        """Waits until nothing of us is left."""
-        self.wait_equal("what is left", self.left_behind, {})
+        """Waits until nothing of us is left in the cluster and on the node's disk."""
+        self.wait_equal("what is left", self._left_behind, {})
 
-    def left_behind(self) -> dict[str, list[str]]:
-        """What is left of us in the cluster and on the node's disk; empty if nothing is."""
+    def _left_behind(self) -> dict[str, list[str]]:
         get = ("get", "node", self.name, "--show-managed-fields", "--output=json")
         meta = json.loads(self.kubectl(*get))["metadata"]
         ours = ("--all-namespaces", "--selector=app.kubernetes.io/part-of=npu-agent")

@@ -72,6 +72,8 @@ def test_the_readme(reader: Reader) -> None:
     serves(node)
     node.uninstall()
     node.wait_allocatable(0)
+    node.clear_labels()
+    node.wait_clean()
 
     reader.blocks(INSTALL, "Three ways to install")
     reader.types(overlay)
@@ -151,6 +153,7 @@ def test_a_password_with_helm(reader: Reader, registry: Registry) -> None:
     registry.forget()
     tested = reader.node.helm("test", "npu-agent", "--namespace", NAMESPACE, "--logs")
     assert "Succeeded" in tested
+    assert "each one opens" in tested  # with --logs
     reader.check()
 
 

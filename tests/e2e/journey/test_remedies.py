@@ -139,14 +139,12 @@ def installed(
     node.clear_disk()
 
 
-def deleted(*what: str) -> Callable[[Journey], object]:
-    return lambda node: node.kubectl("delete", *what)
-
-
-def rules_lost(node: Journey) -> None:
-    """Those for Events."""
+def rights_lost(node: Journey) -> None:
+    """Those for Events, all of the role for DRA, and the binding."""
     less = [{"op": "remove", "path": "/rules/1"}]
     node.kubectl("patch", *ROLE, "--type=json", "--patch", json.dumps(less))
+    node.kubectl("delete", "clusterrole", "npu-agent-dra")
+    node.kubectl("delete", "clusterrolebinding", "npu-agent")
 
 
 def edited(container: dict[str, Any]) -> Callable[[Journey], None]:
@@ -173,11 +171,10 @@ class Fault:
 
 _NO_CGROUPS = {"mountPath": "/host/sys/fs/cgroup", "$patch": "delete"}
 FAULTS = {
-    "binding deleted": Fault(deleted("clusterrolebinding", "npu-agent"), "rights"),
-    "role deleted": Fault(deleted(*ROLE), "rights"),
-    "role for DRA deleted": Fault(deleted("clusterrole", "npu-agent-dra"), "rights"),
-    "role edited": Fault(rules_lost, "rights"),
-    "account deleted": Fault(deleted("serviceaccount", "npu-agent", *HERE), "API server"),
+    "rights lost": Fault(rights_lost, "rights"),
+    "account deleted": Fault(
+        lambda node: node.kubectl("delete", "serviceaccount", "npu-agent", *HERE), "API server"
+    ),
     "mount lost": Fault(edited({"volumeMounts": [_NO_CGROUPS]}), "cgroups"),
     "cordoned": Fault(
         lambda node: node.kubectl("cordon", node.name), "Node", r"kubectl uncordon \S+"
@@ -218,8 +215,7 @@ def test_a_remedy_repairs_the_fault_and_nothing_else(installed: Installed, name:
     if fault.remedy:
         found = re.search(fault.remedy, line["remedy"])
         assert found, line
-        forms = found.groups() or (found[0],)
-        command = forms[-1] if installed.chart else forms[0]
+        command = found[0]
     installed.type(command)
     node.rolled_out()
 
@@ -251,7 +247,9 @@ def test_helm_upgrades_after_the_remedies(installed: Installed) -> None:
 
 
 def test_each_line_is_tried_here_or_has_a_reason(installed: Installed) -> None:
-    names = {one["name"] for one in well(installed)}
+    lines = well(installed)
+    names = {one["name"] for one in lines}
+    assert {one["state"] for one in lines if one["name"].startswith("DRA ")} == {"ok"}
     tried = {fault.line for fault in FAULTS.values()}
     patterns = [each for names in ELSEWHERE for each in names.split(", ")]
     left = {

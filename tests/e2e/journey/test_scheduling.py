@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import ClusterError
-from tests.e2e.fakes import beat, fakes, placed
+from tests.e2e.fakes import fakes, placed
 from tests.e2e.journey.steps import Journey, pod_spec
-from tests.e2e.manifests import RESOURCE, container, deployment
+from tests.e2e.manifests import RESOURCE, container
 from tests.e2e.node import NAMESPACE
 
 BINPACK = "npu-binpack-scheduler"
@@ -22,54 +21,20 @@ DEFAULT = "default-scheduler"
 # --- bin packing -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def binpack(node: Journey) -> Iterator[None]:
-    """The second scheduler runs, as the component has it."""
-    with node.components("binpack-scheduler"):
-        node.rolled_out(f"deployment/{BINPACK}")
-        yield
-
-
-@pytest.fixture
-def four_nodes(installed: Journey) -> Iterator[Journey]:
-    """Beside the real Node three like it, with two NPUs each."""
+def test_the_binpack_scheduler_takes_the_fewest_nodes(installed: Journey) -> None:
+    """Of the real Node and three like it, with two NPUs each."""
     node = installed
-    with fakes(node):
-        yield node
-
-
-def place_four(node: Journey, scheduler: str) -> list[str]:
-    """Four Pods that ask for one NPU each, one after the other; returns their Nodes."""
-    names = [f"small-{number}" for number in range(4)]
-    for name in names:
-        node.create(name, 1, schedulerName=scheduler)
-    return placed(node, names)
-
-
-def test_the_default_scheduler_spreads_and_leaves_no_whole_node(four_nodes: Journey) -> None:
-    assert len(set(place_four(four_nodes, DEFAULT))) > 2
-    four_nodes.create("large", 2)
-
-    beat(four_nodes)
-    four_nodes.wait_unschedulable("large", f"4 Insufficient {RESOURCE}")
-
-
-@pytest.mark.usefixtures("binpack")
-def test_the_binpack_scheduler_takes_the_fewest_nodes(four_nodes: Journey) -> None:
-    used = place_four(four_nodes, BINPACK)
-    assert sorted(used.count(name) for name in set(used)) == [2, 2]
-    # So there is room for Pods that ask for a whole Node.
-    for name in ("large-1", "large-2"):
-        four_nodes.create(name, 2, schedulerName=BINPACK)
-    large = placed(four_nodes, ["large-1", "large-2"])
-    assert len(set(used) | set(large)) == 4
-
-
-@pytest.mark.usefixtures("binpack")
-def test_what_the_binpack_scheduler_places_runs(installed: Journey) -> None:
-    installed.create("packed", 2, schedulerName=BINPACK)
-    installed.wait_phase("packed", "Running")
-    assert installed.environment("packed", "NPU_DEVNAME") == "npu0pe0-1,npu1pe0-1"
+    small, large = [f"small-{number}" for number in range(4)], ["large-1", "large-2"]
+    with node.components("binpack-scheduler"), fakes(node):
+        node.rolled_out(f"deployment/{BINPACK}")
+        for name in small:
+            node.create(name, 1, schedulerName=BINPACK)
+        used = placed(node, small)
+        assert sorted(used.count(name) for name in set(used)) == [2, 2]
+        # So there is room for Pods that ask for a whole Node.
+        for name in large:
+            node.create(name, 2, schedulerName=BINPACK)
+        assert len({*used, *placed(node, large)}) == 4
 
 
 # --- the name of the scheduler -----------------------------------------------------------------
@@ -100,9 +65,6 @@ def test_a_wrong_scheduler_is_refused_and_the_right_one_named(refuse: Journey) -
             f"Pod train asks for {resource} and has spec.schedulerName {scheduler}: "
             f"write schedulerName: {BINPACK} into the spec of the Pod"
         ) in refuse.refused("train", spec)
-
-
-def test_the_right_scheduler_and_pods_without_npus_are_taken(refuse: Journey) -> None:
     cases = {
         "no NPU": pod_spec(),
         "not ours": pod_spec("example.com/npu"),
@@ -114,37 +76,13 @@ def test_the_right_scheduler_and_pods_without_npus_are_taken(refuse: Journey) ->
     assert got == {case: spec.get("schedulerName", DEFAULT) for case, spec in cases.items()}
 
 
-def test_a_request_without_a_limit_gets_past(refuse: Journey) -> None:
-    spec = pod_spec()
-    spec["containers"][0] |= {"resources": {"requests": {RESOURCE: "1"}}}
-    assert "Limit must be set for non overcommitable resources" in refuse.refused("train", spec)
-
-
-def test_the_owner_of_a_deployment_reads_the_refusal(refuse: Journey) -> None:
-    refuse.apply(deployment("train", container(limits={RESOURCE: 1})))
-
-    def refused() -> bool:
-        status = refuse.get("deployment", "train", "default")["status"]
-        failures = [c["message"] for c in status["conditions"] if c["type"] == "ReplicaFailure"]
-        return f"write schedulerName: {BINPACK}" in failures[0]
-
-    try:
-        refuse.wait_for("the Deployment to say why it has no Pod", refused)
-    finally:
-        refuse.kubectl("delete", "deployment", "train", "--namespace=default")
-
-
 @pytest.fixture
 def fill(node: Journey) -> Iterator[Journey]:
     """scheduler-name-fill is in force."""
     with node.components("scheduler-name-fill"):
 
         def filled() -> bool:
-            try:
-                taken = node.admitted("trial", pod_spec(RESOURCE))
-            except ClusterError:  # the other policy is in force, and refuses the default name
-                return False
-            return bool(taken["schedulerName"] == BINPACK)
+            return bool(node.admitted("trial", pod_spec(RESOURCE))["schedulerName"] == BINPACK)
 
         node.wait_for("the name to be filled in", filled)
         yield node
@@ -166,12 +104,6 @@ def test_the_name_is_filled_in_for_pods_with_npus_alone(fill: Journey) -> None:
     assert got == {case: wanted for case, (_, wanted) in cases.items()}
 
 
-def test_both_policies_go_together(refuse: Journey, fill: Journey) -> None:
-    assert fill.admitted("train", pod_spec(RESOURCE))["schedulerName"] == BINPACK
-    third = pod_spec(RESOURCE, schedulerName="third")
-    assert "has spec.schedulerName third" in refuse.refused("train", third)
-
-
 # --- the taint ---------------------------------------------------------------------------------
 
 
@@ -191,18 +123,14 @@ def tainted(installed: Journey) -> Iterator[Journey]:
     node.kubectl("taint", "nodes", "--all", f"{RESOURCE}:NoSchedule-")
 
 
-@pytest.mark.parametrize("npus", [0, 1])
-def test_the_taint_keeps_others_away(tainted: Journey, npus: int) -> None:
-    tainted.create("stranger", npus)
+def test_the_taint_keeps_strangers_away_and_neither_npu_pods_nor_the_agent(
+    tainted: Journey,
+) -> None:
+    tainted.create("stranger", 1)
     tainted.wait_unschedulable("stranger", "1 node(s) had untolerated taint(s)")
-
-
-def test_whoever_tolerates_the_taint_gets_an_npu(tainted: Journey) -> None:
     with tainted.components("taint-example"):
         assert "NPU_DEVNAME=npu" in tainted.finished("npu-tainted-example")
 
-
-def test_the_agent_tolerates_the_taint(tainted: Journey) -> None:
     before, _ = tainted.agent_run()
     name = tainted.agent()["metadata"]["name"]
     tainted.kubectl("delete", "pod", name, "--namespace", NAMESPACE)
