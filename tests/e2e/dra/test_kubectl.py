@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.e2e.dra.claims import running, taints, verified, waits
+from tests.e2e.dra.claims import running, verified, waits
 from tests.e2e.manifests import DRIVER, claim_pod, request, selected, small, template
 from tests.e2e.node import Node
 from tests.e2e.test_kubectl import npu, row
@@ -38,15 +38,3 @@ def test_a_holder_is_shown_with_its_card_and_those_that_wait_with_their_reasons(
     found = json.loads(npu(node, "why", "odd", "-o", "json").stdout)
     assert "cannot allocate all claims" in found["scheduler"]
     assert any("of which 0 meet" in fact["text"] for fact in found["facts"]), found["facts"]
-
-
-def test_a_card_is_drained_and_brought_back(node: Node) -> None:
-    node.apply([claim_pod("holds")])
-    running(node, "holds")
-    (card,) = verified(node, "holds", 1).cards
-    done = npu(node, "drain", node.name, f"npu{card}", "--reason", "swap fan")
-    assert "evicted default/holds" in done.stdout
-    assert taints(node, card) == {f"{DRIVER}/cordoned": "NoSchedule"}
-    assert row(npu(node))["HEALTHY"] == "8"
-    npu(node, "uncordon", node.name, f"npu{card}")
-    node.wait_for("no taint", lambda: not taints(node, card))

@@ -10,12 +10,11 @@ import pytest
 from tests.cluster.images import scheduler
 from tests.e2e.dra.claims import devices, run, seen, verified, waits
 from tests.e2e.fakes import FAKES, fakes, placed
-from tests.e2e.journey.steps import BUSYBOX, Journey
+from tests.e2e.journey.steps import Journey
 from tests.e2e.manifests import (
     DRIVER,
     IMAGE,
     RESOURCE,
-    WORKLOAD,
     Thing,
     container,
     pod,
@@ -70,17 +69,6 @@ def test_each_name_gives_a_card(node: Node) -> None:
     assert len(frozenset.union(*cards.values())) == len(pods)
     for name, found in cards.items():
         assert kinds(node, found) <= KINDS[name]
-
-
-def test_the_example_pod_runs_unchanged(node: Node) -> None:
-    user = Journey(node.cluster)
-    user.tag(WORKLOAD, BUSYBOX)
-    with user.components("example-pod"):
-        printed = user.finished("npu-example")
-    # The first card of the family that is given first.
-    assert "NPU_DEVNAME=npu2pe0-3,npu2pe4-7" in printed
-    assert "FURIOSA_DEVICES=npu:2:0-3,npu:2:4-7" in printed
-    assert "rngd" in {line.split()[-1] for line in printed.splitlines()}
 
 
 def test_each_container_has_its_own_cards(node: Node) -> None:
