@@ -36,8 +36,6 @@ while :; do
     n=$((n + 1)); echo $n >new; mv new opened; usleep 10000
 done
 """
-RULES = Path("/sys/fs/cgroup/devices")
-"""Of cgroups of version 1."""
 ROUNDS = 20
 """In which each node of a Pod is opened once: at least 0.2 s."""
 
@@ -115,11 +113,6 @@ def spec(node: Node, name: str) -> dict[str, Any]:
     return found
 
 
-def rules(node: Node, name: str) -> Path:
-    """The directory of a container's device rules."""
-    return Path(f"{RULES}{spec(node, name)['linux']['cgroupsPath']}")
-
-
 def test_a_container_opens_no_device_that_it_was_not_granted(node: Node) -> None:
     """Without this, the others would prove nothing."""
     major, minor = DEVICE
@@ -148,25 +141,9 @@ def test_the_runtime_was_told_of_each_node(node: Node, name: str) -> None:
     assert ("c", *DEVICE) in allowed
 
 
-@pytest.mark.skipif(not RULES.is_dir(), reason="a program has the rules of cgroups of version 2")
-@pytest.mark.parametrize("name", HOLDERS)
-def test_all_rules_are_taken_and_made_anew(node: Node, name: str) -> None:
-    """As `systemctl daemon-reload` does, with what the runtime was given."""
-    directory = rules(node, name)
-    (directory / "devices.deny").write_text("a")
-    node.wait_for("the loss to be seen", lambda: "not permitted" in failed(node, name))
-    for one in spec(node, name)["linux"]["resources"]["devices"]:
-        if one["allow"]:
-            numbers = ":".join(str(one.get(each, "*")) for each in ("major", "minor"))
-            for kind in one["type"].replace("a", "bc"):
-                (directory / "devices.allow").write_text(f"{kind} {numbers} {one['access']}")
-    inside(node.cluster, name, "sh", "-c", ": >/failed")
-    check_kept(node)
-
-
-@pytest.mark.parametrize("name", HOLDERS)
-def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path, name: str) -> None:
-    """At `systemctl daemon-reload`, with what the runtime set for this container."""
+def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path) -> None:
+    """At `systemctl daemon-reload`, with what the runtime set for one of the containers."""
+    name = "claim"
     linux = spec(node, name)["linux"]
     devices = {"devices": linux["devices"]}
     devices["resources"] = {"devices": linux["resources"]["devices"]}
@@ -191,18 +168,18 @@ def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path, name: str) -> 
         node.wait_for("the loss", lambda: "not permitted" in (root / "failed").read_text())
 
 
-@pytest.mark.parametrize("name", HOLDERS)
-def test_the_kubelet_changes_a_containers_resources(node: Node, name: str) -> None:
+def test_the_kubelet_changes_the_resources_of_containers(node: Node) -> None:
     """By UpdateContainerResources, as for a Pod that is resized, and with CPU manager policies."""
     change = {"name": "main", "resources": {"requests": {"cpu": "20m"}}}
     patch = json.dumps({"spec": {"containers": [change]}})
-    node.kubectl("patch", "pod", name, "-n=default", "--subresource=resize", f"--patch={patch}")
+    for name in HOLDERS:
+        node.kubectl("patch", "pod", name, "-n=default", "--subresource=resize", f"--patch={patch}")
 
-    def resized() -> bool:
-        (status,) = node.pod(name)["status"]["containerStatuses"]
-        return bool(status["resources"]["requests"]["cpu"] == "20m")
+    def requests() -> dict[str, str]:
+        statuses = {name: node.pod(name)["status"]["containerStatuses"][0] for name in HOLDERS}
+        return {name: each["resources"]["requests"]["cpu"] for name, each in statuses.items()}
 
-    node.wait_for(f"{name} to be resized", resized, 4 * SOON)
+    node.wait_equal("all to be resized", requests, dict.fromkeys(HOLDERS, "20m"), 4 * SOON)
     check_kept(node)
 
 
