@@ -36,11 +36,6 @@ class Verdict:
     word: str
     came: str
 
-    @property
-    def row(self) -> str:
-        """Of a Markdown table."""
-        return f"| `{self.item.name}` | {self.item.expected} | {self.word} |"
-
     def __str__(self) -> str:
         expected = f"expected: {self.item.expected}"
         return f"{self.word:<14}  {self.item.name}\n    {expected}\n    came: {self.came}"
@@ -77,11 +72,11 @@ async def _verdict(item: Item, judged: World) -> Verdict:
         return Verdict(item, "FAIL", f"{error}" or type(error).__name__)
 
 
-async def _print(name: str, command: str, *, rows: bool) -> int:
+async def _print(name: str, command: str) -> int:
     fails = 0
     with short_directory() as directory:
         async for verdict in judge(name, command, directory):
-            print(verdict.row if rows else verdict, flush=True)
+            print(verdict, flush=True)
             fails += verdict.word == "FAIL"
     return int(bool(fails))
 
@@ -96,10 +91,9 @@ def main() -> int:
     )
     parser.add_argument("--driver-name", required=True, metavar="NAME")
     parser.add_argument("--driver-command", required=True, metavar="COMMAND")
-    parser.add_argument("--table", action="store_true", help="as rows of a Markdown table")
     options = parser.parse_args()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    return asyncio.run(_print(options.driver_name, options.driver_command, rows=options.table))
+    return asyncio.run(_print(options.driver_name, options.driver_command))
 
 
 if __name__ == "__main__":
