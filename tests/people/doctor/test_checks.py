@@ -357,6 +357,15 @@ async def test_what_hangs_holds_up_nothing_else(
     assert "firewalls and NetworkPolicies on the way" in after["API server"].remedy
 
 
+async def test_cards_that_are_not_read_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(host, "read_once", late)
+    line = (await node.examined())["cards"]
+    assert (line.state, line.remedy) == (State.UNKNOWN, "check dmesg: a driver may hang")
+
+
 async def test_a_fault_of_ours_is_a_line() -> None:
     async def fails(_: Context) -> Check:
         raise RuntimeError("oh")

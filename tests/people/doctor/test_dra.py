@@ -64,6 +64,7 @@ def old_kubelet(node: Node) -> None:
         (lambda node: node.api.groups.clear(), "the API server does not serve resource.k8s.io/v1"),
         (old_kubelet, "this node's kubelet is v1.33.9, and DRA needs 1.34 or later"),
     ],
+    ids=["no API", "an old kubelet"],
 )
 async def test_where_dra_cannot_be(claims: Node, do: Callable[[Node], None], why: str) -> None:
     do(claims)
