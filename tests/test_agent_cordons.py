@@ -15,18 +15,16 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.problems import Note, notes, problems
 from npu_agent.kubelet.cordons import FILE
 from npu_agent.outputs.web.status import as_json
-from npu_agent.people import simulator
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.kube.helpers import Reply, hangs, status
 from tests.outputs.dra.api import DRIVER
-from tests.test_agent import NPU
+from tests.test_agent import NPU, UUIDS
 from tests.test_agent_dra import DRA, NAMES, NODE, NOTHING_ELSE, Room, room
 from tests.until import first, until
 
 __all__ = ["room"]
 
 ALONE: dict[str, Any] = {**NOTHING_ELSE, "cordon": True}
-UUIDS = [simulator.card("warboy", index).uuid for index in range(2)]
 
 
 def of_the_node(agent: Agent) -> list[Note]:
