@@ -273,20 +273,6 @@ def test_only_devices_are_nodes_and_in_a_simulated_tree_their_plain_stand_ins(
     assert host.identify(entry).nodes == host.probe(entry).nodes == {"npu0pe0-1", *plain}
 
 
-def test_a_node_that_comes_or_goes_is_seen(tmp_path: Path) -> None:
-    bare_card(tmp_path, 0, "U")
-    dev = tmp_path / "dev"
-    dev.mkdir()
-    host, entry = Furiosa(tmp_path), entry_of(tmp_path)
-    for name in ("npu0pe0", "npu0pe1"):
-        (dev / name).symlink_to(os.devnull)
-    assert host.probe(entry).nodes == {"npu0pe0", "npu0pe1"}
-    (dev / "npu0pe0").unlink()
-    assert host.probe(entry).nodes == {"npu0pe1"}
-    shutil.rmtree(dev)
-    assert host.probe(entry).nodes == set()
-
-
 # Telemetry.
 
 
