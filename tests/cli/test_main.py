@@ -24,6 +24,7 @@ from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.people import simulator
 from npu_agent.people.commands import version
 from npu_agent.vendors import REGISTRY
+from tests.inventory.helpers import tree
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, pod
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.helpers import DRIVER
@@ -36,9 +37,7 @@ WHOLE = f"npu-{CARD.uuid.lower()}"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    root = tmp_path / "host"
-    simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
-    return root
+    return tree(tmp_path / "host", "warboy=1,rngd=1")
 
 
 @pytest.fixture

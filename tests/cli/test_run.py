@@ -13,6 +13,7 @@ import pytest
 from npu_agent.cli import run
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
+from tests.inventory.helpers import tree
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import started
 from tests.until import wait_until
@@ -98,8 +99,7 @@ def test_a_node_with_real_cards_is_refused(
     capsys: pytest.CaptureFixture[str],
     driver: bool,
 ) -> None:
-    real = tmp_path / "real"
-    simulator.make(real, simulator.parse_cards("warboy=1"), plain_nodes=True)
+    real = tree(tmp_path / "real", "warboy=1")
     if not driver:
         for entry in (real / "sys/class/npu_mgmt").iterdir():
             entry.unlink()
