@@ -305,16 +305,16 @@ async def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "seconds", "words"),
     [
-        ("exit 2", "does not start: it ended with 2: try `kubectl version`"),
-        ("echo hello; exec sleep 60", "does not start: it was not ready within 0.5 s"),
+        ("exit 2", 60.0, "does not start: it ended with 2: try `kubectl version`"),
+        ("echo hello; exec sleep 60", 0.5, "does not start: it was not ready within 0.5 s"),
     ],
 )
 async def test_what_is_no_kubectl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, seconds: float, words: str
 ) -> None:
-    monkeypatch.setattr(proxy, "_START", 0.5)
+    monkeypatch.setattr(proxy, "_START", seconds)
     in_path(program(tmp_path / "kubectl", script), monkeypatch)
     with pytest.raises(ApiError) as caught:
         await ask()
