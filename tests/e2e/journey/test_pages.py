@@ -73,6 +73,7 @@ def test_the_readme(reader: Reader) -> None:
     node.uninstall()
     node.wait_allocatable(0)
     node.clear_labels()
+    node.clear_disk()
     node.wait_clean()
 
     reader.blocks(INSTALL, "Three ways to install")
