@@ -19,7 +19,7 @@ async def idle(seconds: float) -> AsyncIterator[Figure]:
     async with running("warboy=4,rngd=4", alive=True) as agent:
         yield Figure("process start to registered", f"{agent.start:.2f} s", "0.4 to 0.7 s")
         await agent.settled()
-        await asyncio.sleep(2)
+        await asyncio.sleep(8)  # until the page's templates are compiled
         before, writes = await agent.listed(), len(agent.node.writes)
         yield await _spent(agent, seconds, "without a scraper", "<= 0.7 %")
         grant = await agent.kubelet.allocate(RESOURCE, 8)
