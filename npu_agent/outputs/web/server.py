@@ -94,6 +94,7 @@ class Server:
         if contexts is not None:
             await contexts.until(lambda context: context is not None)
         sockets = await self._listen()
+        templates = asyncio.create_task(_load_templates())
         try:
             host, port = sockets[0].getsockname()[:2]
             log.info("serving %s", _WHAT[self._port], address=_shown((host, port)))
@@ -101,14 +102,12 @@ class Server:
                 context = contexts.value if contexts else None
                 async with connections.serving(sockets, context):
                     self.listening.publish((host, port))
-                    await asyncio.sleep(_STARTED)
-                    with suppress(OSError):  # the first reader of the page loads it then
-                        await _load("render")
                     if contexts is None:
                         await asyncio.Event().wait()
                     else:  # all come again under a new certificate, or new authorities of clients
                         await contexts.until(partial(is_not, context))
         finally:
+            templates.cancel()
             self.listening.publish(None)
             for listener in sockets:
                 listener.close()
@@ -135,6 +134,12 @@ async def _load(module: str) -> None:
     """
     load = partial(import_module, f"npu_agent.outputs.web.{module}")
     await DaemonThread().call(load, deadline=_IMPORT)
+
+
+async def _load_templates() -> None:
+    await asyncio.sleep(_STARTED)
+    with suppress(OSError):  # the first reader of the page loads them then
+        await _load("render")
 
 
 async def listen(
