@@ -48,12 +48,14 @@ def test_devices_of_a_card_are_the_golden_ones(family: str, cores: int | None) -
 def test_devices_are_kept_with_their_card_and_no_longer() -> None:
     card = state("rngd", 937)
     assert cut(card, 2) is cut(replace(card), 2)
-    sick = replace(card, health=replace(card.health, reason="hot", state=HealthState.UNHEALTHY))
-    assert not any(device.healthy for device in cut(sick, 2))
+    unhealthy = replace(
+        card, health=replace(card.health, reason="hot", state=HealthState.UNHEALTHY)
+    )
+    assert not any(device.healthy for device in cut(unhealthy, 2))
     assert all(device.healthy for device in cut(card, 2))
 
     number = card.card.index
-    del card, sick
+    del card, unhealthy
     gc.collect()
     left = [device for device in gc.get_objects() if isinstance(device, Device)]
     assert number not in {device.card.index for device in left}

@@ -9,7 +9,7 @@ from npu_agent.outputs.web.history import MOST as MOST_POINTS
 
 STEP_WIDE = 4
 WIDE, HIGH = STEP_WIDE * MOST_POINTS, 72
-"""The box of a curve, as templates/cards.html has it, and of a step of the history in it."""
+"""The box of a curve, and of a step of the history in it."""
 _GAP = 12
 """Width without a reading from which on a curve is broken."""
 

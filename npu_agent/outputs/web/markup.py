@@ -10,7 +10,9 @@ from markupsafe import Markup, escape
 from npu_agent.outputs.web.words import translate
 
 LONGEST = 300
-"""Characters of a text from outside that are shown; of an error in full it is fifty times that."""
+"""Characters of a text from outside that are shown."""
+WHOLE = 50 * LONGEST
+"""Of an error in full."""
 NBSP = "\N{NO-BREAK SPACE}"
 UNKNOWN = Markup("\N{EN DASH}")
 

@@ -13,6 +13,7 @@ from npu_agent.core.advice import plain_reason
 from npu_agent.core.comparison import plain as spelled
 from npu_agent.core.state import is_fenced
 from npu_agent.outputs.web import markup
+from npu_agent.outputs.web.curves import HIGH, WIDE
 from npu_agent.outputs.web.status import iso
 from npu_agent.outputs.web.view import MOST
 from npu_agent.outputs.web.words import in_language, translate_clauses
@@ -26,7 +27,13 @@ environment = Environment(
     auto_reload=False,
 )
 environment.globals.update(
-    _=markup.words, ngettext=markup.counted, MOST=MOST, UNKNOWN=markup.UNKNOWN
+    _=markup.words,
+    ngettext=markup.counted,
+    HIGH=HIGH,
+    MOST=MOST,
+    UNKNOWN=markup.UNKNOWN,
+    WHOLE=markup.WHOLE,
+    WIDE=WIDE,
 )
 environment.filters.update(
     clauses=translate_clauses,

@@ -186,20 +186,20 @@ class Tour:
         yield f"defaultPe: Fusion again: {self._listing(fusion)}"
 
     async def _bad_edit(self) -> Lines:
-        before = self.kubelet.plugins.value[self._resource]
+        plugin = self.kubelet.plugins.value[self._resource]
         await self._edit("defaultPe: Fusion", "defaultPe: Sinlge")
         yield f"the agent reports: {await self._config_error(refused=True)}"
         await self._edit("defaultPe: Sinlge", "defaultPe: Fusion")
         await self._config_error(refused=False)
-        if self.kubelet.plugins.value[self._resource] != before:
+        if self.kubelet.plugins.value[self._resource] != plugin:
             raise OSError("the kubelet got another list")
         yield "the kubelet got nothing"
 
     async def _restarts(self) -> Lines:
-        before = self.kubelet.plugins.value[self._resource].endpoint
+        endpoint = self.kubelet.plugins.value[self._resource].endpoint
         await self.kubelet.stop()
         await self.kubelet.start()
-        plugin = await self._plugin(lambda p: p.endpoint != before and len(p.healthy()) == 2)
+        plugin = await self._plugin(lambda p: p.endpoint != endpoint and len(p.healthy()) == 2)
         yield f"registered again, on the new socket {plugin.endpoint}"
         yield f"the list is again: {self._listing(plugin)}"
 
