@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import __version__
-from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import HealthState, Snapshot
 from npu_agent.core.plan import DraWishes, taints
 from npu_agent.core.pool import PoolDevice, pool
@@ -38,7 +37,7 @@ from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.support import SupportWatch
-from npu_agent.outputs.events import Events, Sources
+from npu_agent.outputs.events import Events, Recorder
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.node import NodeOutput
@@ -135,18 +134,8 @@ class Parts:
             seen=self.node.state.map(_labels),
             machine=_machine,
         )
-        self.events = Events(
-            api=api,
-            node_name=name,
-            sources=Sources(
-                snapshots=snapshots,
-                usages=Feed(()),
-                trends=Feed(Trends()),
-                configs=config,
-                cordons=Feed(Cordons()),
-            ),
-            wanted=Feed(True),
-        )
+        events = Events(api=api, node_name=name, wanted=Feed(True))
+        recorder = Recorder(snapshots, Feed(Trends()), Feed(()), (), events)
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
         wishes = Feed(DraWishes(families=frozenset()))
@@ -165,7 +154,8 @@ class Parts:
             support_watch.run,
             self.node.run,
             self.labeller.run,
-            self.events.run,
+            events.run,
+            recorder.run,
             self.slices.run,
             self.condition.run,
             self._kubelet,

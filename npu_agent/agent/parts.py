@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npu_agent import __version__
 from npu_agent.config import Config, Poller, TlsConfig, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of
 from npu_agent.core import changes, health
@@ -42,7 +41,7 @@ from npu_agent.outputs.deviceplugin.session import Plugin, Session
 from npu_agent.outputs.dra import driver, support
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.support import SupportWatch
-from npu_agent.outputs.events import Events, Sources
+from npu_agent.outputs.events import Events, Recorder
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.machine import read_machine
@@ -51,7 +50,6 @@ from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.pages import pages as pages_of
-from npu_agent.outputs.web.recorder import Recorder
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.vendors import CDI_KINDS, REGISTRY, SPECS, VENDORS
 
@@ -317,15 +315,7 @@ def cluster(
     events = Events(
         api=common.api,
         node_name=name,
-        sources=Sources(
-            snapshots=inventory.hardware,
-            usages=allocator.usages,
-            trends=inventory.trends,
-            configs=common.poller.states,
-            cordons=allocator.cordons.state,
-            drivers=tuple(driver.status for driver in kubelet.drivers),
-        ),
-        wanted=common.configs.map(lambda config: config.events),
+        wanted=common.configs.map(lambda config: config.events and bool(name)),
     )
     causes: tuple[Feed[Any], ...] = (
         common.configs,
@@ -456,7 +446,6 @@ def _recorder(
 ) -> Recorder:
     labeller = cluster.labeller
     return Recorder(
-        __version__,
         inventory.hardware,
         inventory.trends,
         allocator.usages,
@@ -474,4 +463,5 @@ def _recorder(
             ),
             *(((labeller.state, changes.label_entries),) if labeller else ()),
         ],
+        cluster.events,
     )

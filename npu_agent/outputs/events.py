@@ -1,6 +1,7 @@
-"""Events on the Node: what `kubectl describe node` shows of cards that fail, recover, come or go.
+"""What happens on the node: the timeline, and the Events that `kubectl describe node` shows.
 
-Format: core/v1 Event. Those about a Node live in the namespace ``default``, as the kubelet's do.
+Start reading at `Recorder`. Format: core/v1 Event. Those about a Node live in the namespace
+``default``, as the kubelet's do.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from npu_agent import __version__
 from npu_agent.backoff import Backoff
 from npu_agent.core import changes
-from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Usage
-from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
-from npu_agent.core.timeline import EventEntry, TimelineEntry
-from npu_agent.core.trends import Trends
+from npu_agent.core.state import SessionPhase, SessionStatus
+from npu_agent.core.timeline import EventEntry, Timeline, TimelineEntry
+from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
@@ -35,6 +37,70 @@ _NAMED = 4
 """The most Pods that a message names."""
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
+_SETTLE = 10.0
+"""Seconds after the start without entries for Pods with a card: the kubelet's first
+answer names Pods that held theirs before."""
+
+Source = tuple[Feed[Any], Callable[[Any, Any], Iterable[TimelineEntry]]]
+"""A feed, and what makes entries of two of its values."""
+
+
+class Recorder:
+    """Records what happens while it runs in `timeline`, and gives it to `Events`."""
+
+    def __init__(
+        self,
+        hardware: Feed[Snapshot],
+        trends: Feed[Trends],
+        usages: Feed[tuple[Usage, ...]],
+        sources: Sequence[Source],
+        events: Events,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.timeline = Timeline()
+        self._hardware = hardware
+        self._trends = trends
+        self._usages = usages
+        self._sources = sources
+        self._events = events
+        self._clock = clock
+
+    async def run(self) -> None:
+        started = self._clock()
+        first = TimelineEntry("agent", "plain", f"npu-agent {__version__} started")
+        self.timeline = self.timeline.noted([first], started)
+        hardware, usages = Snapshot(), self._usages.value
+        values = {feed: feed.value for feed, _ in self._sources}
+        async for _ in changes_of(self._hardware, self._usages, *values):
+            now, before, used = self._clock(), hardware, usages
+            hardware, usages = self._hardware.value, self._usages.value
+            cards = tuple(changes.card_changes(before, hardware))
+            new = [*changes.card_entries(changes.without_flapping(cards, self._trends.value))]
+            if now - started > _SETTLE:
+                flapping = self._trends.value.of(TrendKind.FLAPPING)
+                given = changes.usage_entries(used, usages, before, hardware)
+                new += (entry for entry in given if entry.card not in flapping)
+            for feed, entries in self._sources:
+                new += entries(values[feed], feed.value)
+                if not _is_retry(values[feed], feed.value):
+                    values[feed] = feed.value
+            if new:
+                self.timeline = self.timeline.noted(new, now)
+                # A card that left has no usages any more.
+                self._events.report(new, (*before.cards, *hardware.cards), {*used, *usages})
+            if hardware is not before:
+                kinds = (changes.ChangeKind.REMOVED, changes.ChangeKind.EXCHANGED)
+                left = [change.before or change.card for change in cards if change.kind in kinds]
+                self.timeline = self.timeline.left(left, hardware.cards, now)
+
+
+def _is_retry(before: object, after: object) -> bool:
+    """Whether it says nothing new: a retry that fails again is not recorded again."""
+    return (
+        isinstance(before, SessionStatus)
+        and isinstance(after, SessionStatus)
+        and (before.phase, after.phase) == (SessionPhase.BLOCKED, SessionPhase.REGISTERING)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +177,6 @@ class _Sent:
     """The end of its name at the API server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """The feeds whose changes are reported."""
-
-    snapshots: Feed[Snapshot]
-    usages: Feed[tuple[Usage, ...]]
-    trends: Feed[Trends]
-    configs: Feed[ConfigState]
-    cordons: Feed[Cordons]
-    drivers: tuple[Feed[SessionStatus], ...] = ()
-    """Of DRA."""
-
-
 class Events:
     """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
@@ -136,7 +189,6 @@ class Events:
         *,
         api: Api,
         node_name: str,
-        sources: Sources,
         wanted: Feed[bool],
         limits: EventLimits = EventLimits(),
     ) -> None:
@@ -145,60 +197,26 @@ class Events:
         self.sending = Reporter(log, "cannot send Events; retrying", "Events can be sent again")
         self._api = api
         self._node_name = node_name
-        self._sources = sources
         self._wanted = wanted
         self._limits = limits
         self._records: dict[Event, _Sent] = {}
         """The next to be sent comes first."""
         self._more = asyncio.Event()
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow())
-            await self._send_all()
-
-    async def _follow(self) -> None:
-        sources = self._sources
-        snapshot, trends, cordons = Snapshot(), Trends(), Cordons()
-        usages: tuple[Usage, ...] = ()
-        config = sources.configs.value
-        drivers = {
-            feed: SessionStatus(resource=feed.value.resource, phase=SessionPhase.REGISTERING)
-            for feed in sources.drivers
-        }
-        async for _ in changes_of(
-            sources.snapshots,
-            sources.usages,
-            sources.trends,
-            sources.configs,
-            sources.cordons,
-            *sources.drivers,
-        ):
-            # A card that left has no usages any more.
-            holders = {*usages, *sources.usages.value}
-            cards = changes.card_changes(snapshot, sources.snapshots.value)
-            entries = [
-                *changes.card_entries(changes.without_flapping(cards, sources.trends.value)),
-                *changes.trend_entries(trends, sources.trends.value),
-                *changes.config_entries(config, sources.configs.value),
-                *changes.cordon_entries(cordons, sources.cordons.value),
-            ]
-            for feed, before in drivers.items():
-                entries += changes.session_entries(before, feed.value, "dra")
-                # A retry that fails again is not reported again.
-                if feed.value.phase is not SessionPhase.REGISTERING:
-                    drivers[feed] = feed.value
-            states = (*snapshot.cards, *sources.snapshots.value.cards)
-            snapshot, trends = sources.snapshots.value, sources.trends.value
-            usages, cordons = sources.usages.value, sources.cordons.value
-            config = sources.configs.value
-            for event in events(entries, states, holders):
-                if event.warning and event.pods:
-                    log.warning(
-                        "Pods use a card that fails", event=event.reason, pods=", ".join(event.pods)
-                    )
-                if self._wanted.value:
-                    self._add(event)
+    def report(
+        self,
+        entries: Iterable[TimelineEntry],
+        cards: Iterable[CardState],
+        usages: Collection[Usage],
+    ) -> None:
+        """Has the Events among `entries` sent; cards and usages as `events` has them."""
+        for event in events(entries, cards, usages):
+            if event.warning and event.pods:
+                log.warning(
+                    "Pods use a card that fails", event=event.reason, pods=", ".join(event.pods)
+                )
+            if self._wanted.value:
+                self._add(event)
 
     def _add(self, event: Event) -> None:
         self._forget()
@@ -220,7 +238,7 @@ class Events:
                 if record.count > record.sent:
                     self.results["lost"] += 1
 
-    async def _send_all(self) -> None:
+    async def run(self) -> None:
         limits, pause = self._limits, Backoff(longest=self._limits.longest_pause)
         allowed, filled = float(limits.burst), time.monotonic()
         works = False

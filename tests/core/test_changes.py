@@ -48,6 +48,11 @@ def test_cards_that_fail_recover_come_and_go() -> None:
     assert reported(changes.card_entries(changes.card_changes(seen(TWO), seen(moved)))) == [
         ("plain", "npu1 is npu4 now")
     ]
+    came_unhealthy = changes.card_changes(seen(TWO), seen(dead(ONE), TWO))
+    assert [text for _, text in reported(changes.card_entries(came_unhealthy))] == [
+        "npu0 was added: FuriosaAI Warboy",
+        UNHEALTHY[1],
+    ]
     assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE)))) == []
 
 

@@ -1,26 +1,30 @@
-"""Which Events there are, and how they reach an API server that is slow, away or full."""
+"""What is recorded, which Events there are, and how they reach an API server that is away."""
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from npu_agent import __version__
 from npu_agent.core import changes
 from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
+from npu_agent.core.timeline import TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.request import Request
-from npu_agent.outputs.events import Event, EventLimits, Events, Sources, events
+from npu_agent.outputs.events import Event, EventLimits, Events, Recorder, events
+from npu_agent.supervise import background
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.helpers import DirectApi
@@ -80,22 +84,12 @@ def test_a_change_has_the_identity_of_its_card_and_a_remedy(
     assert card_events(before, after) == [expected]
 
 
-def test_a_card_that_is_exchanged_is_one_event() -> None:
+def test_a_card_that_is_exchanged_is_one_event_and_one_that_is_renumbered_none() -> None:
     (event,) = card_events(ONE, snapshot(replace(card(0), id="OTHER")))
     now = "is another card now: FuriosaAI Warboy, OTHER, in place of UUID-0"
     assert (event.reason, event.message) == ("NPUExchanged", f"npu0 (OTHER, 0000:00:00.0) {now}")
-
-
-def test_what_is_no_news_is_no_event() -> None:
     moved = replace(card(1), card=replace(card(1).card, index=4))
-    assert card_events(Snapshot(), BOTH) == []
     assert card_events(BOTH, snapshot(card(0), moved)) == []
-    assert card_events(snapshot(dead(0)), snapshot(dead(0, "another reason"))) == []
-
-
-def test_a_card_that_is_unhealthy_when_it_comes_is_two_events() -> None:
-    reasons = [event.reason for event in card_events(ONE, snapshot(card(0), dead(1)))]
-    assert reasons == ["NPUAdded", "NPUUnhealthy"]
 
 
 def used(index: int, pod: str) -> Usage:
@@ -109,11 +103,7 @@ def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
     assert "alive says 0; in use by ml/a, ml/b: " in died.message
     (left,) = card_events(snapshot(card(0)), snapshot(), usages=pods)
     assert "is gone; in use by ml/a, ml/b: " in left.message
-    trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
-    began = changes.trend_entries(Trends(), Trends({(TrendKind.HOT, "UUID-0"): trend}))
-    (hot,) = events(began, [card(0)], pods)
-    assert "above 90 °C; in use by ml/a, ml/b: " in hot.message
-    assert {event.pods for event in (died, left, hot)} == {("ml/a", "ml/b")}
+    assert {event.pods for event in (died, left)} == {("ml/a", "ml/b")}
 
 
 def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
@@ -144,33 +134,33 @@ def test_a_card_without_any_identity_is_named_once() -> None:
     assert event.message == "npu0 was added: FuriosaAI Warboy"
 
 
-def test_a_refused_config_is_told_and_a_good_one_is_not() -> None:
-    (refused,) = events(
-        changes.config_entries(config(), config("c.yaml:3: interval: no\nc.yaml:4"))
-    )
-    assert refused.reason == "ConfigRejected"
-    assert refused.message.endswith(" stays in force: c.yaml:3: interval: no; c.yaml:4")
-    assert not list(events(changes.config_entries(config("x"), config())))
-
-
 def driver(phase: SessionPhase = SessionPhase.REGISTERED, reason: str = "") -> SessionStatus:
     return SessionStatus(resource="npu.furiosa.ai", phase=phase, reason=reason)
 
 
-def test_a_driver_that_is_not_served_is_told_with_each_new_reason() -> None:
-    def told(before: SessionStatus, after: SessionStatus) -> list[Event]:
-        return [*events(changes.session_entries(before, after, "dra"))]
+BLOCKED = driver(SessionPhase.BLOCKED, "the kubelet refuses: no")
+AGAIN = driver(SessionPhase.BLOCKED, "another")
 
-    good = driver(SessionPhase.REGISTERED)
-    refused = driver(SessionPhase.BLOCKED, "the kubelet refuses: no")
-    (event,) = told(good, refused)
-    assert (event.reason, event.warning) == ("DRANotServed", True)
-    assert event.message == "npu.furiosa.ai cannot be served: the kubelet refuses: no"
-    assert told(refused, driver(SessionPhase.BLOCKED, "another"))
-    assert not told(refused, good)
-    assert not told(good, driver(SessionPhase.STANDBY, "served by another"))
-    # At each start, until the API server has answered: it is taken back by nothing.
-    assert not told(good, driver(SessionPhase.WAITING, "it is not known yet"))
+
+@pytest.mark.parametrize(
+    ("entries", "reasons"),
+    [
+        (changes.config_entries(config(), config("c.yaml:3: no")), ["ConfigRejected"]),
+        (changes.config_entries(config("x"), config()), []),
+        (changes.session_entries(driver(), BLOCKED, "dra"), ["DRANotServed"]),
+        (changes.session_entries(BLOCKED, AGAIN, "dra"), ["DRANotServed"]),
+        (changes.session_entries(BLOCKED, driver(), "dra"), []),
+        (changes.session_entries(driver(), driver(SessionPhase.STANDBY), "dra"), []),
+        # At each start, until the API server has answered: it is taken back by nothing.
+        (changes.session_entries(driver(), driver(SessionPhase.WAITING), "dra"), []),
+    ],
+)
+def test_a_refused_config_and_a_driver_that_is_not_served_are_warnings(
+    entries: Iterable[TimelineEntry], reasons: list[str]
+) -> None:
+    assert [(event.reason, event.warning) for event in events(entries)] == [
+        (reason, True) for reason in reasons
+    ]
 
 
 # How they get there.
@@ -207,33 +197,36 @@ class Room:
     configs: Feed[ConfigState] = field(default_factory=lambda: Feed(config()))
     wanted: Feed[bool] = field(default_factory=lambda: Feed(True))
     driver: Feed[SessionStatus] = field(default_factory=lambda: Feed(driver()))
-    cordons: Feed[Cordons] = field(default_factory=lambda: Feed(Cordons()))
     usages: Feed[tuple[Usage, ...]] = field(default_factory=lambda: Feed(()))
+    now: float = 1_000.0
 
     @asynccontextmanager
     async def running(self, **limits: float) -> AsyncIterator[Events]:
-        one = Events(
+        events = Events(
             api=self.server,
             node_name="node-1",
-            sources=Sources(
-                snapshots=self.snapshots,
-                usages=self.usages,
-                trends=self.trends,
-                configs=self.configs,
-                cordons=self.cordons,
-                drivers=(self.driver,),
-            ),
             wanted=self.wanted,
             limits=replace(EventLimits(longest_pause=0.01), **limits),  # type: ignore[arg-type]
         )
-        task = asyncio.create_task(one.run())
-        await self.seen()
-        try:
-            yield one
-            assert not task.done(), task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        self.recorder = Recorder(
+            self.snapshots,
+            self.trends,
+            self.usages,
+            [
+                (self.trends, changes.trend_entries),
+                (self.configs, changes.config_entries),
+                (self.driver, partial(changes.session_entries, subject="dra")),
+            ],
+            events,
+            clock=lambda: self.now,
+        )
+        async with background(events.run(), self.recorder.run()):
+            await self.seen()
+            yield events
+
+    def texts(self) -> set[str]:
+        """All that is recorded."""
+        return {entry.text for entry in self.recorder.timeline.entries(self.now)}
 
     async def show(self, *cards: CardState) -> None:
         """The hardware changes, and the change is seen."""
@@ -255,6 +248,53 @@ class Room:
 @pytest.fixture
 def room() -> Room:
     return Room()
+
+
+async def test_all_that_happens_is_recorded(room: Room) -> None:
+    room.snapshots = Feed(Snapshot())
+    async with room.running():
+        await room.show(card(0), card(1))
+        await room.show(dead(0), card(1))
+        room.configs.publish(config("bad"))
+        await room.seen()
+        rise = Trend(card=card(1), detail="axi_post_error", since=1.0, last=1.0)
+        room.trends.publish(Trends({(TrendKind.ERRORS, "UUID-1"): rise}))
+        await room.seen()
+        assert room.texts() == {
+            "npu1 counts new errors: axi_post_error",
+            "the config file is refused, the last good one stays in force: bad",
+            "npu0 became unhealthy: alive says 0",
+            f"npu-agent {__version__} started",
+        }
+        await room.show(card(0))
+        assert [gone.state.id for gone in room.recorder.timeline.gone] == ["UUID-1"]
+        await room.show(card(0), card(1))
+        assert room.recorder.timeline.gone == ()
+
+
+async def test_a_card_that_was_exchanged_is_gone(room: Room) -> None:
+    first, other = (
+        replace(card(0), id=uuid, card=replace(card(0).card, uuid=uuid))
+        for uuid in ("UUID-0", "OTHER")
+    )
+    async with room.running():
+        await room.show(first)
+        await room.show(other)
+        text = "npu0 is another card now: FuriosaAI Warboy, OTHER, in place of UUID-0"
+        assert text in room.texts()
+        assert [gone.state.id for gone in room.recorder.timeline.gone] == ["UUID-0"]
+
+
+async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now(room: Room) -> None:
+    async with room.running():
+        room.now += 5
+        room.usages.publish((used(0, "before"),))
+        await room.seen()
+        room.now += 10
+        room.usages.publish((used(0, "later"),))
+        await room.seen()
+        assert {"ml/before released npu0", "ml/later was given npu0"} < room.texts()
+        assert "ml/before was given npu0" not in room.texts()
 
 
 async def test_of_a_card_that_flaps_there_is_no_event_for_each_change(room: Room) -> None:
