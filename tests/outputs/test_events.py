@@ -277,6 +277,7 @@ async def test_a_card_that_was_exchanged_is_gone(room: Room) -> None:
         replace(card(0), id=uuid, card=replace(card(0).card, uuid=uuid))
         for uuid in ("UUID-0", "OTHER")
     )
+    room.snapshots = Feed(Snapshot())
     async with room.running():
         await room.show(first)
         await room.show(other)
