@@ -189,7 +189,7 @@ def _compile() -> None:
     """Compiles what the agent loads, as it is in the image: else each start would."""
     loads = (
         "import npu_agent.agent.run, npu_agent.cli.main, npu_agent.cli.run, yaml, "
-        "npu_agent.outputs.web.connections, npu_agent.outputs.web.render, "
+        "npu_agent.outputs.web.connections, npu_agent.outputs.web.page, "
         "kubernetes_asyncio.config"
     )
     environment = {**os.environ, **IMAGE, "PYTHONDONTWRITEBYTECODE": ""}

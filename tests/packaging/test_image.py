@@ -107,7 +107,7 @@ def test_all_that_the_agent_loads_is_compiled(image: Path) -> None:
     look = (
         "import sys, pathlib; import npu_agent.agent.run; from npu_agent.cli import main; "
         "from npu_agent.cli import run; from npu_agent.people.commands import view; "
-        "import npu_agent.outputs.web.connections; import npu_agent.outputs.web.render; "
+        "import npu_agent.outputs.web.connections; import npu_agent.outputs.web.page; "
         "import kubernetes_asyncio.config; "
         "files = [m.__spec__ for m in sys.modules.values() if getattr(m, '__spec__', None)]; "
         "files = [s for s in files if s.origin and s.origin.startswith('/opt') and s.cached]; "

@@ -1,7 +1,9 @@
-"""The status page: the state of the agent as one HTML document that needs nothing else. Pure.
+"""The status page: the state of the agent as one HTML document that needs nothing else.
 
 Made for an engineer on call at night: the first line says whether all is well, and if not, what
 is wrong. Works without JavaScript (the page then reloads itself), on a phone and in dark mode.
+Jinja2 renders the templates, and escapes all that they print. What comes from outside goes through
+the filter `text`, too. Slow to import: `Server` does it on a thread.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ import hashlib
 from base64 import b64encode
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from npu_agent.core.state import AgentState
-from npu_agent.outputs.web.view import PageView, Tracks
-from npu_agent.outputs.web.words import LANGUAGES
+from npu_agent.core.advice import plain_reason
+from npu_agent.core.comparison import plain as spelled
+from npu_agent.core.state import AgentState, is_fenced
+from npu_agent.outputs.web import words
+from npu_agent.outputs.web.status import iso
+from npu_agent.outputs.web.view import HIGH, MOST, WIDE, PageView, Tracks
 
 _HERE = Path(__file__).parent
 _STYLE = Markup((_HERE / "page.css").read_text())  # noqa: S704
@@ -27,7 +33,7 @@ def _steps(language: str) -> str:
     return made.read_text() if made.exists() else "<p>python docs/runbook.py makes this page.</p>"
 
 
-_STEPS = {language: Markup(_steps(language)) for language in LANGUAGES}  # noqa: S704
+_STEPS = {language: Markup(_steps(language)) for language in words.LANGUAGES}  # noqa: S704
 
 
 def _digest(text: str) -> str:
@@ -45,16 +51,50 @@ POLICY = (
 _BUILD = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
+environment = Environment(
+    loader=FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+environment.globals.update(
+    _=words.words,
+    ngettext=words.counted,
+    HIGH=HIGH,
+    MOST=MOST,
+    UNKNOWN=words.UNKNOWN,
+    WHOLE=words.WHOLE,
+    WIDE=WIDE,
+)
+environment.filters.update(
+    clauses=words.translate_clauses,
+    figure=words.figure,
+    iso=iso,
+    plain=words.plain,
+    prose=words.prose,
+    reason=plain_reason,
+    span=words.span,
+    spelled=spelled,
+    text=words.text,
+)
+environment.tests["fenced"] = is_fenced
+for name in environment.list_templates():
+    environment.get_template(name)
+
+
 def page(state: AgentState, history: Tracks, language: str = "en") -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
-    from npu_agent.outputs.web.render import render
-
     assets = {"build": _BUILD, "style": _STYLE, "script": _SCRIPT}
-    return render("page.html", language, state=state, view=PageView(state, history), **assets)
+    return _render("page.html", language, state=state, view=PageView(state, history), **assets)
 
 
 def runbook(language: str = "en") -> str:
     """Renders the runbook that problems link to, in one of `LANGUAGES`."""
-    from npu_agent.outputs.web.render import render
+    return _render("runbook.html", language, style=_STYLE, steps=_STEPS[language])
 
-    return render("runbook.html", language, style=_STYLE, steps=_STEPS[language])
+
+def _render(name: str, language: str, **values: object) -> str:
+    with words.in_language(language):
+        return environment.get_template(name).render(language=language, **values)

@@ -14,7 +14,6 @@ from npu_agent.core.problems import unready
 from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.page import POLICY, page, runbook
 from npu_agent.outputs.web.status import as_json
 from npu_agent.outputs.web.words import LANGUAGES
 
@@ -36,11 +35,7 @@ _HEADERS = {
     "Vary": "Accept, Accept-Encoding, Accept-Language",
     "X-Content-Type-Options": "nosniff",
 }
-_PAGE_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "DENY",
-}
+_PAGE_HEADERS = {"Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +75,20 @@ def pages(
         kind = _OPENMETRICS if wanted.openmetrics else _TEXT
         return _answer(metrics(wanted.openmetrics), kind)
 
+    def status_page(wanted: Preferences) -> PageAnswer:
+        from npu_agent.outputs.web.page import page
+
+        return _html(page(state(), history.of, wanted.language))
+
+    def steps(wanted: Preferences) -> PageAnswer:
+        from npu_agent.outputs.web.page import runbook
+
+        return _html(runbook(wanted.language))
+
     return {
-        "/": lambda wanted: _html(page(state(), history.of, wanted.language)),
+        "/": status_page,
         "/status.json": lambda _: _json(as_json(state())),
-        "/runbook": lambda wanted: _html(runbook(wanted.language)),
+        "/runbook": steps,
         "/metrics": for_prometheus,
         **probes(state),
     }
@@ -168,7 +173,10 @@ def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> PageAnswer:
 
 
 def _html(document: str) -> PageAnswer:
-    return _answer(document.encode(), _HTML, HTTPStatus.OK, **_PAGE_HEADERS)
+    from npu_agent.outputs.web.page import POLICY
+
+    headers = {"Content-Security-Policy": POLICY, **_PAGE_HEADERS}
+    return _answer(document.encode(), _HTML, HTTPStatus.OK, **headers)
 
 
 def _answer(

@@ -139,7 +139,7 @@ async def _load(module: str) -> None:
 async def _load_templates() -> None:
     await asyncio.sleep(_STARTED)
     with suppress(OSError):  # the first reader of the page loads them then
-        await _load("render")
+        await _load("page")
 
 
 async def listen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CardState, HealthState, Reading
@@ -13,10 +13,9 @@ from npu_agent.core.problems import Note, is_hot, notes, problems, unready
 from npu_agent.core.state import AgentState, GoneDevice, SessionPhase, is_fenced
 from npu_agent.core.timeline import SPAN, GoneCard, TimelineEntry
 from npu_agent.core.trends import TrendKind
-from npu_agent.outputs.web.curves import STEP_WIDE, WIDE, bounds, curve
+from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.history import Figures, Track, step_of
-from npu_agent.outputs.web.markup import UNKNOWN
-from npu_agent.outputs.web.words import translate
+from npu_agent.outputs.web.words import UNKNOWN, translate
 from npu_agent.text import natural
 
 Tracks = Callable[[str], Track]
@@ -29,6 +28,11 @@ MANY = 12
 _IN_FULL = 6
 """Cards with a problem that have a large tile even so; of more, each has a small one."""
 _WELL = 3
+STEP_WIDE = 4
+WIDE, HIGH = STEP_WIDE * MOST_POINTS, 72
+"""The box of a curve, and of a step of the history in it."""
+_GAP = 12
+"""Width without a reading from which on a curve is broken."""
 _ANCHORS = {
     "card": "cards",
     "hardware": "not-served",
@@ -228,3 +232,41 @@ class PageView:
     def sign(self, phase: SessionPhase) -> tuple[str, str]:
         """The colour and the icon of a registration's phase."""
         return _SIGNS.get(phase, ("bad", "bad"))
+
+
+def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
+    """The ends of an axis: round values, so that they seldom change.
+
+    `values` are NaN where one is missing; `least` is the smallest range, so that noise stays small.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return 0.0, least
+    smallest, largest = min(finite), max(finite)
+    rough = max(least, largest - smallest) / 2
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
+    low = math.floor(smallest / step) * step
+    return low, max(low + 2 * step, math.ceil(largest / step) * step)
+
+
+def curve(
+    points: Iterable[tuple[int, float]], ends: tuple[float, float]
+) -> Sequence[Sequence[str]]:
+    """The lines of a curve, each the points of a polyline, in a box of `WIDE` by `HIGH`.
+
+    Args:
+        points: horizontal positions, 0 to `WIDE`, and values: NaN where one is missing. There the
+            curve is broken, and where positions are more than `_GAP` apart.
+        ends: the values at the bottom and at the top: see `bounds`.
+    """
+    low, high = ends
+    bottom, before = HIGH - 2, -WIDE
+    lines: list[list[str]] = []
+    for x, value in points:
+        if low <= value <= high:  # not NaN
+            if x - before > _GAP:
+                lines.append([])
+            before = x
+            lines[-1].append(f"{x},{int(bottom - (value - low) * (bottom - 2) / (high - low))}")
+    return lines

@@ -19,12 +19,17 @@ from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.outputs.web.curves import bounds, curve
-from npu_agent.outputs.web.markup import NBSP, span
-from npu_agent.outputs.web.page import page, runbook
-from npu_agent.outputs.web.render import environment
-from npu_agent.outputs.web.view import MOST
-from npu_agent.outputs.web.words import LANGUAGES, SENTENCES, WORDS, in_language, translate_clauses
+from npu_agent.outputs.web.page import environment, page, runbook
+from npu_agent.outputs.web.view import MOST, bounds, curve
+from npu_agent.outputs.web.words import (
+    LANGUAGES,
+    NBSP,
+    SENTENCES,
+    WORDS,
+    in_language,
+    span,
+    translate_clauses,
+)
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
