@@ -45,7 +45,7 @@ from npu_agent.outputs.events import Events, Recorder
 from npu_agent.outputs.labels import output_of
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.machine import read_machine
-from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.own import LoopLag
 from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent.outputs.prometheus import own, process
+from npu_agent.outputs.prometheus import own
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import own as new_agent
 
@@ -121,7 +121,7 @@ def exported() -> set[str]:
     histograms: set[str] = set()
     for family in own.families(new_agent()):
         (histograms if family.kind == "histogram" else names).add(family.name)
-    names |= {family.name for family in process.families()}
+    names |= {family.name for family in own.of_process()}
     for schema in SCHEMAS.values():
         names |= {metric.name for metric in schema.metrics}
     names |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}

@@ -8,6 +8,7 @@ are the same for all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from npu_agent.core.hardware import (
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
-from npu_agent.outputs.prometheus.text import MetricFamily, Samples, clean, finite, label_text
+from npu_agent.outputs.prometheus.text import MetricFamily, Samples, finite, label_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +147,11 @@ def _throttled(cards: Cards) -> Numbers:
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    """The names, of which the second ``temp`` becomes ``temp_2`` and the third ``temp_3``.
-
-    A driver may label two sensors alike, and Prometheus refuses a page with one series twice.
-    """
-    names = [clean(name) for name in names]
-    taken = set(names)
-    seen: set[str] = set()
+    """The names, of which the second ``temp`` becomes ``temp_2`` and the third ``temp_3``."""
+    seen: Counter[str] = Counter()
     for name in names:
-        number, chosen = 2, name
-        if name in seen:
-            while (chosen := f"{name[:_STEM]}_{number}") in taken:
-                number += 1
-        seen.add(chosen)
-        taken.add(chosen)
-        yield chosen
-
-
-_STEM = 200
-"""Characters of a name that get a number appended: the longest ones would lose it again."""
+        seen[name] += 1
+        yield f"{name}_{seen[name]}" if seen[name] > 1 else name
 
 
 def _info(cards: Cards) -> Numbers:

@@ -12,7 +12,7 @@ from npu_agent.core.state import AgentState
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
-from npu_agent.outputs.prometheus import cards, own, process
+from npu_agent.outputs.prometheus import cards, own
 from npu_agent.outputs.prometheus.text import MetricFamily
 
 log = logger(__name__)
@@ -42,7 +42,7 @@ class Page:
         sources: dict[str, Callable[[], tuple[MetricFamily, ...]]] = {}
         if state := self._attempt("state", self._state):
             sources = {"cards": partial(self._cards, state), "own": partial(own.families, state)}
-        sources["process"] = process.families
+        sources["process"] = own.of_process
         pieces = []
         for name, families in sources.items():
             for family in self._attempt(name, families) or ():

@@ -25,7 +25,7 @@ from npu_agent.core.state import AgentState, ConfigState, ResourceState, Session
 from npu_agent.core.vendor_spec import MetricSchema
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus import own as own_metrics
-from npu_agent.outputs.prometheus.lag import LoopLag
+from npu_agent.outputs.prometheus.own import LoopLag
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE, holdings
