@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.figure import Figure
-from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.objects import AGENT
 from npu_agent.vendors import DRIVERS
 from tests.cluster import Cluster, network, settings
 

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
+from npu_agent.kube.request import Request
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import fetch
-from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.pods import AGENT, Pod, page_of
+from npu_agent.people.cluster.objects import AGENT, Cluster, Pod
 from npu_agent.typedjson import InvalidJsonError, convert
 
+_PAGE = 5.0
+"""Seconds for a page: the proxy itself would wait 30 for a Node that is gone."""
 _ALL_PAGES = 15.0
 """Seconds for the agents' pages, together."""
 
@@ -62,7 +65,7 @@ async def report_of(api: Api, node: str) -> Report:
     return _report(node, await status_of(api, node))
 
 
-async def status_of(api: Api, node: str) -> dict[str, object]:
+async def status_of(api: Api, node: str) -> dict[str, Any]:
     """/status.json of the agent on a Node, as it is.
 
     Raises:
@@ -77,17 +80,34 @@ async def status_of(api: Api, node: str) -> dict[str, object]:
         raise CommandError(
             f"no agent runs on Node {node}: `kubectl get pods -A -o wide -l {AGENT}`"
         )
-    return await _first(api, pods)
+    return await _page(api, pods)
 
 
-async def _first(api: Api, pods: Sequence[Pod]) -> dict[str, object]:
-    """The first page that can be read; else the first error."""
+async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
+    """The first page that can be read, by the API server's proxy; else the first error.
+
+    The proxy takes the first port of a Pod, which is that of the pages.
+    """
     errors: list[ApiError] = []
+    page = Request("get", "Pod", dict[str, Any], subresource="proxy/status.json")
     for pod in pods:
-        try:
-            return await page_of(api, pod.namespace, pod.name)
-        except ApiError as error:
-            errors.append(error)
+        for scheme in ("", "https:"):
+            name = f"{scheme}{pod.name}:"
+            try:
+                request = replace(page, namespace=pod.namespace, name=name)
+                return await api.ask(request, deadline=_PAGE)
+            except ApiError as error:
+                errors.append(error)
+            if errors[-1].kind is ErrorKind.UNAUTHORIZED:
+                raise ApiError(
+                    f"the agent's page of Pod {pod.key} wants a token (401), which the API "
+                    "server's proxy does not pass on",
+                    f"run `kubectl -n {pod.namespace} port-forward {pod.name} 9100`, and get "
+                    "/status.json with your token",
+                    kind=ErrorKind.UNAUTHORIZED,
+                )
+            if errors[-1].kind in (ErrorKind.FORBIDDEN, ErrorKind.TIMEOUT):
+                break
     raise errors[0]
 
 
@@ -110,7 +130,7 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
         if refused:
             return
         try:
-            reports[node] = _report(node, await _first(api, only(node, pods)))
+            reports[node] = _report(node, await _page(api, only(node, pods)))
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:

@@ -15,8 +15,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import IS_IT_KUBERNETES
 from npu_agent.kube.objects import Object, Struct
 from npu_agent.kube.request import Request
-from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.objects import AGENT, Cluster
 
 T = TypeVar("T")
 

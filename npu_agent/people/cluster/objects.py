@@ -1,6 +1,15 @@
-"""The objects that were read from a cluster."""
+"""The objects that are read from a cluster, as far as commands read them.
+
+Formats: k8s.io/api of Kubernetes 1.37, core/v1, apps/v1 and resource/v1, types.go. Quantities are
+amounts as Kubernetes writes them: ``8``, ``500m``, ``48Gi``, ``1e3``.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
 
 import msgspec
 
@@ -15,7 +24,155 @@ from npu_agent.kube.objects import (
     ResourceSlice,
     Struct,
 )
-from npu_agent.people.cluster.pods import DaemonSet, Pod
+
+AGENT = "app.kubernetes.io/name=npu-agent"
+"""Selects what the agent's manifests label; anyone may label a Pod so: see `DaemonSet.runs`."""
+
+_BINARY = {f"{letter}i": 2 ** (10 * at) for at, letter in enumerate("KMGTPE", 1)}
+_DECIMAL = {letter: 1000**at for at, letter in enumerate("kMGTPE", 1)}
+_SMALL = {letter: Fraction(1, 1000**at) for at, letter in enumerate("mun", 1)}
+_FACTORS: Mapping[str, Fraction | int] = {"": 1, **_BINARY, **_DECIMAL, **_SMALL}
+_FORM = re.compile(
+    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE])?)",
+    re.ASCII,
+)
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """The resource requests of a container."""
+
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+
+
+class Container(Struct, frozen=True):
+    """A container; an init container with restartPolicy Always is a sidecar."""
+
+    name: str
+    image: str = ""
+    resources: Resources = Resources()
+    restart_policy: str = ""
+
+
+class PodClaim(Struct, frozen=True):
+    """A claim that a Pod refers to, by its name or by a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodSpec(Struct, frozen=True):
+    """The Node, the containers and the claims of a Pod."""
+
+    node_name: str = ""
+    service_account_name: str = ""
+    scheduler_name: str = "default-scheduler"
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    resource_claims: tuple[PodClaim, ...] = ()
+
+
+class PodClaimStatus(Struct, frozen=True):
+    """The claim that was made of a template; None: none was needed."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class ExtendedClaim(Struct, frozen=True):
+    """The claim that the scheduler made for extended resources (KEP-5004)."""
+
+    resource_claim_name: str
+    request_mappings: tuple[Plain, ...] = ()
+
+
+class HealthOf(Struct, frozen=True, rename={"resource_id": "resourceID"}):
+    """A device of a container and its health (KEP-4680)."""
+
+    resource_id: str
+    health: str = ""
+
+
+class Allocated(Struct, frozen=True):
+    """The devices that a container has of a resource; a claim's is ``claim:NAME/REQUEST``."""
+
+    name: str
+    resources: tuple[HealthOf, ...] = ()
+
+
+class ContainerStatus(Struct, frozen=True):
+    """The status of a container."""
+
+    name: str
+    allocated_resources_status: tuple[Allocated, ...] = ()
+
+
+class PodStatus(Struct, frozen=True):
+    """The state of a Pod."""
+
+    phase: str = "Pending"
+    start_time: str | None = None
+    conditions: tuple[Condition, ...] = ()
+    resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
+    extended_resource_claim_status: ExtendedClaim | None = None
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Object, frozen=True):
+    """A Pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it holds nothing any more."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def stays(self) -> str:
+        """Why it would be back after an eviction; "" if it would not."""
+        if "kubernetes.io/config.mirror" in self.metadata.annotations:
+            return "a static Pod of the node"
+        daemon = any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
+        return "a Pod of a DaemonSet" if daemon else ""
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The names of its ResourceClaims that there are, in its namespace."""
+        made = {made.name: made.resource_claim_name for made in self.status.resource_claim_statuses}
+        names = [ref.resource_claim_name or made.get(ref.name) for ref in self.spec.resource_claims]
+        if extended := self.status.extended_resource_claim_status:
+            names.append(extended.resource_claim_name)
+        return tuple(filter(None, names))
+
+
+class PodTemplate(Struct, frozen=True):
+    """The Pods of a controller."""
+
+    spec: PodSpec = PodSpec()
+
+
+class DaemonSetSpec(Struct, frozen=True):
+    """The desired state of a DaemonSet."""
+
+    template: PodTemplate = PodTemplate()
+
+
+class DaemonSet(Object, frozen=True):
+    """A DaemonSet."""
+
+    spec: DaemonSetSpec = DaemonSetSpec()
+
+    def runs(self, pod: Pod) -> bool:
+        """Whether this Pod is one of its own: by owner, namespace and ServiceAccount."""
+        return (
+            any(ref.controller and ref.uid == self.uid for ref in pod.metadata.owner_references)
+            and pod.namespace == self.namespace
+            and pod.spec.service_account_name == self.spec.template.spec.service_account_name
+        )
 
 
 class ClassSpec(Struct, frozen=True):
@@ -64,15 +221,6 @@ class DeviceTaintRule(Object, frozen=True):
     spec: TaintRuleSpec
 
 
-def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
-    return next((condition for condition in of if condition.type == type_), None)
-
-
-def expressions(of: Plain) -> list[str]:
-    """The CEL selectors of a request."""
-    return [item["cel"]["expression"] for item in of.get("selectors") or () if "cel" in item]
-
-
 class Cluster(msgspec.Struct, frozen=True):
     """The objects of a cluster; kinds that may not be read are empty and in `refused`."""
 
@@ -87,3 +235,26 @@ class Cluster(msgspec.Struct, frozen=True):
     """Those with the agent's label."""
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""
+
+
+def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:
+    return next((condition for condition in of if condition.type == type_), None)
+
+
+def expressions(of: Plain) -> list[str]:
+    """The CEL selectors of a request."""
+    return [item["cel"]["expression"] for item in of.get("selectors") or () if "cel" in item]
+
+
+@lru_cache(maxsize=2**12)
+def quantity(text: str) -> Fraction:
+    """The amount; a large cluster writes the same few a hundred thousand times.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, exponent, suffix = match.groups()
+    return Fraction(number) * Fraction(10) ** int(exponent or 0) * _FACTORS[suffix or ""]

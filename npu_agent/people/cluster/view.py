@@ -16,9 +16,7 @@ from npu_agent.core.hardware import CoreRange
 from npu_agent.kube.objects import Node, SliceDevice
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.agents import AgentPages, agents
-from npu_agent.people.cluster.objects import Cluster, condition
-from npu_agent.people.cluster.pods import Container, Pod
-from npu_agent.people.cluster.quantity import quantity
+from npu_agent.people.cluster.objects import Cluster, Container, Pod, condition, quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
 from npu_agent.people.cluster import cel, view
 from npu_agent.people.cluster.agents import AgentPages, agents
-from npu_agent.people.cluster.objects import Cluster, DeviceClass, condition, expressions
-from npu_agent.people.cluster.pods import Pod, PodClaim
+from npu_agent.people.cluster.objects import (
+    Cluster,
+    DeviceClass,
+    Pod,
+    PodClaim,
+    condition,
+    expressions,
+)
 from npu_agent.people.cluster.view import Words
 from npu_agent.text import closest, listed, natural, one_line
 
@@ -24,10 +30,14 @@ _IMPLICIT = "deviceclass.resource.kubernetes.io/"
 _CORDONED = "node.kubernetes.io/unschedulable"
 _NAMED = 3
 """Nodes, Pods or names that a fact lists; more are counted."""
-_LONGEST = 160
+_SELECTOR = 160
 """Characters of a selector that are shown."""
+_LINE = 1000
+"""Characters of a line."""
+_MANY = 20
+"""Lines: those of more Nodes are counted."""
 _SECONDS = 2.0
-"""After which no selector of an answer is judged any more: they are other people's."""
+"""For the selectors of an answer, together: they are other people's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,25 +235,33 @@ class _Published:
         offered = self._devices
         text = f"{len(offered)} devices are published"
         for of, expression in selectors if offered else ():
-            quoted = f"{one_line(expression, _LONGEST)} ({of})"
+            quoted = f"{one_line(expression, _SELECTOR)} ({of})"
             try:
-                judged = self._judge(expression, offered)
+                offered, failed = self._matching(expression, offered)
             except cel.CannotJudgeError as error:
                 return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
-            answers = list(zip(offered, judged.met, strict=True))
-            offered = [device for device, meets in answers if meets]
             text += f", of which {len(offered)} meet {quoted}"
-            fails = [device.device.name for device, meets in answers if meets is None]
-            if fails:
-                text += f"; it fails on {len(fails)}, as on {fails[0]}: {judged.error}"
+            if failed:
+                name, failure = failed[0]
+                text += f"; it fails on {len(failed)}, as on {name}: {failure}"
         pools = Counter(device.pool for device in offered).most_common()
         where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
         return f"{text}: {where}" if where and selectors else text
 
-    def _judge(self, expression: str, offered: Sequence[view.PublishedDevice]) -> cel.Judged:
-        if time.monotonic() > self._until:
-            raise cel.CannotJudgeError(f"the selectors before it took {_SECONDS:g} s")
-        return cel.judge(expression, [(device.driver, device.device) for device in offered])
+    def _matching(
+        self, expression: str, offered: Sequence[view.PublishedDevice]
+    ) -> tuple[list[view.PublishedDevice], list[tuple[str, cel.CelError]]]:
+        """The devices that meet a selector, and the names and errors of those on which it fails."""
+        matching, failed = [], []
+        for device in offered:
+            if time.monotonic() > self._until:
+                raise cel.CannotJudgeError(f"the selectors take more than {_SECONDS:g} s")
+            try:
+                if cel.matches(expression, device.device, device.driver):
+                    matching.append(device)
+            except cel.CelError as error:
+                failed.append((device.device.name, error))
+        return matching, failed
 
 
 def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
@@ -317,3 +335,22 @@ def _devices(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Iterator
             for device in resource.resources:
                 if device.health != "Healthy":
                     yield Fact(resource.name, f"{device.resource_id} is {device.health}")
+
+
+def lines(answer: Explanation, *, each: bool = False) -> str:
+    """The sentence, the scheduler's words, and the facts; `each`: of every Node alone."""
+    said = [] if answer.scheduler is None else [f"The scheduler: {answer.scheduler}"]
+    facts = [f"{fact.subject}: {fact.text}" for fact in answer.facts] if each else _shared(answer)
+    texts = [one_line(text, _LINE) for text in (answer.sentence, *said)]
+    return "\n".join([*texts, *(f"  {one_line(fact, _LINE)}" for fact in facts)])
+
+
+def _shared(answer: Explanation) -> Iterator[str]:
+    """Yields the facts; subjects of which the same is true share a line."""
+    subjects: dict[str, list[str]] = {}
+    for fact in answer.facts:
+        subjects.setdefault(fact.text, []).append(fact.subject)
+    for text, names in [*subjects.items()][:_MANY]:
+        yield f"{listed(names, _NAMED)}: {text}"
+    if len(subjects) > _MANY:
+        yield f"and {len(subjects) - _MANY} lines more: `-o wide` has them"

@@ -10,15 +10,18 @@ import argparse
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
 from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
-from npu_agent.kube import Api, ApiError
+from npu_agent.kube import Api, ApiError, ErrorKind
+from npu_agent.kube.request import Request
 from npu_agent.outputs.web.report import Report, ReportedCard
-from npu_agent.people.cluster import pods, view
+from npu_agent.people.cluster import view
 from npu_agent.people.cluster.agents import AgentPages, report_of
 from npu_agent.people.cluster.fetch import fetch
-from npu_agent.people.cluster.pods import Pod
+from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.commands.cordon import (
     Target,
     api_server,
@@ -150,7 +153,7 @@ async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) ->
 async def _evict(
     api: Api, pod: Pod, grace_period: int | None, evicted: dict[str, str]
 ) -> tuple[str, float]:
-    """Asks for the eviction of a Pod, and adds it to the `evicted` once that is granted.
+    """Asks for the eviction of this very Pod, and adds it to the `evicted` once that is granted.
 
     Returns:
         What the Pod waits for, and the seconds that the API server asks to wait.
@@ -163,13 +166,31 @@ async def _evict(
             f"{pod.key} is {pod.stays}, which an eviction would bring back: it was not "
             "evicted, and the card stays cordoned; delete its owner, or keep it off this Node"
         )
-    refused = await pods.evict(api, pod, grace_period)
-    if refused is None:
-        evicted[pod.uid] = pod.key
-        print(f"evicted {pod.key}", flush=True)
-        return ending
-    seconds = refused.retry_after or 0.0
-    if (budget := refused.causes.get("DisruptionBudget")) is None:
-        return f"{pod.key} is not evicted: {refused.what}", seconds
+    options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
+    if grace_period is not None:
+        options["gracePeriodSeconds"] = grace_period
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "deleteOptions": options,
+    }
+    of_pod = Request("create", "Pod", object, namespace=pod.namespace, name=pod.name)
+    try:
+        await api.ask(replace(of_pod, subresource="eviction", body=eviction))
+    except ApiError as error:
+        if error.kind is ErrorKind.TOO_MANY:
+            return _delay(pod, error), error.retry_after or 0.0
+        # Gone, or another Pod has its name by now.
+        if error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT):
+            raise
+    evicted[pod.uid] = pod.key
+    print(f"evicted {pod.key}", flush=True)
+    return ending
+
+
+def _delay(pod: Pod, error: ApiError) -> str:
+    if (budget := error.causes.get("DisruptionBudget")) is None:
+        return f"{pod.key} is not evicted: {error.what}"
     look = f"`kubectl get pdb -n {pod.namespace}`"
-    return f"{pod.key} is kept by its PodDisruptionBudget ({budget}): {look}", seconds
+    return f"{pod.key} is kept by its PodDisruptionBudget ({budget}): {look}"

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -27,16 +27,17 @@ from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import view as rows
 from npu_agent.people.cluster.agents import AgentPages, agents, pages, report_of, status_of
 from npu_agent.people.cluster.fetch import fetch
-from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
-from npu_agent.people.commands import kubectl_why, view
+from npu_agent.people.cluster.why import lines, why
+from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS, REGISTRY
 
 _RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
 _OF_PODS = ("pods", "claims", "slices", "daemon_sets")
+_ALL = ("nodes", *_OF_PODS, "classes", "taint_rules")
 _WORDS = rows.Words(
     drivers=DRIVERS,
     domain=DRIVERS[0].partition(".")[2],
@@ -204,16 +205,27 @@ async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
     if running:
         nodes = rows.node_rows(cluster, _WORDS, await pages(api, running))
-    notes = _refusals(cluster)
+    notes = _refusals(cluster.refused)
     return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
 
 
 async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     space = "default" if args.all_namespaces else args.namespace
-    answer, cluster = await kubectl_why.answer(api, space, args.pod, _WORDS)
+    name = args.pod.removeprefix("pod/")
+    named, own, cluster = await asyncio.gather(
+        fetch(api, "pods", namespace=space, pod=name),
+        fetch(api, "claims", "templates", namespace=space),
+        fetch(api, *_ALL),
+    )
+    if not named.pods:
+        missing = f"there is no Pod {name} in namespace {space}"
+        owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
+        raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
+    answer = why(named.pods[0], own, cluster, _WORDS)
+    notes = _refusals({**own.refused, **cluster.refused})
     if view.is_data(args):
-        return view.data(asdict(answer), args), _refusals(cluster)
-    return kubectl_why.lines(answer, each=args.output == "wide"), _refusals(cluster)
+        return view.data(asdict(answer), args), notes
+    return lines(answer, each=args.output == "wide"), notes
 
 
 async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -231,7 +243,7 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
     held = rows.holdings(cluster, _WORDS, read)
     notes = [
-        *_refusals(cluster),
+        *_refusals(cluster.refused),
         *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if read.refused else ()),
     ]
     if read.failed:
@@ -247,10 +259,9 @@ def _none(words: str, notes: Sequence[str]) -> str:
     return f"{words} in what could be read" if notes else words
 
 
-def _refusals(cluster: Cluster) -> list[str]:
-    if not cluster.refused:
-        return []
-    return [f"you may not list {', '.join(sorted(map(plural, cluster.refused)))}: {_RIGHTS}"]
+def _refusals(refused: Mapping[str, str]) -> list[str]:
+    kinds = ", ".join(sorted(map(plural, refused)))
+    return [f"you may not list {kinds}: {_RIGHTS}"] if refused else []
 
 
 def _shown(

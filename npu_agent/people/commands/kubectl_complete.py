@@ -17,7 +17,7 @@ from npu_agent.cli import CommandError
 from npu_agent.kube import ApiError
 from npu_agent.people.cluster.agents import agents, report_of
 from npu_agent.people.cluster.fetch import fetch
-from npu_agent.people.cluster.pods import AGENT
+from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.kubectl import DEFAULTS, flags, parser
 from npu_agent.text import one_line

@@ -22,7 +22,7 @@ from npu_agent.kube.credentials import at
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import proxy
 from npu_agent.people.cluster.fetch import ObjectList
-from npu_agent.people.cluster.pods import Pod
+from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.cluster.proxy import Login, through_kubectl
 from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import Authority, authority, kubeconfig

@@ -8,7 +8,7 @@ import pytest
 
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.agents import AgentPages
-from npu_agent.people.cluster.pods import Pod
+from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.cluster.view import holdings, node_rows, requests
 from tests.people.cluster.build import (
     NPU,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from npu_agent.people.cluster import cel
 from npu_agent.people.cluster import why as why_module
-from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.pods import Pod
-from npu_agent.people.cluster.why import Explanation, why
+from npu_agent.people.cluster.objects import Cluster, Pod
+from npu_agent.people.cluster.why import Explanation, Fact, lines, why
 from tests.people.cluster.build import (
     DRIVER,
     NPU,
@@ -177,19 +175,12 @@ def test_how_many_devices_meet_each_selector() -> None:
 
 
 def test_after_a_while_no_selector_is_judged_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def judge(_: str, devices: Sequence[object]) -> cel.Judged:
-        nonlocal now
-        now += 1.5
-        return cel.Judged((True,) * len(devices))
-
-    monkeypatch.setattr(why_module, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(cel, "judge", judge)
-    own = claim("mine", request("npu", *"abcd"))
+    clock = itertools.count(step=0.5)
+    monkeypatch.setattr(why_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    own = claim("mine", request("npu", *(f"{n} < 9" for n in range(9))))
     found = facts(CLAIMED, own, class_(), slice_("n1", device("npu-0")))["claim npu"]
-    assert found.endswith("how many meet b (request npu): the selectors before it took 2 s")
-    assert now == 3.0
+    assert found.count("of which 1 meet") == 4
+    assert found.endswith("how many meet 3 < 9 (request npu): the selectors take more than 2 s")
 
 
 def test_a_selector_that_fails_on_a_device_names_it() -> None:
@@ -275,3 +266,14 @@ def test_the_devices_of_a_pod_that_runs() -> None:
         "claim/mine": "npu0, cores 0-3",
         "claim:npu/r": "d is Unhealthy",
     }
+
+
+def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
+    texts = ["full", "empty", "full", "full", "full", *(f"{n} free" for n in range(30))]
+    found = Explanation(
+        "It is.", None, tuple(Fact(f"n{at}", text) for at, text in enumerate(texts, 1))
+    )
+    shown = lines(found).splitlines()
+    assert shown[1:3] == ["  n1, n3, n4 and 1 more: full", "  n2: empty"]
+    assert shown[21:] == ["  and 12 lines more: `-o wide` has them"]
+    assert lines(found, each=True).count("full") == 4

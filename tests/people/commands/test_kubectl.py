@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,8 +19,7 @@ from npu_agent.cli import main as cli
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
 from npu_agent.people.cluster import fetch
-from npu_agent.people.cluster.why import Explanation, Fact
-from npu_agent.people.commands import cordon, drain, kubectl, kubectl_why, screen
+from npu_agent.people.commands import cordon, drain, kubectl, screen
 from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import Reply, says, status
 from tests.people.cluster.build import (
@@ -323,33 +321,6 @@ async def test_why_a_pod_is_pending() -> None:
     assert data["sentence"] == sentence
     assert data["scheduler"].startswith("0/3 nodes")
     assert data["facts"][0] == {"subject": "requests", "text": "9 beta.furiosa.ai/npu"}
-
-
-@pytest.mark.usefixtures("cluster")
-async def test_the_loop_goes_on_while_selectors_are_judged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop, ran = asyncio.get_running_loop(), threading.Event()
-
-    def why(*_: object) -> Explanation:
-        loop.call_soon_threadsafe(ran.set)
-        assert ran.wait(30)
-        return Explanation("It is.")
-
-    monkeypatch.setattr(kubectl_why, "why", why)
-    async with vars(kubectl)["through_kubectl"](()) as (api, _):
-        await kubectl_why.answer(api, SPACE, "waits", kubectl._WORDS)
-
-
-def test_nodes_of_which_the_same_is_true_share_a_line() -> None:
-    texts = ["full", "empty", "full", "full", "full", *(f"{n} free" for n in range(30))]
-    found = Explanation(
-        "It is.", None, tuple(Fact(f"n{at}", text) for at, text in enumerate(texts, 1))
-    )
-    lines = kubectl_why.lines(found).splitlines()
-    assert lines[1:3] == ["  n1, n3, n4 and 1 more: full", "  n2: empty"]
-    assert lines[21:] == ["  and 12 lines more: `-o wide` has them"]
-    assert kubectl_why.lines(found, each=True).count("full") == 4
 
 
 async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent.people.cluster.pods import DaemonSet, Pod
+from npu_agent.people.cluster.objects import DaemonSet, Pod
 from tests.people.cluster.build import AGENT, Json, read
 
 OWNER = {"kind": "DaemonSet", "uid": "ours", "controller": True}
