@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from npu_agent.core.advice import TRENDS, by_cause, plain_reason
 from npu_agent.core.hardware import CardState
-from npu_agent.core.problems import blocking
+from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.trends import TrendKind
 from npu_agent.text import listed
@@ -53,7 +53,7 @@ def condition(state: AgentState, seen: int) -> NodeCondition | None:
     wanted = seen if expected is None else expected
     fenced = [*_fenced(state)]
     gone = [card.state.card.name for card in state.missing] if healthy < wanted else []
-    services = [note for note in blocking(state) if note.subject in _SERVICES]
+    services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
     degraded = [
         f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
         for card in state.snapshot.cards

@@ -30,7 +30,7 @@ from npu_agent.core.ledger import Assignment, Footprint, contradict, footprints_
 from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.timeline import GoneCard
-from npu_agent.core.trends import VERY_HOT, TrendKind, is_above
+from npu_agent.core.trends import VERY_HOT, Trend, TrendKind, is_above
 from npu_agent.text import listed, natural
 
 Subject = Literal[
@@ -114,12 +114,7 @@ def unready(state: AgentState) -> tuple[str, ...]:
     it ends the old one), and when the config file that is there is the one in force. Keys that
     wait for a restart do not count: only a restart would help, and that is the user's decision.
     """
-    return tuple(note.unready for note in blocking(state))
-
-
-def blocking(state: AgentState) -> tuple[Note, ...]:
-    """The problems that keep the agent from being ready."""
-    return tuple(note for note in _of_the_agent(state) if note.unready)
+    return tuple(note.unready for note in problems(state) if note.unready)
 
 
 def _of_cards(state: AgentState) -> Iterator[Note]:
@@ -135,11 +130,12 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
     # One that flaps may be gone at this very moment.
     flaps = [card.card for card in flapping.values() if not _served_by_person(card.card, state)]
     yield from _lasting(TrendKind.FLAPPING, flaps, state)
-    hot = [card for card in cards if is_hot(card, state) and not is_fenced(card)]
+    working = [card for card in cards if not is_fenced(card)]
+    hot = [card for card in working if is_hot(card, state)]
     very_hot = [card for card in hot if is_above(card, VERY_HOT)]
-    for several in (very_hot, [card for card in hot if card not in very_hot]):
-        yield from _lasting(TrendKind.HOT, several, state, very=several is very_hot)
-    if stale := [card for card in cards if state.is_stale(card) and not is_fenced(card)]:
+    yield from _lasting(TrendKind.HOT, very_hot, state, very=True)
+    yield from _lasting(TrendKind.HOT, [card for card in hot if card not in very_hot], state)
+    if stale := [card for card in working if state.is_stale(card)]:
         yield Note(
             "card",
             f"the readings of {_names(stale)} are stale",
@@ -151,12 +147,10 @@ def _of_cards(state: AgentState) -> Iterator[Note]:
             pods=state.pods_of(stale),
             command=advice(Cause.HANGS).command,
         )
-    counting, twins = state.trends.of(TrendKind.ERRORS), state.trends.of(TrendKind.TWINS)
-    several = [card for card in cards if card.id in counting and not is_fenced(card)]
-    yield from _lasting(TrendKind.ERRORS, several, state)
-    for kind in (TrendKind.LINK, TrendKind.SLOW):
-        several = [card for card in cards if card.id in state.trends.of(kind)]
+    for kind in (TrendKind.ERRORS, TrendKind.LINK, TrendKind.SLOW):
+        several = [card for card in working if (kind, card.id) in state.trends.found]
         yield from _lasting(kind, several, state)
+    twins = state.trends.of(TrendKind.TWINS)
     for uuid in sorted({twin.detail for twin in twins.values()}):
         same = [card for card in cards if card.id in twins and card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)
@@ -173,39 +167,27 @@ def _lasting(
     """Yields one entry for a trend of these cards, if any; `very`: they are very hot."""
     if not cards:
         return
-    about, pods, several = TRENDS[kind], state.pods_of(cards), len(cards) > 1
-    trends, words = state.trends.of(kind), about.many if several else about.begins
-    detail = trends[cards[0].id].detail
-    if kind is TrendKind.HOT:
-        words = words.replace("hot", "very hot") if very else words
-        detail = ", ".join(f"{_temperature(card):.1f} °C" for card in cards[:_NAMED])
-    elif kind is TrendKind.ERRORS and several:
-        detail = "; ".join(
-            f"{card.card.name} {_counted(card)}{_used(state.pods_of([card]), ', in use by ')}"
-            for card in cards[:_NAMED]
-        )
-    elif kind is TrendKind.ERRORS:
-        detail = _counted(cards[0])
-    elif kind is TrendKind.SLOW and several:
-        named = (f"{card.card.name} {trends[card.id].detail}" for card in cards[:_NAMED])
-        detail = ". ".join(named)
-    elif kind is TrendKind.FLAPPING:
-        detail += ", repeatedly"
-        away = (pod for card in cards for pod in state.pods_of_gone.get(card.id, ()))
-        pods = tuple(dict.fromkeys((*pods, *away)))
-    command = about.command.format(card=cards[0].card.name)
-    remedy, here = about.remedy, set(_ids(state.snapshot.cards))
-    if very and pods:
-        load = f"stop the load now: delete the Pods that hold it ({_LOST})"
-        remedy, command = f"{load}; {remedy}", _delete(pods)
-    elif very:
-        remedy = f"stop the load now: no Pod holds it, so end the host's process; {remedy}"
-        command = f"fuser -v {device_paths(card.card for card in cards[:_NAMED])}"
-    by_card = several and kind is TrendKind.ERRORS
+    about, trends = TRENDS[kind], state.trends.of(kind)
+    away = (pod for card in cards for pod in state.pods_of_gone.get(card.id, ()))
+    pods = tuple(dict.fromkeys((*state.pods_of(cards), *away)))
+    words = about.many if len(cards) > 1 else about.begins
+    remedy, command = about.remedy, about.command.format(card=cards[0].card.name)
+    if very:
+        end = "no Pod holds it, so end the host's process"
+        end = f"delete the Pods that hold it ({_LOST})" if pods else end
+        words, remedy = words.replace("hot", "very hot"), f"stop the load now: {end}; {remedy}"
+        paths = device_paths(card.card for card in cards[:_NAMED])
+        command = _delete(pods) if pods else f"fuser -v {paths}"
+    details = {card.card.name: _detail(kind, card, trends[card.id]) for card in cards[:_NAMED]}
+    if len({*details.values()}) > 1:
+        detail = "; ".join(f"{name} {detail}" for name, detail in details.items())
+    else:
+        detail = details[cards[0].card.name]
+    present = {*_ids(state.snapshot.cards)}
     yield Note(
         "card",
-        f"{_names(cards)} {words}: {detail}{'' if by_card else _used(pods)}",
-        _ids(card for card in cards if card.id in here),
+        f"{_names(cards)} {words}: {detail}{_used(pods)}",
+        _ids(card for card in cards if card.id in present),
         remedy=remedy,
         runbook="nputemperaturecritical" if very else about.runbook,
         severity="critical" if very else "warning",
@@ -213,6 +195,13 @@ def _lasting(
         pods=pods,
         command=command,
     )
+
+
+def _detail(kind: TrendKind, card: CardState, trend: Trend) -> str:
+    """What is so now."""
+    if kind is TrendKind.HOT and card.reading:
+        return f"{card.reading.temperature():.1f} °C"
+    return (kind is TrendKind.ERRORS and _counted(card)) or trend.detail
 
 
 _LOST = "a Pod without a controller does not come back"
@@ -231,8 +220,8 @@ def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
     return tuple(card.id for card in cards)
 
 
-def _used(pods: Sequence[str], words: str = "; in use by ") -> str:
-    return f"{words}{listed(sorted(pods, key=natural), _NAMED)}" if pods else ""
+def _used(pods: Sequence[str]) -> str:
+    return f"; in use by {listed(sorted(pods, key=natural), _NAMED)}" if pods else ""
 
 
 def _delete(pods: Sequence[str]) -> str:
@@ -407,10 +396,6 @@ def is_hot(card: CardState, state: AgentState) -> bool:
     return card.id in state.trends.of(TrendKind.HOT) and not state.is_stale(card)
 
 
-def _temperature(card: CardState) -> float:
-    return (card.reading and card.reading.temperature()) or 0.0
-
-
 def _counted(card: CardState) -> str:
     """The error counters that are not 0: ``pcie_post_error 17``."""
     counters = card.reading.errors if card.reading else ()
@@ -470,7 +455,6 @@ def _of_config(state: AgentState) -> Iterator[Note]:
             remedy="correct the file and check it: an agent restarted now would exit",
             runbook="npuconfigrejected",
             unready=f"config: {error}",
-            since=_noted(state, "config"),
             command=shlex.join(("npu-agent", "config", "check", state.invocation.config_file))
             if state.invocation.config_file
             else "",
@@ -520,7 +504,6 @@ def _of_the_node(state: AgentState) -> Iterator[Note]:
             "labels",
             f"the Node's labels are not applied: {state.labels.error}",
             runbook="npulabelsnotapplied",
-            since=_noted(state, "labels"),
             command=_DOCTOR,
             waits="the Node's labels are not written",
         )
@@ -555,15 +538,6 @@ def _of_the_host(state: AgentState) -> Iterator[Note]:
         runbook = "a-node-offers-no-npus-or-too-few"
         command = advice(None).command
         yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
-
-
-def _noted(state: AgentState, subject: Subject) -> float | None:
-    """Returns the time of the last bad news of a subject; None: it began before the agent."""
-    entries = state.timeline.entries(state.monotonic)
-    bad = (
-        entry.at for entry in entries if entry.subject == subject and entry.tone in ("bad", "warn")
-    )
-    return next(bad, None)
 
 
 _AGAIN = "check what the agent needs with doctor; it retries by itself"
@@ -640,27 +614,22 @@ def _of_tls(state: AgentState) -> Iterator[Note]:
     if state.tls is None:
         return
     expires_at, error = state.tls.expires_at, state.tls.error
-    refused, unready, since = "the certificate of metrics.tls is refused", "", None
+    text, since = "the certificate of metrics.tls", None
     if expires_at is None:
-        unready = f"metrics.tls: {error or 'the certificate is not read yet'}"
-        text = f"{refused}, metrics are not served: {error}" if error else unready
-    elif error is not None:
-        expired = expires_at < state.now
-        kept = "and the one in force has expired" if expired else "the last good one is kept"
-        text = f"{refused}, {kept}: {error}"
+        text = f"{text} is missing, metrics are not served: {error or 'it is not read yet'}"
     elif expires_at < state.now:
-        text = "the certificate of metrics.tls has expired: renew it"
+        text = f"{text} has expired: {error or 'renew it'}"
         since = state.monotonic - (state.now - expires_at)
+    elif error:
+        text = f"{text} is refused, the last good one is kept: {error}"
     else:
         return
     yield Note(
         "config",
         text,
-        remedy="correct the Secret, or what renews it; the agent reads the files again"
-        if error
-        else "",
+        remedy="correct the Secret, or what renews it; the agent reads the files again",
         runbook="npucertificateinvalid",
-        unready=unready,
+        unready=text if expires_at is None else "",
         since=since,
         command=_DOCTOR,
     )

@@ -141,7 +141,12 @@ def step(
         times = (*(at for at in changes.get(card.id, ()) if now - at < _WITHIN), now)[-_FLAPS:]
         changes[card.id] = times
         if len(times) >= _FLAPS or (TrendKind.FLAPPING, card.id) in current:
-            lasts(TrendKind.FLAPPING, card, "it fails and recovers, or comes and goes", times[0])
+            lasts(
+                TrendKind.FLAPPING,
+                card,
+                "it fails and recovers, or comes and goes",
+                times[0],
+            )
     same = tuple((tuple(card.id for card in cards), limit) for cards, limit in alike)
     return Trends(current, changes, slow_since, same)
 

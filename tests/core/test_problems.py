@@ -282,7 +282,7 @@ def test_a_certificate_that_is_refused_is_a_problem_and_without_one_the_agent_is
     )
     assert said(TlsState(error=refused)) == (
         True,
-        ["the certificate of metrics.tls is refused, metrics are not served: is not valid"],
+        ["the certificate of metrics.tls is missing, metrics are not served: is not valid"],
     )
     assert said(TlsState(expires_at=1.0)) == (
         False,
@@ -509,8 +509,8 @@ def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
     card, now = read(dead(0)), time.monotonic()
     away = Scene(timeline=Timeline().left([card], [], now))
     for scene in (Scene(cards=(card,)), away):
-        (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it comes and goes").state())
-        assert note.text == "npu0 is flapping: it comes and goes, repeatedly"
+        (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it flaps").state())
+        assert note.text == "npu0 is flapping: it flaps"
         assert note.command == "kubectl npu cordon node-7 npu0 --reason flapping"
         assert note.cards == tuple(one.id for one in scene.cards), "those that are here"
         assert note.since == pytest.approx(now - 60, abs=1)

@@ -15,7 +15,7 @@ REASONS = {
     f"{RESOURCE}: ": "not held open by the kubelet",
     f"DRA driver {DRIVER}: ": "by DRA, the driver is not registered or its cards are not published",
     "config: ": "the config file is refused",
-    "metrics.tls: ": "`metrics.tls` has had no good certificate",
+    "the certificate of metrics.tls is missing": "`metrics.tls` has had no good certificate",
     "the CDI specs cannot be written: ": "CDI specs cannot be written",
 }
 """How each begins, and what the table of the probes says of it."""

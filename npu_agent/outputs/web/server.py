@@ -181,18 +181,9 @@ def _shown(address: tuple[str, int]) -> str:
 
 def listen_problem(error: OSError, key: str) -> str:
     """Why the address in the config's `key` cannot be used, with the remedy."""
-    if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved ({error.strerror}): see {key}"
-    match error.errno:
-        case errno.ETIMEDOUT:
-            return f"the host's name is not resolved: give {key} a numeric address"
-        case errno.EADDRINUSE:
-            return (
-                "the port is taken by another program, or by another npu-agent in this network "
-                f"(with hostNetwork, any on this node): give {key} another one"
-            )
-        case errno.EACCES | errno.EPERM:
-            return f"the agent may not use ports below 1024: give {key} a higher one"
-        case errno.EADDRNOTAVAIL:
-            return f"this host has no such address: give {key} one that it has, or none"
-    return f"{error.strerror}: see {key}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            "the port is taken by another program, or by another npu-agent in this network "
+            f"(with hostNetwork, any on this node): give {key} another one"
+        )
+    return f"{error.strerror}: correct {key}"

@@ -189,10 +189,7 @@ def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
             ],
         },
         "holders": [
-            _holder(
-                holding.assignment,
-                cores=_part(holding.cores, state),
-            )
+            _holder(holding.assignment, cores=_part(holding.cores, state))
             for holding in agent.usages_of(state)
         ],
     }

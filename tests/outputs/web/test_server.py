@@ -290,17 +290,13 @@ async def test_a_host_without_ipv6(
         assert await scrape(("127.0.0.1", port)) == PROMETHEUS
 
 
-@pytest.mark.parametrize(
-    ("host", "remedy"), [("no-such-host.invalid", "resolved"), ("192.0.2.1", "no such address")]
-)
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
 async def test_an_address_that_is_not_to_be_had(
-    host: str, remedy: str, caplog: pytest.LogCaptureFixture
+    host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(Server("metrics", (host, 0), Scene().pages())):
         await until(lambda: bool(caplog.records))
-        reason = caplog.records[0].__dict__["fields"]["reason"]
-        assert remedy in reason
-        assert "metrics.listen" in reason
+        assert ": correct metrics.listen" in caplog.records[0].__dict__["fields"]["reason"]
 
 
 async def test_a_name_that_is_never_resolved_is_reported_and_holds_up_no_other_server(
@@ -322,7 +318,7 @@ async def test_a_name_that_is_never_resolved_is_reported_and_holds_up_no_other_s
         async with running(other):
             await listening(other)
         assert server.listening.value is None
-        assert "is not resolved" in caplog.records[0].__dict__["fields"]["reason"]
+        assert "no answer within 0.01 s" in caplog.records[0].__dict__["fields"]["reason"]
         resolved.set()
         monkeypatch.undo()
         assert await scrape(await listening(server)) == PROMETHEUS  # without help

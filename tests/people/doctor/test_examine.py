@@ -236,7 +236,7 @@ BREAKS: dict[str, Break] = {
         ),
         {"metrics.listen": State.WRONG, "agent": State.OK},
         "192.0.2.1:9100",
-        "no such address",
+        ": correct metrics.listen",
     ),
     "a problem that the agent reports": Break(
         reports(subject="card", text="npu1 is hot: 96 °C", remedy="cool it", command="dmesg"),
