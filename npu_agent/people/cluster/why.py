@@ -36,7 +36,7 @@ _LINE = 1000
 """Characters of a line."""
 _MANY = 20
 """Lines: those of more Nodes are counted."""
-_SECONDS = 2.0
+_SECONDS = 5.0
 """For the selectors of an answer, together: they are other people's."""
 
 

@@ -7,10 +7,11 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.cli import WRONG, CommandError, program
@@ -24,12 +25,9 @@ from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cards import read_once
 from npu_agent.people.cluster.agents import report_of
-from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.proxy import through_kubectl
-from npu_agent.people.cluster.view import devices
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line, shown
-from npu_agent.vendors import DRIVERS
 
 _RIGHTS = (
     "your user lacks that right: `kubectl apply -f k8s/examples/npu-service.yaml`, "
@@ -90,106 +88,63 @@ def card_of(npu: str, cards: Iterable[ReportedCard]) -> ReportedCard:
     raise CommandError(f"{shown(npu)}: no such card here; there are {here}", WRONG)
 
 
-async def known_ids(api: Api, name: str) -> set[str]:
-    """The IDs of cards that the API server's own objects have for a Node, in lower case."""
-    cluster = await fetch(api, "slices", node=name)
-    return {
-        str(published.device.attribute("uuid")).lower()
-        for published in devices(cluster)
-        if published.driver in DRIVERS and published.pool == name
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A card, and how the annotation can name it."""
-
-    npu: str
-    """What the person calls it: the name that it has now, or another of its names."""
-    card: ReportedCard
-    """As its agent has it."""
-    first_ids: Mapping[str, str] = field(default_factory=dict)
-    """The agent's: a name in the annotation may be that of another card by now."""
-    known: Collection[str] = ()
-    """IDs that the API server's own objects have, in lower case."""
-
-    def is_meant(self, key: str) -> bool:
-        """Whether a key of the annotation is for this card."""
-        first = self.first_ids.get(key.lower())
-        if first is not None:
-            return first.lower() == self.card.id.lower()
-        return key.lower() in _names(self.card)
-
-    def key(self, keys: Iterable[str]) -> str:
-        """What to write into an annotation with these: what the person calls it, or its ID.
-
-        The page of an agent alone does not say which card is taken out of service. So the ID is
-        taken only if it is known, or if what the person calls it is a key for another card.
-        """
-        lower = {*self.known, *map(str.lower, keys)}
-        by_id = self.card.id.lower() in lower or not self.is_meant(self.npu)
-        return self.card.id if by_id else self.npu
-
-
-async def set_cordon(api: Api, name: str, target: Target, reason: str | None) -> None:
-    """Cordons a card of the Node `name` for a reason, or uncordons it (None); others stay.
-
-    Raises:
-        ApiError: of any kind.
-        CommandError: the annotation that is there cannot be read.
-    """
-
-    def change(before: str | None) -> str | None:
-        try:
-            entries(before or "")
-        except ValueError as error:
-            raise CommandError(
-                f"the annotation {ANNOTATION} of Node {name} cannot be read ({error}): correct it, "
-                f"or remove it by `kubectl annotate node {name} {ANNOTATION}-`"
-            ) from error
-        cordons = json.loads((before or "").strip() or "{}")
-        after = {key: why for key, why in cordons.items() if not target.is_meant(key)}
-        if reason is not None:
-            after[target.key(cordons)] = reason
-        elif after == cordons:
-            other = target.first_ids.get(target.npu.lower(), target.card.id)
-            of = f": the cordon {target.npu} is of {other}" if other != target.card.id else ""
-            raise CommandError(f"{target.npu} of Node {name} is not cordoned{of}")
-        return json.dumps(after) if after else None
-
-    await change_annotation(api, name, ANNOTATION, change)
-
-
-async def change_annotation(
-    api: Api, name: str, key: str, change: Callable[[str | None], str | None]
+async def set_cordon(
+    api: Api, name: str, card: ReportedCard, first_ids: Mapping[str, str], reason: str | None
 ) -> None:
-    """Changes an annotation of a Node: what others write meanwhile is never lost.
+    """Cordons a card by its ID for a reason, or uncordons it (None); other cordons stay.
 
     Args:
         api: the API server.
         name: the Node's.
-        key: the annotation's.
-        change: the text that is there (None: none) to the one that should be.
+        card: as the Node's agent has it.
+        first_ids: the agent's. A name in the annotation may be that of another card by now.
+        reason: for people.
 
     Raises:
-        ApiError: of any kind; CONFLICT where others write without end.
+        ApiError: of any kind; CONFLICT where others change the Node without end.
+        CommandError: the annotation cannot be read, or has no cordon of this card.
     """
     pause = Backoff(longest=1.0)
     get = Request("get", "Node", ThisNode, name=name, metadata_only=True)
     while True:
         meta = (await api.ask(get)).metadata
-        before = meta.annotations.get(key)
-        if (after := change(before)) == before:
-            return
-        written = {"resourceVersion": meta.resource_version, "annotations": {key: after}}
+        cordons = _cordons(name, meta.annotations.get(ANNOTATION) or "")
+        others = {key: why for key, why in cordons.items() if not _is_meant(key, card, first_ids)}
+        if reason is None and others == cordons:
+            raise CommandError(f"{card.name} of Node {name} is not cordoned")
+        after = others if reason is None else {**others, card.id: reason}
+        annotation = json.dumps(after) if after else None
+        metadata = {
+            "resourceVersion": meta.resource_version,
+            "annotations": {ANNOTATION: annotation},
+        }
         try:
-            await api.ask(replace(get, verb="patch", body={"metadata": written}))
+            await api.ask(replace(get, verb="patch", body={"metadata": metadata}))
         except ApiError as error:
             if error.kind is not ErrorKind.CONFLICT or pause.tries >= _TRIES:
                 raise
             await asyncio.sleep(pause.next())
         else:
             return
+
+
+def _cordons(node: str, annotation: str) -> dict[str, Any]:
+    """The annotation as it is: reasons of any type stay."""
+    try:
+        entries(annotation)
+    except ValueError as error:
+        raise CommandError(
+            f"the annotation {ANNOTATION} of Node {node} cannot be read ({error}): correct it, "
+            f"or remove it by `kubectl annotate node {node} {ANNOTATION}-`"
+        ) from error
+    cordons: dict[str, Any] = json.loads(annotation.strip() or "{}")
+    return cordons
+
+
+def _is_meant(key: str, card: ReportedCard, first_ids: Mapping[str, str]) -> bool:
+    """Whether a key of the annotation is for this card."""
+    first = first_ids.get(key.lower())
+    return key.lower() in _names(card) if first is None else first.lower() == card.id.lower()
 
 
 def _names(card: ReportedCard) -> set[str]:
@@ -201,19 +156,15 @@ async def _change(args: argparse.Namespace) -> None:
     name = node_of(args)
     async with api_server(args) as api:
         report = await report_of(api, name) if args.node else await _here(args)
-        first_ids = report.first_ids
         try:
             card = card_of(args.npu, report.cards)
         except CommandError:
             if args.command == "cordon":
                 raise
             # One that is gone may still be cordoned.
-            card = ReportedCard(args.npu, 0, first_ids.get(args.npu.lower(), args.npu))
-        if args.command == "uncordon":
-            await set_cordon(api, name, Target(args.npu, card, first_ids), None)
-        else:
-            ids = await known_ids(api, name) if args.node else {card.id.lower()}
-            await set_cordon(api, name, Target(args.npu, card, first_ids, ids), args.reason)
+            card = ReportedCard(args.npu, 0, report.first_ids.get(args.npu.lower(), args.npu))
+        reason = args.reason if args.command == "cordon" else None
+        await set_cordon(api, name, card, report.first_ids, reason)
     print(f"{args.npu} of Node {name} is {args.command}ed")
 
 

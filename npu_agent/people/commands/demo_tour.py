@@ -24,7 +24,7 @@ from npu_agent.core.vendor_spec import LabelSource, MetricSource
 from npu_agent.kubelet import cdi
 from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people import simulator
-from npu_agent.people.commands.cordon import Target, set_cordon
+from npu_agent.people.commands.cordon import set_cordon
 from npu_agent.people.simulator.apiserver import NODES, Object, StandInApiServer
 from npu_agent.people.simulator.kubelet import ListedPlugin, NotEnoughError, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
@@ -239,12 +239,12 @@ class Tour:
         yield f"it recovers: the taint is gone, and in the Pod's status it is {recovered}"
 
     async def _cordoned(self) -> Lines:
-        api, target = self.agent.common.api, Target(self._claimed, ReportedCard(self._claimed, 0))
-        await set_cordon(api, NODE, target, "swap fan")
+        api, card = self.agent.common.api, ReportedCard(self._claimed, 0, self._claimed)
+        await set_cordon(api, NODE, card, {}, "swap fan")
         yield f"`npu-agent cordon {self._claimed} --reason 'swap fan'` annotates the Node:"
         yield f"{ANNOTATION}: '{self._node['metadata']['annotations'][ANNOTATION]}'"
         yield await self._taint()
-        await set_cordon(api, NODE, target, None)
+        await set_cordon(api, NODE, card, {}, None)
         await self._taints(0)
         yield f"`npu-agent uncordon {self._claimed}`: the taint is gone"
 

@@ -23,10 +23,8 @@ from npu_agent.people.cluster.agents import AgentPages, report_of
 from npu_agent.people.cluster.fetch import fetch
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.commands.cordon import (
-    Target,
     api_server,
     card_of,
-    known_ids,
     node_of,
     set_cordon,
 )
@@ -58,8 +56,7 @@ async def _drain(args: argparse.Namespace) -> None:
             ]
             print("\n".join([*lines, *unclear] or ["would evict no Pod"]))
             return
-        target = Target(args.npu, card, report.first_ids, await known_ids(api, name))
-        await set_cordon(api, name, target, args.reason)
+        await set_cordon(api, name, card, report.first_ids, args.reason)
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
         await _empty(api, name, card.id, args)
     again = f"npu-agent uncordon {args.npu} --node {name}"

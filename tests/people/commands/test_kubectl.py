@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,8 @@ from aiohttp import web
 
 from npu_agent.cli import CommandError
 from npu_agent.cli import main as cli
-from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kube import Api, ApiError
+from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people.cluster import fetch
 from npu_agent.people.commands import cordon, drain, kubectl, screen
 from npu_agent.people.simulator.apiserver import served
@@ -486,16 +486,19 @@ async def test_a_card_is_cordoned_and_brought_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """tests/people/commands/test_cordon.py has the rest of these commands."""
-    written: list[str | None] = [None]
+    written: list[tuple[str, str | None]] = []
 
-    async def change(_: Api, name: str, key: str, by: Callable[[str | None], str | None]) -> None:
-        assert (name, key) == ("n2", ANNOTATION)
-        written.append(by(written[-1]))
+    async def set_cordon(
+        _: Api, name: str, card: ReportedCard, first_ids: object, reason: str | None
+    ) -> None:
+        assert (name, first_ids) == ("n2", {})
+        written.append((card.id, reason))
 
     async def empty(*_: object) -> None:
         """No Pod has the card."""
 
-    monkeypatch.setattr(cordon, "change_annotation", change)
+    monkeypatch.setattr(cordon, "set_cordon", set_cordon)
+    monkeypatch.setattr(drain, "set_cordon", set_cordon)
     monkeypatch.setattr(drain, "_empty", empty)
     for words in (
         ("cordon", "n2", "npu1", "--reason=fan"),
@@ -504,7 +507,7 @@ async def test_a_card_is_cordoned_and_brought_back(
         ("drain", "n2", "npu0", "--reason=fan"),
     ):
         assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
-    assert written[1:] == ['{"npu1": "fan"}', None, '{"npu0": "fan"}']
+    assert written == [("UUID-1", "fan"), ("UUID-1", None), ("UUID-0", "fan")]
     assert capsys.readouterr().out.splitlines() == [
         "npu1 of Node n2 is cordoned",
         "npu1 of Node n2 is uncordoned",
