@@ -88,8 +88,8 @@ def _type(key: Key) -> str:
             found = ", ".join(f"`{as_yaml(word)}`" for word in words if isinstance(word, str))
         case {"type": "boolean"}:
             found = "`true`, `false`"
-        case {"minimum": low, "maximum": high}:
-            found = f"{key.of.must.removeprefix('a ')}, {low:g} to {high:g}"
+        case {"minimum": _}:
+            found = key.of.must.removeprefix("a ")
     return f"list of {found}" if key.many else found
 
 

@@ -48,7 +48,7 @@ def vendors(args: argparse.Namespace) -> list[Vendor]:
 def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
     """Returns the configuration; logs only errors, unless the options ask for more.
 
-    `tolerant`: of a bad file that the environment names it is what is good in it.
+    `tolerant`: where the environment names a bad file, it is the defaults.
     """
     wanted = "config.log.level" in args
     try:
@@ -56,7 +56,7 @@ def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
     except config.ConfigError as error:
         if not tolerant or any(problem.place.source.startswith("--") for problem in error.problems):
             raise
-        configured = error.good or config.default_config(REGISTRY)
+        configured = config.default_config(REGISTRY)
     logs.setup(configured.log.level if wanted else "error", configured.log.format)
     return configured
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.cli import WRONG, program
-from npu_agent.config.gone import gone
-from npu_agent.config.text import any_of, did_you_mean
+from npu_agent.config.text import any_of, did_you_mean, gone
 from npu_agent.text import printable, shown
 
 if TYPE_CHECKING:

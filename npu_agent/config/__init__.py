@@ -5,7 +5,6 @@ content; both raise only `ConfigError`. Of the environment only NPU_AGENT_CONFIG
 NPU_AGENT_PLUGIN_DIR are read, as defaults.
 """
 
-from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import Effective, load, parse
 from npu_agent.config.options import add_options, file_of, from_args
 from npu_agent.config.poller import Poller
@@ -25,6 +24,7 @@ from npu_agent.config.schema import (
     default_config,
     disabled_for,
 )
+from npu_agent.config.values import ConfigError
 
 __all__ = [
     "KEYS",

@@ -13,9 +13,10 @@ from typing import Any
 
 from npu_agent.config.text import any_of
 
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")
-_LEADING_ZEROS = re.compile(r"([-+]?)0+(?=[0-9])")
+# Without leading zeros, which some readers take for octal.
+_WHOLE = "(0|[1-9][0-9]{0,17})"
+_INTEGER = re.compile(f"[-+]?{_WHOLE}")
+_NUMBER = re.compile(rf"[-+]?({_WHOLE}(\.[0-9]{{0,18}})?|\.[0-9]{{1,18}})([eE][-+]?[0-9]{{1,3}})?")
 _FLAGS = {
     form: word == "true"
     for word in ("true", "false")
@@ -34,7 +35,7 @@ class ValueKind:
     json: Mapping[str, Any]
     """The JSON schema of the values in a file."""
     read: Callable[[str], object]
-    """The value of a text; None if it is not allowed, ValueError where there is more to say."""
+    """The value of a text; None if it is not allowed."""
     words: tuple[str, ...] = ()
     """All allowed words, if they are few."""
 
@@ -50,22 +51,15 @@ def flag() -> ValueKind:
 
 
 def number(of: type[int | float], low: float, high: float, unit: str = "") -> ValueKind:
-    pattern, in_unit = (_INTEGER if of is int else _NUMBER), f" ({unit})" if unit else ""
+    pattern, name = (_INTEGER, "integer") if of is int else (_NUMBER, "number")
 
     def read(text: str) -> int | float | None:
-        if not pattern.fullmatch(text):
-            return None
-        if _LEADING_ZEROS.match(text):
-            better = _LEADING_ZEROS.sub(r"\1", text)
-            raise ValueError(f"{text}: some read a leading zero as octal: write {better}")
-        value = of(text)
-        if not low <= value <= high:
-            raise ValueError(f"{text} is out of range: must be {low:g} to {high:g}{in_unit}")
-        return value
+        value = of(text) if pattern.fullmatch(text) else None
+        return value if value is not None and low <= value <= high else None
 
-    name = "integer" if of is int else "number"
+    what = "a whole number" if of is int else "a number"
     return ValueKind(
-        must=("a whole number" if of is int else "a number") + in_unit,
+        must=f"{what}{f' ({unit})' if unit else ''}, {low:g} to {high:g}",
         placeholder=unit.upper() or "N",
         json={"type": name, "minimum": low, "maximum": high},
         read=read,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from argparse import SUPPRESS
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from npu_agent.config.errors import ConfigError, Place
 from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, parsed_file
 from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
 from npu_agent.config.text import as_yaml
-from npu_agent.config.values import ParsedFile, Value, scalar
+from npu_agent.config.values import ConfigError, ParsedFile, Place, Value, scalar
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.text import shown
-
-if TYPE_CHECKING:
-    import argparse
 
 FILE_VARIABLE = "NPU_AGENT_CONFIG_FILE"
 """The environment variable that names the config file where no option does."""
@@ -37,8 +35,6 @@ def add_options(
     options may be added to a command and to its parent. `args.config_file` is a Path or absent.
     Options that are hidden are not in the help, but for `--config-file`.
     """
-    from argparse import SUPPRESS  # not for those who only read files
-
     if group is None:
         parser.add_argument(
             "--config-file",
@@ -92,9 +88,7 @@ def from_args(args: argparse.Namespace, words: VendorSpec, *, strict: bool = Fal
     keys = [key for key in KEYS if _DEST + key.name in given]
     source = "--config-file" if "config_file" in given else FILE_VARIABLE
     if path and keys and (strict or source == "--config-file"):
-        options, names = (
-            ", ".join(words) for words in zip(*((k.option, k.name) for k in keys), strict=True)
-        )
+        options, names = ", ".join(key.option for key in keys), ", ".join(key.name for key in keys)
         message = f"not together with {options}: set {names} in {path} instead"
         raise ConfigError.at(Place(source), message)
     written = parsed_file(path) if path else ParsedFile({}, {"": Place("command line")})

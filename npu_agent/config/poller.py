@@ -7,12 +7,13 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from npu_agent.config.compare import changes
-from npu_agent.config.errors import ConfigError
 from npu_agent.config.load import Effective, content, parse, refusals
 from npu_agent.config.rules import broken_rules
-from npu_agent.config.schema import Config
+from npu_agent.config.schema import KEYS, Config
+from npu_agent.config.text import as_yaml
+from npu_agent.config.values import ConfigError
 from npu_agent.core.state import ConfigState
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.feed import Feed
@@ -110,19 +111,23 @@ class Poller:
 
     def _apply(self, wanted: Config) -> None:
         before, present = self.states.value, self.configs.value
-        differences, config = changes(present, wanted)
-        if next(iter(broken_rules(config, self._words.families)), None):
+        changed = [key for key in KEYS if key.value(present) != key.value(wanted)]
+        live, config = [key for key in changed if key.live], present
+        for key in live:
+            config = _with_value(config, key.attributes, key.value(wanted))
+        if any(broken_rules(config, self._words.families)):
             # The new live keys do not go with the old ones that wait: then all of it waits.
-            config = present
-            differences = tuple(replace(change, needs_restart=True) for change in differences)
-        waiting = tuple(change.key for change in differences if change.needs_restart)
+            live, config = [], present
+        waiting = tuple(key.name for key in changed if key not in live)
         if before.error is not None:
             log.info("the config file is good again", file=self._path)
-        for change in differences:
-            if not change.needs_restart:
-                log.info("config changed", change=str(change))
-            elif change.key not in before.waiting:
-                log.warning("config change waits for a restart", change=str(change))
+        for key in changed:
+            old, new = as_yaml(key.value(present)), as_yaml(key.value(wanted))
+            change = f"{key.name}: {old} -> {new}"
+            if key in live:
+                log.info("config changed", change=change)
+            elif key.name not in before.waiting:
+                log.warning("config change waits for a restart", change=change)
         self.configs.publish(config)
         self.states.publish(
             ConfigState(
@@ -139,3 +144,10 @@ class Poller:
             return
         log.error("the config file is refused and the last good one stays", error=error)
         self.states.publish(replace(before, error=error, rejected=before.rejected + 1))
+
+
+def _with_value(values: Any, attributes: tuple[str, ...], value: object) -> Any:
+    first, *rest = attributes
+    if rest:
+        value = _with_value(getattr(values, first), tuple(rest), value)
+    return replace(values, **{first: value})

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from npu_agent.config.text import any_of, did_you_mean
-from npu_agent.files import SOCKET_PATH_MAX
 
 if TYPE_CHECKING:
     from npu_agent.config.schema import Config
-
-SOCKET_SUFFIX = len("-123456789abc.sock")
-"""Bytes the agent may add to socketName, to give each of its sockets a name of its own."""
 
 Broken: TypeAlias = tuple[str, tuple[str, ...]]
 """A rule that does not hold: a message, and the keys, of which a user has set at least one; the
@@ -25,14 +20,6 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
 
     `families` has the core counts that each family has device nodes for.
     """
-    path = f"{config.plugin_dir.rstrip('/')}/{config.socket_name}"
-    length = len(os.fsencode(path)) + SOCKET_SUFFIX
-    if length > SOCKET_PATH_MAX:
-        message = (
-            f"pluginDir and socketName make a socket path of {length} bytes, and Linux takes "
-            f"{SOCKET_PATH_MAX}: shorten one by {length - SOCKET_PATH_MAX}"
-        )
-        yield message, ("socketName", "pluginDir")
     yield from _twice("labels.sets[{}]", config.labels.sets)
     if not config.labels.sets and config.labels.output != "none":
         message = "no set of labels: name one, or set labels.output to none"

@@ -61,7 +61,6 @@ def _address(must: str) -> ValueKind:
     return text(must, rf"^({_IPV6}|{_HOST})?:{_PORT}$", longest=270)
 
 
-@lru_cache(8)
 def _resource_name(words: VendorSpec) -> ValueKind:
     must = f"<domain>/<name> like {words.resource_name}, outside kubernetes.io"
     return text(must, _RESOURCE)
@@ -406,6 +405,10 @@ class Key:
     @property
     def option(self) -> str:
         return "--" + "-".join(self.attributes).replace("_", "-")
+
+    @property
+    def is_group(self) -> bool:
+        return isinstance(self.of, Group) and not self.many
 
     def value(self, config: Config) -> object:
         value: object = reduce(getattr, self.attributes, config)

@@ -40,6 +40,15 @@ def bare(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
+_CDI = "removed: run `npu-agent cdi generate`, again after each change of cards"
+_GONE = {"nokubelet": _CDI, "cdiwatch": _CDI}
+
+
+def gone(name: str) -> str:
+    """`removed: ...` for a key, an option or a command that left, else ""."""
+    return _GONE.get(bare(name), "")
+
+
 def any_of(words: Iterable[str]) -> str:
     """`1, 2, 4 or 8`."""
     return " or ".join(", ".join(words).rsplit(", ", 1))

@@ -1,4 +1,4 @@
-"""A parsed file before validation: texts, lists and mappings, each with its place.
+"""A parsed file before validation: texts, lists and mappings, with their places and errors.
 
 Files and command-line options both become a `ParsedFile`. A YAML scalar stays its text: YAML 1.1
 takes 010 for 8, `on` for true and 0000:01:00.0 for a number. Here the key decides what it means.
@@ -7,15 +7,17 @@ takes 010 for 8, `on` for true and 0000:01:00.0 for a number. Here the key decid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from npu_agent.config.errors import ConfigError, Place, Problem
 from npu_agent.text import shown
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value]"
 
+MAX_BYTES = 1 << 18
+"""The largest file that is read: room for 5,000 disabled cards, and loaded in about a second."""
+_MAX_PROBLEMS = 20
 _MAX_DEPTH = 10
 """Lists and groups within each other; the schema has three."""
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -34,6 +36,48 @@ def scalar(text: str) -> str:
     return Null(text) if text in _NULLS else text
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of a value: a file as the user named it, or an option (`--interval`)."""
+
+    source: str
+    line: int | None = None
+    """Counted from 1; None for an option, or for a file as a whole."""
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An error in a configuration, for the person who wrote it."""
+
+    place: Place
+    key: str = ""
+    """The dotted key as the file spells it (`resources[0].family`); "" for bad YAML."""
+    message: str
+
+    def __str__(self) -> str:
+        # An option's name says all that its key would say.
+        if self.key and not self.place.source.startswith("--"):
+            return f"{self.place}: {shown(self.key)}: {self.message}"
+        return f"{self.place}: {self.message}"
+
+
+class ConfigError(Exception):
+    """A configuration that is refused: the first 20 problems, by line."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        by_line = sorted(problems, key=lambda problem: problem.place.line or 0)
+        self.problems = tuple(by_line[:_MAX_PROBLEMS])
+        super().__init__("\n".join(map(str, self.problems)))
+
+    @classmethod
+    def at(cls, place: Place, message: str) -> ConfigError:
+        """An error of one problem that does not belong to a key."""
+        return cls([Problem(place=place, message=message)])
+
+
 @dataclass
 class ParsedFile:
     """A whole configuration as a user wrote it."""
@@ -42,19 +86,30 @@ class ParsedFile:
     places: dict[str, Place]
     """Of each key and item, by its dotted name (`resources[0].family`); "": of all."""
     problems: list[Problem] = field(default_factory=list)
-    """Keys that are there twice."""
+    """Keys that are there twice, and then what is wrong with the values."""
+
+    def wrong(self, path: str, message: str) -> None:
+        """Adds a problem with the key or item of this dotted name."""
+        self.problems.append(Problem(place=self.places[path], key=path, message=message))
 
 
 def parsed_yaml(data: bytes, source: str) -> ParsedFile:
     """The one document in this YAML text; errors call it `source`.
 
     Raises:
-        ConfigError: not UTF-8, not YAML, more than one document, or something in it that a
-            configuration has no use for: aliases, tags, control characters.
+        ConfigError: larger than `MAX_BYTES`, not UTF-8, not YAML, more than one document, or
+            something in it that a configuration has no use for: aliases, tags, control characters.
     """
     import yaml  # 10 ms, for nothing without a file
 
-    text = _decoded(data, source)
+    if len(data) > MAX_BYTES:
+        message = "larger than 256 KiB: this is not a configuration of npu-agent"
+        raise ConfigError.at(Place(source), message)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError.at(Place(source, line), "not UTF-8: save the file as UTF-8") from None
     # Without libyaml it is slower, and words its errors a little differently.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -93,7 +148,8 @@ class _Document:
         self.written.places.setdefault(path, place)
         if kind == "ScalarEvent":
             if match := _FORBIDDEN.search(event.value):
-                raise _control_character(place, match)
+                message = f"a control character (U+{ord(match[0]):04X}): take it out"
+                raise ConfigError.at(place, message)
             # libyaml calls the style of a plain scalar "", PyYAML's own parser None.
             return str(event.value) if event.style else scalar(event.value)
         if depth == _MAX_DEPTH:
@@ -124,29 +180,12 @@ class _Document:
         return iter(lambda: None if type(e := next(self.events)).__name__ == end else e, None)
 
 
-def _decoded(data: bytes, source: str) -> str:
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        byte = f"0x{error.object[error.start]:02x}"
-        message = f"not UTF-8 (byte {byte}): save the file as UTF-8"
-        raise ConfigError.at(Place(source, line), message) from None
-    if match := _FORBIDDEN.search(text):
-        line = text.count("\n", 0, match.start()) + 1
-        raise _control_character(Place(source, line), match)
-    return text
-
-
-def _control_character(place: Place, match: re.Match[str]) -> ConfigError:
-    return ConfigError.at(place, f"a control character (U+{ord(match[0]):04X}): take it out")
-
-
 def _syntax_error(error: Any, text: str, source: str) -> ConfigError:
     """YAML's own words on one line, with the place where it began if that is another line."""
     mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
-    if mark is None:
-        return ConfigError.at(Place(source), f"not YAML: {getattr(error, 'problem', error)}")
+    if mark is None:  # control characters, of which `reason` says which ones
+        what = getattr(error, "reason", error)
+        return ConfigError.at(Place(source), f"not YAML: {what}")
     lines = text.splitlines()
     line = min(mark.line, len(lines) - 1)  # the end of the text may be behind its last newline
     place = Place(source, line + 1)

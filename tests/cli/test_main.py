@@ -16,14 +16,13 @@ import yaml
 
 from npu_agent import __version__
 from npu_agent.cli import main as cli
-from npu_agent.config.show import json_schema
 from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.people import simulator
 from npu_agent.people.commands import version
-from npu_agent.vendors import REGISTRY
+from npu_agent.people.commands.config import json_schema
 from tests.inventory.helpers import tree
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, pod
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -154,7 +153,7 @@ def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
 def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = called(capsys, "config", "schema")
     assert code == 0
-    assert json.loads(out) == json.loads(json.dumps(json_schema(REGISTRY)))
+    assert json.loads(out) == json.loads(json.dumps(json_schema()))
 
 
 def test_info_names_the_pods_that_hold_a_card(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from npu_agent.config.errors import ConfigError
-from npu_agent.config.values import Null, parsed_yaml
+from npu_agent.config.values import ConfigError, Null, parsed_yaml
 
 
 @pytest.fixture(params=["libyaml", "python"], autouse=True)

@@ -29,7 +29,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from npu_agent.config import ConfigError
 from npu_agent.config.load import parse as parse_config
-from npu_agent.config.show import show
 from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
@@ -50,6 +49,7 @@ from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages, text_answer
 from npu_agent.people import simulator
+from npu_agent.people.commands.config import show
 from npu_agent.people.doctor import host
 from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.picture import Link

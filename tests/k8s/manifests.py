@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from npu_agent.config.show import json_schema
-from npu_agent.vendors import REGISTRY
+from npu_agent.people.commands.config import json_schema
 
 from .tools import K8S, kustomize
 
@@ -62,7 +61,7 @@ def _with_config(schema: dict[str, Any]) -> str:
     alerts = [one["alert"] for one in rule["spec"]["groups"][0]["rules"] if "alert" in one]
     values = schema["properties"]["prometheusRule"]["properties"]
     values["disabled"]["items"]["enum"] = alerts
-    schema["$defs"] = _for_helm(json_schema(REGISTRY)["$defs"])
+    schema["$defs"] = _for_helm(json_schema()["$defs"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

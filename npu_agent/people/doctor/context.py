@@ -153,7 +153,7 @@ def os_errors_are_unknown() -> Iterator[None]:
 
 
 def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, Check]:
-    """The configuration to check by, and its line; of a file that is refused, what is good in it.
+    """The configuration to check by, and its line; the defaults where a file is refused.
 
     Raises:
         ConfigError: the command line itself is wrong.
@@ -166,10 +166,10 @@ def configuration(args: argparse.Namespace, words: VendorSpec) -> tuple[Config, 
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise
-        config = error.good or default_config(words)
+        config = default_config(words)
         line = wrong(
             "; ".join(map(str, error.problems)),
-            "fix it; the rest was checked with what is good in it, and the defaults",
+            "fix it; the rest was checked with the defaults",
             f"npu-agent config check {file}",
         )
     return config, replace(line, name="config", section="Configuration")

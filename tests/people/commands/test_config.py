@@ -1,10 +1,19 @@
-"""`npu-agent config check`: what is valid, and still has no effect."""
+"""`npu-agent config`: check, show and schema."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from npu_agent.cli.main import main
+from npu_agent.config import KEYS, Config, ConfigError, Effective, parse
+from npu_agent.people.commands.config import json_schema, show
+from npu_agent.vendors import REGISTRY
+from tests.config.strategies import CONFIGS, FEW
 
 NOTE = "note: health.evict has no effect: no card is offered by DRA (allocation.api)"
 
@@ -25,3 +34,110 @@ def test_a_key_without_effect_has_a_note(
     file.write_text(f"{content}\n")
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{file}: good", *notes]
+
+
+def test_show() -> None:
+    text = """\
+interval: 2.50
+resources:
+- {name: furiosa.ai/rngd, family: rngd}
+health: {maxTemperature: 95}
+"""
+    shown = show(parse(text.encode(), "c.yaml", REGISTRY))
+    assert shown.startswith("""\
+defaultPe: Fusion                           # default
+interval: 2.5                               # c.yaml:1
+disabledDevices: []                         # default
+pluginDir: /var/lib/kubelet/device-plugins  # default
+socketName: furiosa-npu                     # default
+resourceName: beta.furiosa.ai/npu           # default
+resources:                                  # c.yaml:2
+  - {name: furiosa.ai/rngd, family: rngd}
+allocation:
+  method: deviceNodes                       # default
+  api: device-plugin                        # default
+  nodes: []                                 # default
+dra:
+  deviceNames: identity                     # default
+  partitions: false                         # default
+health:
+  interval: 0.5                             # default
+  failures: 2                               # default
+  recoveries: 3                             # default
+  maxTemperature: 95                        # c.yaml:4
+""")
+
+
+@FEW
+@given(CONFIGS)
+def test_what_is_shown_says_the_same(config: Config) -> None:
+    text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
+    assert parse(text.encode(), "shown", REGISTRY).config == config
+
+
+def valid(value: Any) -> bool:
+    schema = json.loads(json.dumps(json_schema()))
+    return bool(Draft202012Validator(schema).is_valid(value))
+
+
+@FEW
+@given(CONFIGS)
+def test_schema_takes_every_good_configuration(config: Config) -> None:
+    text = show(Effective(config, dict.fromkeys((key.name for key in KEYS), "x")))
+    assert valid(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"metrics": {"schema": 2025}}, {"metrics": {"schema": 0.8}}, {"interval": 1}],
+)
+def test_schema_takes(value: object) -> None:
+    assert valid(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"intervall": 1},
+        {"interval": 0},
+        {"interval": "5"},
+        {"health": {"maxTemperature": 20}},
+        {"labels": {"sets": ["gamma"]}},
+        {"labels": {"sets": ["beta", "beta"]}},
+        {"metrics": {"schema": "2024"}},
+        {"metrics": {"listen": "9100"}},
+        {"resourceName": "kubernetes.io/npu"},
+        {"disabledDevices": [{"nodeName": "a"}]},
+        {"disabledDevices": [{"devName": "npu0", "x": 1}]},
+    ],
+)
+def test_schema_refuses(value: dict[str, Any]) -> None:
+    assert not valid(value)
+
+
+def _in_a_file(name: str, value: object) -> dict[str, Any]:
+    """The file in which the key of this dotted name has this value."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def test_schema_takes_null_where_the_loader_does() -> None:
+    """Groups and lists of which all lines are commented out, as they are while somebody edits."""
+    names = {key.name for key in KEYS}
+    groups = {name.rpartition(".")[0] for name in names} - {""}
+    taken = set()
+    for name in sorted(names | groups):
+        file = _in_a_file(name, None)
+        try:
+            parse(yaml.safe_dump(file).encode(), "x", REGISTRY)
+        except ConfigError:
+            assert not valid(file), name
+        else:
+            taken.add(name)
+            assert valid(file), name
+    assert groups | {"disabledDevices", "labels.sets", "health.maxTemperature"} <= taken
+    assert "interval" not in taken
+    assert parse(b"# interval: 5\n---\n", "x", REGISTRY).config == parse(b"", "x", REGISTRY).config
+    assert valid(None)
