@@ -28,7 +28,7 @@ from npu_agent.core.condition import condition
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
-from npu_agent.kubelet import decode
+from npu_agent.kubelet import podresources
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.dra import claims, driver, slices
@@ -358,7 +358,7 @@ async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card
     room.node.cards("warboy=2")
     await room.prepared_before(room.claim("c", NAMES[0]))
     (room.node.plugins / RECORD).unlink()
-    monkeypatch.setattr(decode, "read_list", lambda _: ((), (use,)))
+    monkeypatch.setattr(podresources, "read_list", lambda _: ((), (use,)))
     async with room.node.agent(**NOTHING_ELSE) as agent:
         await until(lambda: agent.allocator.prepared.value.keys() == {"uid-c"})
         await until(lambda: room.node.kubelet.plugins.value[NPU].healthy() == (UUIDS[1],))

@@ -32,7 +32,6 @@ from npu_agent.kubelet import cdi
 from npu_agent.kubelet.allocator import Allocator, ClaimPool, PlanInputs
 from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.ownership import Ownership
-from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources, socket_beside
 from npu_agent.kubelet.pods import Pods
 from npu_agent.outputs.condition import ConditionWriter, Observed
@@ -214,7 +213,7 @@ def allocation(
             degraded=inventory.degraded,
         ),
         pod_resources=pod_resources,
-        specs=PluginSpecs(root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
+        specs=cdi.PluginSpecs(root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
         directory=directory,
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from npu_agent.config import Effective, LogConfig
 from npu_agent.config.resources import resources_of
 from npu_agent.feed import Feed
 from npu_agent.kube import credentials
-from npu_agent.kubelet.directories import until_deleted
 from npu_agent.kubelet.ownership import HAND_OVER
 from npu_agent.kubelet.podresources import socket_beside
 from npu_agent.logs import logger
 from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
+from npu_agent.ticks import until_tick
 from npu_agent.vendors import REGISTRY
 
 log = logger(__name__)
@@ -160,6 +160,20 @@ def _directories(agent: Agent) -> tuple[Path, ...]:
     of_drivers = (path for driver in agent.kubelet.drivers for path in driver.directories)
     plugins = agent.common.directory
     return plugins, socket_beside(plugins).parent, *of_drivers
+
+
+async def until_deleted(directories: Collection[Path], every: float = 5.0) -> Path:
+    """Waits until one of these is a deleted directory, and returns it; looks `every` seconds.
+
+    A container goes on seeing a directory under its mount after ``rm -rf /var/lib/kubelet``. A path
+    where there is nothing is none: what is made there later will be seen.
+    """
+    while True:
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                if not directory.stat().st_nlink:
+                    return directory
+        await asyncio.sleep(until_tick(every))
 
 
 async def _follow_log(feed: Feed[LogConfig]) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from npu_agent.backoff import Backoff
 from npu_agent.core import plan
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Card, Snapshot
@@ -25,7 +24,6 @@ from npu_agent.core.ledger import (
     Assignment,
     DeviceName,
     Ledger,
-    OrphanedPod,
     PreparedClaim,
     PublishedCard,
     Usage,
@@ -36,8 +34,8 @@ from npu_agent.core.pool import DraNames, PoolDevice, pool
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed, changes_of
+from npu_agent.kubelet.cdi import PluginSpecs
 from npu_agent.kubelet.cordons import CordonStore
-from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import Holdings, PodResources
 from npu_agent.kubelet.record import RecordFile, encode, recover
 from npu_agent.logs import logger
@@ -66,10 +64,6 @@ class AllocatorTiming:
     holder_ends_every: float = 0.1
     restart: float = 30.0
     """After a restart of the kubelet, which may list fewer Pods than run until it knows its own."""
-    retry_first: float = 0.1
-    """Until the first attempts to write the record again while cards wait for it to be in slices;
-    each change is an attempt, too."""
-    retry_longest: float = 2.0
     clock: Callable[[], float] = time.monotonic
     """The one of `Holdings.asked_at`."""
 
@@ -196,11 +190,6 @@ class Allocator:
         may be an older one that was put back."""
         self._saving = asyncio.Lock()
         self._replanning = asyncio.Lock()
-        self._missing: set[DeviceName] = set()
-        self._names: dict[str, str] = {}
-        """Name and ID of each listed device, by ID, for people."""
-        # A container's allocation matters to taints alone, and so where slices have cards.
-        self._tainting = ledger.map(lambda now: now if now.published else None)
 
     # --- the node's owner -----------------------------------------------------------------------
 
@@ -285,13 +274,13 @@ class Allocator:
     # --- plan, record, publish ------------------------------------------------------------------
 
     async def run(self) -> None:
+        """Plans after each change, and after each answer of the kubelet: files are tried again."""
         pools = self.pools.values()
-        retries = (self._write_again(pool) for pool in pools)
-        async with background(self._follow_answers(), self._log_orphans(), *retries):
+        async with background(self._follow_answers()):
             async for _ in changes_of(
                 *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
-                *(self.pod_resources.holdings, self.prepared, self.drivers_in_recovery),
-                *(self.published, self._tainting),
+                *(self.pod_resources.holdings, self.drivers_in_recovery),
+                *(self.prepared, self.published),
                 *(feed for pool in pools for feed in (pool.wishes, pool.slices, pool.confirmed)),
             ):
                 await self.replan()
@@ -300,32 +289,6 @@ class Allocator:
         """Keeps the ledger and `usages` up to date also while a disk is waited for."""
         async for _ in changes_of(self._snapshots, self.pod_resources.holdings):
             self.reconcile()
-
-    async def _write_again(self, claims: ClaimPool) -> None:
-        """Plans again while cards of this pool wait for the record, which is ours to write."""
-        pause = Backoff(first=self._timing.retry_first, longest=self._timing.retry_longest)
-        while True:
-            await claims.unwritten.until(bool)
-            await self._ready.until(bool)
-            await asyncio.sleep(pause.next())
-            await self.replan()
-            if not claims.unwritten.value:
-                pause.reset()
-
-    async def _log_orphans(self) -> None:
-        before: Mapping[str, OrphanedPod] = {}
-        async for ledger in self.states.watch():
-            for uid in ledger.orphans.keys() - before.keys():
-                log.warning(
-                    "cores withheld: containers of a deleted Pod are still running on them",
-                    holder=ledger.orphans[uid].by,
-                    uid=uid,
-                )
-            for uid in before.keys() - ledger.orphans.keys():
-                log.info(
-                    "cores released: these containers have ended, or are listed again", uid=uid
-                )
-            before = ledger.orphans
 
     async def replan(self) -> None:
         """Plans what each API lists, records it, and publishes it."""
@@ -369,7 +332,6 @@ class Allocator:
 
     def _publish(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
         """Publishes, without an await since the last use of the ledger."""
-        self._report_missing(lists)
         self.specs.published()
         for name, devices in lists.items():
             self.devices[name].publish(
@@ -412,28 +374,6 @@ class Allocator:
         """Called when a driver's slices were deleted."""
         left = plan.published_by(self._ledger, driver)
         self.states.publish(self._ledger.without_published(left))
-
-    def _report_missing(self, lists: Mapping[str, tuple[Device, ...]]) -> None:
-        """Logs devices that vanished while a Pod holds them, each once."""
-        here = {usage.assignment.name for usage in self.usages.value}
-        for resource, devices in lists.items():
-            here |= {DeviceName(resource, device.id) for device in devices}
-            self._names |= {device.id: f"{device.name} ({device.id})" for device in devices}
-        gone = {
-            name: held
-            for name, held in self._ledger.allocations.items()
-            if held.containers
-            and held.first_absent is None
-            and name.resource in lists
-            and name not in here
-        }
-        for name in sorted(gone.keys() - self._missing):
-            log.warning(
-                "a running Pod holds a device that is no longer listed",
-                pod=gone[name].holder.removeprefix("Pod "),
-                device=self._names.get(name.device, name.device),
-            )
-        self._missing = {*gone, *self._missing} & self._ledger.allocations.keys()
 
     async def _save(self) -> None:
         async with self._saving:

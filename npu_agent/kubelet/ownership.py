@@ -1,4 +1,6 @@
-"""The lock in the kubelet's directory: its holder alone serves the node's devices.
+"""The lock in the kubelet's directory, and the state of what is registered with the kubelet.
+
+The holder of the lock alone serves the node's devices.
 
 Why a lock: the kubelet lets anyone register a resource again, and drops the newer of two
 registrations when the older one's stream ends (k8s.io/kubernetes, device manager, `runClient`). Two
@@ -21,14 +23,17 @@ import math
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from npu_agent import __version__, files, typedjson
-from npu_agent.logs import logger
+from npu_agent.core.state import SessionPhase, SessionStatus
+from npu_agent.feed import Feed
+from npu_agent.logs import Reporter, logger
 from npu_agent.text import one_line
 from npu_agent.ticks import stamp
 
@@ -65,6 +70,48 @@ def lock_path(directory: Path) -> Path:
 
 async def _nothing() -> None:
     pass
+
+
+class RegistrationTracker:
+    """The `status` of what is registered at the kubelet."""
+
+    def __init__(self, resource: str) -> None:
+        self.status: Feed[SessionStatus] = Feed(
+            SessionStatus(resource=resource, phase=SessionPhase.NO_CARDS)
+        )
+        self._reporter = Reporter(log, "not registered; retrying", resource=resource)
+
+    def becomes(self, phase: SessionPhase, reason: str = "") -> None:
+        self._publish(phase, reason, self.status.value.registrations)
+
+    def waits_for(self, owner: str | None) -> None:
+        """`owner` serves the node; None: it is ours now."""
+        if owner is None:
+            self.becomes(SessionPhase.REGISTERING)
+        else:
+            self.becomes(SessionPhase.STANDBY, f"served by {owner}")
+
+    def fails(self, reason: str, phase: SessionPhase = SessionPhase.BLOCKED) -> None:
+        """Something keeps it from being served; logged once."""
+        self.becomes(phase, reason)
+        self._reporter.failed(reason)
+
+    def registered(self, times: int) -> None:
+        """`times` counts the registrations so far."""
+        self._reporter.works()
+        self._publish(SessionPhase.REGISTERED, "", times)
+
+    def _publish(self, phase: SessionPhase, reason: str, registrations: int) -> None:
+        now = self.status.value
+        self.status.publish(
+            replace(
+                now,
+                phase=phase,
+                reason=reason,
+                registrations=registrations,
+                since=now.since if phase is now.phase else time.monotonic(),
+            )
+        )
 
 
 class Ownership:

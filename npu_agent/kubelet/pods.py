@@ -17,7 +17,6 @@ import msgspec
 
 from npu_agent import files, text, typedjson
 from npu_agent.core.ledger import DeviceName
-from npu_agent.kubelet import decode
 from npu_agent.logs import Reporter, logger
 from npu_agent.threads import DaemonThread
 
@@ -27,6 +26,8 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 """In the plugin directory: what the device manager knows, such as which Pod, by UID, has which
 devices (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint). pod-resources has no UIDs."""
 CGROUPS = "sys/fs/cgroup"
+MOST = 4096
+"""Allocations of a resource; 64 cards of 8 cores have 512."""
 
 
 class _Entry(msgspec.Struct):
@@ -85,7 +86,7 @@ class Pods:
         """The UIDs of the Pods that have each device; empty if that cannot be read.
 
         The kubelet notes them when it hands out devices; a Pod that has ended stays until then.
-        Resources with more than `decode.MOST` devices are left out, as `decode.read_list` does.
+        Resources with more than `MOST` devices are left out, as `podresources.read_list` does.
         """
         try:
             holders = await self._thread.call(self._device_holders, deadline=self._deadline)
@@ -126,9 +127,7 @@ class Pods:
                     name = DeviceName(entry.ResourceName, device)
                     holders[name] = holders.get(name, frozenset()) | {entry.PodUID}
         devices_of = Counter(name.resource for name in holders)
-        return {
-            name: uids for name, uids in holders.items() if devices_of[name.resource] <= decode.MOST
-        }
+        return {name: uids for name, uids in holders.items() if devices_of[name.resource] <= MOST}
 
     def _running(self, uids: frozenset[str]) -> frozenset[str]:
         # The first version has a tree for each controller; that of pids counts processes.

@@ -39,7 +39,7 @@ from npu_agent.kube import ThisNode, client, errors, resourceclaims, resourcesli
 from npu_agent.kube.credentials import at, node_of
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
-from npu_agent.kubelet import decode, ownership, pods
+from npu_agent.kubelet import ownership, podresources, pods
 from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
@@ -253,7 +253,7 @@ def _feature_file(data: bytes) -> None:
 
 
 def _pod_resources(data: bytes) -> None:
-    for found in decode.read_list(data):
+    for found in podresources.read_list(data):
         assert list(found) == sorted(set(found))
 
 
@@ -475,7 +475,7 @@ TARGETS = (
     Target(name="token", parse=_token),
     Target(name="feature-file", parse=_feature_file),
     Target(name="pod-resources", parse=_pod_resources, allowed=(ValueError,)),
-    Target(name="allocatable", parse=decode.read_allocatable, allowed=(ValueError,)),
+    Target(name="allocatable", parse=podresources.read_allocatable, allowed=(ValueError,)),
     Target(name="grpc-request", parse=_grpc_request, allowed=(GRPCError,)),
     Target(name="kubelet-checkpoint", parse=_kubelet_checkpoint, allowed=(InvalidJsonError,)),
     Target(name="ledger-record", parse=_ledger_record),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from npu_agent import files
-from npu_agent.kubelet import decode
+from npu_agent.kubelet import pods
 from npu_agent.kubelet.pods import CHECKPOINT, Pods
 
 A = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -77,7 +77,7 @@ async def test_a_plugin_with_more_devices_than_pod_resources_is_read_for_is_left
     tmp_path: Path,
 ) -> None:
     """Its Pods are in no list that is read: each note would be compared with each card."""
-    many = [f"{number}" for number in range(decode.MOST + 1)]
+    many = [f"{number}" for number in range(pods.MOST + 1)]
     noted(tmp_path, entry(A, *many, resource="other/slots"), entry(B, *many[1:], resource=NPU))
     assert await Pods(tmp_path, tmp_path).device_holders() == {(NPU, id_): {B} for id_ in many[1:]}
 

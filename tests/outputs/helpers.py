@@ -25,8 +25,8 @@ from npu_agent.kube import Api, ApiError
 from npu_agent.kube.errors import answered
 from npu_agent.kube.request import Request
 from npu_agent.kubelet.allocator import Allocator, ClaimPool, PlanInputs
+from npu_agent.kubelet.cdi import PluginSpecs
 from npu_agent.kubelet.cordons import CordonStore
-from npu_agent.kubelet.plugin_specs import PluginSpecs
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
 from npu_agent.typedjson import convert

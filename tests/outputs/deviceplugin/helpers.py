@@ -13,7 +13,7 @@ from npu_agent.config.schema import Config, ResourceSpec
 from npu_agent.core.grant import grant, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
-from npu_agent.outputs.deviceplugin import encode
+from npu_agent.outputs.deviceplugin.service import container_response
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 
@@ -47,7 +47,7 @@ def allocate(
 ) -> bytes:
     """An AllocateResponse for containers that ask for these device IDs."""
     containers = requested(requests, known, resource)
-    return b"".join(encode.container_response(grant(devices)) for devices in containers)
+    return b"".join(container_response(grant(devices)) for devices in containers)
 
 
 def state(

@@ -1,4 +1,4 @@
-"""The gRPC service over a real socket, asked by gRPC's C core from another thread."""
+"""The gRPC service over a real socket, asked by gRPC's C core, and the bytes that it writes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,16 +7,22 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 from grpclib.exceptions import StreamTerminatedError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from npu_agent.core.counts import Counts
-from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.grant import Grant, Refusal, RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import Encoded, UnixServer, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
-from npu_agent.outputs.deviceplugin import encode
-from npu_agent.outputs.deviceplugin.service import DevicePlugin, Devices
+from npu_agent.outputs.deviceplugin.service import (
+    DevicePlugin,
+    Devices,
+    container_response,
+    device_list,
+)
 from tests.outputs.deviceplugin.allocator import StandInAllocator
 from tests.outputs.deviceplugin.client import (
     DEADLINE,
@@ -131,7 +137,7 @@ async def test_call_without_any_message_is_refused(served: Served, method: str) 
 async def test_list_is_sent_at_once_and_again_on_change_only(served: Served) -> None:
     stream = served.client.watch()
     first = await asyncio.to_thread(next, stream)
-    assert first == encode.device_list(LISTED)
+    assert first == device_list(LISTED)
 
     served.devices.publish(tuple(LISTED))  # the same list once more: nothing is sent
     ill = (replace(LISTED[0], healthy=False, reason="dead"), *LISTED[1:])
@@ -167,8 +173,8 @@ async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Serv
         served.devices.publish(last)
         assert await asyncio.to_thread(served.client.allocate, "UUID-A")
 
-        assert await sleeper.recv_message() == Encoded(encode.device_list(many))
-        assert await sleeper.recv_message() == Encoded(encode.device_list(last))
+        assert await sleeper.recv_message() == Encoded(device_list(many))
+        assert await sleeper.recv_message() == Encoded(device_list(last))
     await served.streams(0)
 
 
@@ -222,3 +228,72 @@ async def test_the_ledger_is_asked_before_the_answer_and_may_refuse(
     assert noted == [(RESOURCE, ["UUID-B", "UUID-A"])]
     refused = await asyncio.to_thread(served.client.refused, "Allocate", allocation("UUID-A"))
     assert refused == ("FAILED_PRECONDITION", "Pod team/train still holds its cores")
+
+
+# Lengths on both sides of where a varint needs one more byte, and text of more than one byte.
+LONG = ["", "a", "é", "x" * 127, "x" * 128, "ü" * 64, "x" * 16_383, "x" * 16_384]
+TEXT = st.sampled_from(LONG) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=200)
+WORDS = TEXT.filter(bool)
+
+
+def made(id_: str, healthy: bool, numa: int | None) -> Device:
+    (device,) = devices(state(numa_node=numa))
+    return replace(device, id=id_, healthy=healthy)
+
+
+some_device = st.builds(
+    made, WORDS, st.booleans(), st.none() | st.sampled_from((0, 1, 127, 128, 65_535))
+)
+some_grant = st.builds(
+    Grant,
+    environment=st.dictionaries(WORDS, TEXT, max_size=5).map(lambda found: tuple(found.items())),
+    nodes=st.lists(st.tuples(WORDS, WORDS), max_size=5).map(tuple),
+    cdi_names=st.lists(WORDS, max_size=5).map(tuple),
+)
+
+
+def list_of(devices: list[Device]) -> wire.ListAndWatchResponse:
+    """The message as the generated classes would build it."""
+    return wire.ListAndWatchResponse(
+        devices=[
+            wire.Device(
+                id=device.id,
+                health="Healthy" if device.healthy else "Unhealthy",
+                topology=None  # type: ignore[arg-type]
+                if device.card.numa_node is None
+                else wire.TopologyInfo(nodes=[wire.NumaNode(id=device.card.numa_node)]),
+            )
+            for device in devices
+        ]
+    )
+
+
+def response_of(granted: Grant, by_cdi: bool) -> wire.AllocateResponse:
+    container = wire.ContainerAllocateResponse(envs=dict(granted.environment))
+    if by_cdi:
+        container.cdi_devices = [wire.CdiDevice(name=name) for name in granted.cdi_names]
+    else:
+        container.devices = [
+            wire.DeviceSpec(container_path=path, host_path=host_path, permissions="rw")
+            for path, host_path in granted.nodes
+        ]
+    return wire.AllocateResponse(container_responses=[container])
+
+
+@settings(max_examples=30)
+@given(st.lists(some_device, max_size=8))
+@example([made("Ä" * 70, healthy=True, numa=0)])
+def test_device_list_is_byte_for_byte_what_betterproto_writes(found: list[Device]) -> None:
+    encoded = device_list(found)
+    assert encoded == bytes(list_of(found))
+    assert wire.ListAndWatchResponse().parse(encoded).to_dict() == list_of(found).to_dict()
+
+
+@settings(max_examples=30)
+@given(some_grant, st.booleans())
+def test_container_response_is_what_betterproto_writes(granted: Grant, by_cdi: bool) -> None:
+    encoded = container_response(granted, by_cdi=by_cdi)
+    parsed = wire.AllocateResponse().parse(encoded)
+    assert parsed.to_dict() == response_of(granted, by_cdi).to_dict()
+    if all(value for _, value in granted.environment):  # betterproto leaves an empty one out
+        assert encoded == bytes(response_of(granted, by_cdi))
