@@ -60,14 +60,11 @@ def _add_simulate(parser: Parser) -> None:
 COMMANDS["info"] = Command.of(
     """List the cards of this host.
 
-    Shows health, temperature, power, load, memory, and the Pods that hold them if
-    the kubelet answers. What the running agent knows of their health counts, too.
-    Without an agent the load of a busy card takes two readings, a second apart. A
-    narrow terminal shows fewer columns; -o wide has the PCI address and UUID, too.
+    Shows health, temperature, power, load and memory, and the Pods that hold them.
+    Asks the running agent and the kubelet, too, if they answer.
 
     Examples:
       npu-agent info          # the cards, as wide as the terminal
-      npu-agent info -w       # each change, until q or Ctrl-C
       npu-agent info -o json  # a list with an object for each card
     """,
     *_LIVE_TABLE,
@@ -76,13 +73,11 @@ COMMANDS["info"] = Command.of(
 COMMANDS["allocations"] = Command.of(
     """List the containers that hold devices.
 
-    Asks the kubelet's pod-resources API which containers hold NPUs, by the device
-    plugin or by a ResourceClaim, and shows card and cores. Needs root.
+    Asks the kubelet's pod-resources API, and needs root.
 
     Examples:
-      npu-agent allocations          # a line for each device
-      npu-agent allocations -w       # each change, until q or Ctrl-C
-      npu-agent allocations -o yaml  # for programs
+      npu-agent allocations     # a line for each device
+      npu-agent allocations -w  # each change, until q or Ctrl-C
     """,
     *_LIVE_TABLE,
 )
@@ -91,8 +86,7 @@ COMMANDS["labels"] = Command.of(
     """Show, apply or clear the labels of the Node.
 
     The running agent keeps the labels up to date. apply and clear act once, and
-    need NODE_NAME and the API server. While an entry that may be a card cannot be
-    read, apply changes no existing label: exit code 1.
+    need NODE_NAME and the API server.
 
     Also takes the options of `npu-agent run`.
 
@@ -106,18 +100,14 @@ COMMANDS["labels"] = Command.of(
         nargs="?",
         choices=("show", "apply", "clear"),
         default="show",
-        help="show: the labels for the Node, with reasons; apply: set them now; clear: remove "
-        "all labels of npu-agent (default: show)",
+        help="default: show",
     ),
     *_TABLE,
     options="hidden",
 )
 
 COMMANDS["config check"] = Command.of(
-    """Check a configuration file.
-
-    Shows every error with line, key and correction. The exit code is 2 if there
-    is one.
+    """Check a configuration file: every error with line, key and correction.
 
     Examples:
       npu-agent config check config.yaml
@@ -128,12 +118,10 @@ COMMANDS["config check"] = Command.of(
 COMMANDS["config show"] = Command.of(
     """Show the configuration that `run` would use with these options.
 
-    Prints every key with its value and its origin: a line of the file, an option,
-    or the default. The output is a configuration file.
+    Prints every key with its value and its origin, as a configuration file.
 
     Examples:
       npu-agent config show --config-file config.yaml
-      npu-agent config show --default-pe Single
     """,
     options="shown",
     usage="%(prog)s [options]",
@@ -150,8 +138,7 @@ COMMANDS["config schema"] = Command.of(
 COMMANDS["doctor"] = Command.of(
     """Ask the running agent, and check what it needs, here and in the cluster.
 
-    Changes nothing. Lists first what to fix, in order and with commands. The exit
-    code is 1 if something is wrong.
+    Changes nothing. Lists first what to fix, in order and with commands.
 
     Also takes the options of `npu-agent run`.
 
@@ -167,9 +154,7 @@ COMMANDS["doctor"] = Command.of(
 COMMANDS["verify"] = Command.of(
     """Check, inside a container, that it sees exactly its allocated NPUs.
 
-    Checks that the NPUs are there, can be opened, and are the only ones. The exit
-    code is 1 if not. Run it before the workload: opening a core occupies it for
-    that moment.
+    Run it before the workload: opening a core occupies it for that moment.
 
     Examples:
       npu-agent verify             # a line for each finding
@@ -187,9 +172,7 @@ COMMANDS["verify"] = Command.of(
 COMMANDS["cordon"] = Command.of(
     """Take one card out of service: no new Pod gets it.
 
-    The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned,
-    which the agent applies within two seconds. It lasts until `npu-agent
-    uncordon`, also over restarts of agent and node.
+    The Pods that hold it stay. Writes the Node's annotation npu-agent/cordoned.
 
     Examples:
       npu-agent cordon npu3                             # in the agent's Pod
@@ -211,10 +194,8 @@ COMMANDS["uncordon"] = Command.of(
 COMMANDS["drain"] = Command.of(
     """Cordon one card, evict the Pods that hold it, and wait until it is free.
 
-    Pods on other cards are not touched. PodDisruptionBudgets are respected. Pods
-    of a DaemonSet and static Pods are named, not evicted. Uses your kubeconfig and
-    your rights: the agent has no right to evict. Reads the agent's page through
-    the API server.
+    Respects PodDisruptionBudgets. Pods of a DaemonSet and static Pods are named,
+    not evicted. Uses your kubeconfig and your rights.
 
     Examples:
       npu-agent drain npu3 --node node-1 --dry-run
@@ -241,9 +222,7 @@ COMMANDS["drain"] = Command.of(
 COMMANDS["cdi generate"] = Command.of(
     """Write the CDI spec of this host's cards, for Docker, Podman and others.
 
-    For hosts without Kubernetes. Writes it to /etc/cdi, where container runtimes
-    find cards by name, and prints the names. Run it again after each change of
-    cards.
+    For hosts without Kubernetes. Run it again after each change of cards.
 
     Examples:
       npu-agent cdi generate           # write it, as root, and list the names
@@ -255,8 +234,7 @@ COMMANDS["cdi generate"] = Command.of(
 COMMANDS["dra slices"] = Command.of(
     f"""Print the ResourceSlices of a node that is still to be made.
 
-    For an autoscaler that scales from zero nodes. They are what DRA publishes of
-    these cards by this configuration, without what only a host has.
+    For an autoscaler that scales from zero nodes. Without what only a host has.
 
     Also takes the options of `npu-agent run`.
 
@@ -273,12 +251,11 @@ COMMANDS["dra slices"] = Command.of(
 COMMANDS["record"] = Command.of(
     """Write what this host's drivers say to a file that you can send.
 
-    For issues, and for cards that this project has not seen. Reads only, and opens
-    no device node. Replaces serial numbers, UUIDs and host names by made-up ones.
-    Look into the file before you send it: it is plain text in a tar.
+    For issues. Replaces serial numbers, UUIDs and host names by made-up ones. Look
+    into the file before you send it: it is plain text in a tar.
 
     Examples:
-      npu-agent record                    # npu-record.tar.gz; prints what is in it
+      npu-agent record                    # prints what is in it
       npu-agent record - > record.tar.gz  # as in the agent's Pod, by kubectl exec
     """,
     argument(
@@ -295,8 +272,7 @@ COMMANDS["simulate"] = Command.of(
     """Make a simulated driver tree, or break a card in one.
 
     Makes the files of a driver with simulated cards below ROOT, and changes their
-    values until Ctrl-C. Any command reads them with --host-root ROOT. ROOT is made
-    if it is missing, and refused if it holds other files.
+    values until Ctrl-C. Any command reads them with --host-root ROOT.
 
     Examples:
       npu-agent simulate /tmp/host                  # until Ctrl-C
@@ -310,16 +286,13 @@ COMMANDS["simulate"] = Command.of(
 COMMANDS["demo"] = Command.of(
     """Run the whole agent on simulated cards, in this terminal.
 
-    Uses stand-ins for the kubelet and the API server: needs no cluster, no NPU and
-    no root. Shows each step, and stays up until Ctrl-C.
+    Needs no cluster, no NPU and no root. Shows each step; ends with Ctrl-C.
 
     Examples:
       npu-agent demo         # the tour
       npu-agent demo --once  # exit after it
     """,
-    argument(
-        "--once", action="store_true", help="exit after the tour; exit code 1 if a step failed"
-    ),
+    argument("--once", action="store_true", help="exit after the tour; 1 if a step failed"),
 )
 
 COMMANDS["completion"] = Command.of(
@@ -328,7 +301,6 @@ COMMANDS["completion"] = Command.of(
     Examples:
       npu-agent completion bash > /etc/bash_completion.d/npu-agent
       npu-agent completion zsh > ~/.zfunc/_npu-agent
-      npu-agent completion fish > ~/.config/fish/completions/npu-agent.fish
     """,
     argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),
 )
@@ -337,7 +309,6 @@ COMMANDS["version"] = Command.of(
     """Show the version of npu-agent and its commit.
 
     Examples:
-      npu-agent version
       npu-agent version -o json  # with the version of Python
     """,
     _OUTPUT,
