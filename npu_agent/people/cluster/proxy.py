@@ -25,8 +25,6 @@ _LOGIN = 300.0
 """Seconds for the first answer: a login program of the kubeconfig may ask the person."""
 _START = 60.0
 """Seconds for kubectl to start: gcloud's asks the server for its version before."""
-_LONGEST = 80
-"""Characters of a directory whose sockets still have an address: 107 are possible."""
 _CONTEXT = (
     '{.contexts[0].name}{"\\n"}{.clusters[0].cluster.server}{"\\n"}{.contexts[0].context.namespace}'
 )
@@ -72,7 +70,7 @@ async def through_kubectl(
             "install it; for k3s or MicroK8s make a link named kubectl to theirs",
         )
     place = await _place(program, flags)
-    with tempfile.TemporaryDirectory(prefix="npu-", dir=_short_directory()) as directory:
+    with tempfile.TemporaryDirectory(prefix="npu-") as directory:
         socket = Path(directory, "api")
         command = [program, "proxy", f"--unix-socket={socket}", *flags]
         if place.server.partition("://")[2].partition("/")[2]:  # as Rancher has
@@ -109,12 +107,6 @@ async def _place(program: str, flags: Sequence[str]) -> Login:
         await _has_ended(view)
         return Login(namespace=own_namespace() or "default")
     return Login(context=context, server=server, namespace=namespace or "default")
-
-
-def _short_directory() -> str:
-    """For a socket, whose path has 107 characters at most."""
-    directory = tempfile.gettempdir()
-    return directory if len(directory) < _LONGEST else "/tmp"  # noqa: S108 (a private one is made in it)
 
 
 async def _started(*command: str, asks: bool) -> Process:

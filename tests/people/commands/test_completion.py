@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from npu_agent.people import simulator
 from tests.processes import ran
 from tests.terminal import Terminal, terminal
 
-PROJECT = Path(__file__).parents[3]
 SHELLS = {
     "bash": (
         ("bash", "--norc", "--noprofile", "-i"),
@@ -55,13 +52,6 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
     file.write_text(f"{setup}cd {directory}\n{read}\necho READY\n")
     # Without a HOME of its own a shell would read, and write, the history of whoever runs this.
     env = {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "ZDOTDIR": str(directory)}
-    # The names of cards come from npu-agent itself, which not every environment has installed.
-    program = directory / "bin" / "npu-agent"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n')
-    program.chmod(0o755)
-    env["NPU_AGENT_HOST_ROOT"] = str(directory / "node")
-    env["PATH"] = f"{program.parent}:{os.environ['PATH']}"
     with terminal(*command, columns=120, env=env) as running:
         running.type(f". {file}\n")
         running.until("READY\r?\n")
@@ -72,11 +62,8 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
 def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
     (tmp_path / "config-file.yaml").write_text("")
     (tmp_path / "directory").mkdir()
-    for name in ("dead", "npu", "fau", "beta"):  # none of them is meant where a word is
+    for name in ("dead", "fau", "beta"):  # none of them is meant where a word is
         (tmp_path / name).mkdir()
-    simulator.make(tmp_path / "host", simulator.parse_cards("warboy=1"), plain_nodes=True)
-    simulator.make(tmp_path / "node", simulator.parse_cards("warboy=2"), plain_nodes=True)
-    simulator.apply_fault(tmp_path / "node", "npu0", "gone")
     with shell_with_completion(shell, tmp_path) as running:
         for typed, ran in (
             ("inf", "info"),
@@ -92,10 +79,7 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
             (f"config check {tmp_path}/config-f", f"config check {tmp_path}/config-file.yaml"),
             ("run --labels-sets curr", "run --labels-sets current"),
             ("run --resource-name be", "run --resource-name beta.furiosa.ai/npu"),
-            ("cordon n", "cordon npu1"),
             ("simulate host fau", "simulate host fault"),
-            ("simulate host fault n", "simulate host fault npu0"),
-            ("simulate ~/host fault n", f"simulate {tmp_path}/host fault npu0"),
             ("simulate host fault npu0 dea", "simulate host fault npu0 dead"),
         ):
             before = len(running.output)
