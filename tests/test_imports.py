@@ -15,7 +15,7 @@ HEAVY = ("kubernetes_asyncio", "aiohttp", "jinja2", "npu_agent.people.simulator"
 LOADED = f"print(*(name for name in {HEAVY} if name in sys.modules))"
 CALLS = """
 import asyncio, pathlib, threading
-from npu_agent.kube import Api, ApiTiming, credentials, node
+from npu_agent.kube import Api, credentials, node
 credentials.DIRECTORY = pathlib.Path(sys.argv[1])
 class Finder:
     def find_spec(self, name, *_):
@@ -24,7 +24,7 @@ class Finder:
             assert threading.current_thread().daemon, name
 sys.meta_path.insert(0, Finder())
 async def main():
-    api = Api(timing=ApiTiming(deadline=60))
+    api = Api(deadline=60)
     await node.apply_labels(api, await node.read(api, "n1"), {"a": "b"})
     await api.close()
 asyncio.run(main())

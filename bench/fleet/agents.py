@@ -32,7 +32,7 @@ from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
 from npu_agent.kube.credentials import at as credentials_at
-from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.kube.node import NodeWatch, OwnNode
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra.publisher import SlicePublisher

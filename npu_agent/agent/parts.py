@@ -27,7 +27,7 @@ from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kube import Api
-from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.kube.node import NodeWatch, OwnNode
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.allocator import Allocator, ClaimPool, PlanInputs
 from npu_agent.kubelet.cordons import CordonStore

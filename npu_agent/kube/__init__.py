@@ -3,14 +3,13 @@
 Start with `client`, `request` and `credentials`. Every failure is an `ApiError`.
 """
 
-from npu_agent.kube.client import Api, ApiTiming
+from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.node import NodeMeta, ThisNode
 
 __all__ = [
     "Api",
     "ApiError",
-    "ApiTiming",
     "ErrorKind",
     "NodeMeta",
     "ThisNode",

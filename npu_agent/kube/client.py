@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import math
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -46,16 +45,7 @@ SILENCE = 150.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
 defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
 _CLOSE = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiTiming:
-    """Seconds."""
-
-    deadline: float = 10.0
-    """Deadline of a call without its own, including connecting and queueing."""
-    silence: int = 30
-    """Until a watch whose peer does not acknowledge a probe of the kernel's counts as broken."""
+_DEADLINE = 10.0
 
 
 class WatchEvent(NamedTuple):
@@ -160,7 +150,7 @@ class Api:
         login: Callable[[], Credentials] | None = None,
         *,
         after: Callable[[], Awaitable[None]] | None = None,
-        timing: ApiTiming | None = None,
+        deadline: float = _DEADLINE,
     ) -> None:
         """Does nothing yet.
 
@@ -168,11 +158,11 @@ class Api:
             login: gives the credentials, again after each failure; may block. None: the Pod's
                 service account, else the kubeconfig.
             after: awaited before the library is loaded, which delays the loop here and there.
-            timing: all times.
+            deadline: seconds for a call without its own, with connecting and queueing.
         """
         self._log_in = login or credentials.load
         self._after = after
-        self._timing = timing or ApiTiming()
+        self._deadline = deadline
         self._calls = asyncio.Semaphore(_CALLS)
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
@@ -186,7 +176,7 @@ class Api:
 
     async def ask(self, request: Request[T], *, deadline: float | None = None) -> T:
         """Returns the object that answers a request in `deadline` seconds; raises only ApiError."""
-        seconds = self._timing.deadline if deadline is None else deadline
+        seconds = self._deadline if deadline is None else deadline
         with self._only_api_errors(request, seconds):
             async with asyncio.timeout(seconds), self._calls:
                 try:
@@ -221,7 +211,7 @@ class Api:
         Raises:
             ApiError: here or by the iterator. Its status is 410 if the resourceVersion is too old.
         """
-        deadline = self._timing.deadline
+        deadline = self._deadline
         query = {
             **request.query,
             "watch": "true",
@@ -234,7 +224,6 @@ class Api:
             with self._only_api_errors(request, deadline):
                 async with asyncio.timeout(deadline):
                     response = await stack.enter_async_context(self._opened(request))
-            _probe_peer(response, self._timing.silence)
             yield self._events(request, response)
 
     async def _events(
@@ -390,25 +379,6 @@ def _failures() -> tuple[type[Exception], ...]:
     from aiohttp import ClientError
 
     return (ClientError, OSError, ValueError, RuntimeError)
-
-
-def _probe_peer(response: ClientResponse, seconds: int) -> None:
-    """Has the kernel break a connection whose other end is silent to its probes.
-
-    The other end's kernel answers them, so a watch on which nothing happens goes on.
-    """
-    transport = response.connection and response.connection.transport
-    peer = transport and transport.get_extra_info("socket")
-    if not peer or peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with contextlib.suppress(OSError):  # it broke meanwhile
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, max(1, seconds // 2)),
-            (socket.TCP_KEEPINTVL, max(1, seconds // 6)),
-            (socket.TCP_USER_TIMEOUT, 1000 * seconds),
-        ):
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _body(response: ClientResponse, most: int) -> bytes:

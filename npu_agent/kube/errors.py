@@ -11,7 +11,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from http import HTTPStatus
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -88,7 +88,6 @@ _BY_CLASS = {
     5: (ErrorKind.SERVER, "check the log of the API server, or of a proxy before it"),
 }
 _OTHERS = (ErrorKind.GARBAGE, IS_IT_KUBERNETES)
-_KNOWN = frozenset(HTTPStatus)
 
 
 @dataclass(eq=False)
@@ -161,8 +160,8 @@ def answered(
         causes = {cause.reason: one_line(cause.message) for cause in decoded.details.causes}
     except InvalidJsonError:  # a proxy's page
         said = one_line(re.sub(r"<[^>]*(>|$)", " ", body[:2000].decode("utf-8", "replace")))
-    phrase = f" {HTTPStatus(status).phrase}" if status in _KNOWN else ""
-    what = f"cannot {request}: {server(credentials)} answered {status}{phrase}"
+    what = f"cannot {request}: {server(credentials)} answered {status} {responses.get(status, '')}"
+    what = what.rstrip()
     what += f" ({said})" if said else ""
     kind, remedy = _BY_STATUS.get(status) or _BY_CLASS.get(status // 100) or _OTHERS
     if kind is ErrorKind.NOT_FOUND:
@@ -192,10 +191,12 @@ def bad_certificate(error: OSError, credentials: Credentials) -> ApiError:
 
 
 def failed(request: Request[Any], error: Exception, credentials: Credentials | None) -> ApiError:
+    """Returns the error for an exception on the way; the words are the library's."""
     import aiohttp
 
-    kind, why = ErrorKind.UNREACHABLE, one_line(error)
     source = credentials.source if credentials else "the credentials"
+    kind, why = ErrorKind.UNREACHABLE, one_line(error) or type(error).__name__
+    remedy = "check the server and its port, the network, DNS and proxies on the way"
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
             kind = ErrorKind.CREDENTIALS
@@ -207,26 +208,17 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
                 "the name that is in it, and check for a proxy that intercepts TLS"
             )
         case aiohttp.ClientResponseError():
-            kind = ErrorKind.GARBAGE
+            kind, remedy = ErrorKind.GARBAGE, IS_IT_KUBERNETES
             why = f"does not speak HTTP ({one_line(error.message or error)})"
-            remedy = IS_IT_KUBERNETES
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             kind = ErrorKind.CREDENTIALS
             why, remedy = "that is not a URL of a server", f"check {source}"
-        case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
-            why, remedy = f"no TLS connection ({why})", "check that the port serves https"
-        case aiohttp.ClientConnectorDNSError():
-            why = f"its name cannot be resolved ({one_line(error.os_error)})"
-            remedy = "check this host's DNS"
+        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorDNSError():
+            pass  # whose words are good
         case aiohttp.ClientConnectorError(os_error=OSError(errno=int(number))):
-            # asyncio's own words say less
-            why, remedy = f"no connection ({os.strerror(number)})", "check it and the network"
-        case ConnectionError() | aiohttp.ClientError():
-            why, remedy = f"the connection broke ({why})", "check it and any proxy before it"
+            why = f"no connection ({os.strerror(number)})"  # asyncio's own words say less
         case ValueError():
             kind = ErrorKind.CREDENTIALS
             why = f"the token of {source} cannot be sent ({why})"
             remedy = "restart the Pod, or log in again"
-        case _:
-            why, remedy = f"{type(error).__name__}: {why}", ""
     return ApiError(f"cannot {request}: {server(credentials)}: {why}", remedy, kind=kind)

@@ -150,21 +150,11 @@ class Result(Struct, frozen=True):
 
 
 class Parameters(Struct, frozen=True):
-    """Opaque parameters for a driver; without requests they are for all."""
+    """Opaque parameters for a driver."""
 
     source: str = ""
-    requests: tuple[RequestName, ...] = ()
+    """``FromClaim`` or ``FromClass``."""
     opaque: Plain = {}
-
-    def __str__(self) -> str:
-        several = "s" if len(self.requests) > 1 else ""
-        whose = f"the request{several} {', '.join(self.requests)}" if self.requests else "it"
-        if self.source == "FromClass":
-            return f"FromClass, for {whose}: remove them from spec.config of the DeviceClass"
-        return (
-            f"FromClaim, for {whose}: remove them from spec.devices.config of the ResourceClaim, "
-            "or of its ResourceClaimTemplate"
-        )
 
 
 class Results(Struct, frozen=True):

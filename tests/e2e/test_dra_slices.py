@@ -21,7 +21,7 @@ from npu_agent.cli.main import main
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, resourceslices
+from npu_agent.kube import Api, ApiError, dra
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.slices import differs, dropped, keeping_times, slices
 from tests.cluster import Cluster, network, settings
@@ -95,7 +95,7 @@ class World:
 
     async def live(self) -> list[dict[str, Any]]:
         """The slices there are, in the order of their names."""
-        found = await resourceslices.read(self.api, PAPER, DRIVER)
+        found = await dra.list_slices(self.api, PAPER, DRIVER)
         return [dict(found.slices[name]) for name in sorted(found.slices)]
 
     async def taints(self) -> dict[str, dict[str, Any]]:
@@ -173,7 +173,7 @@ async def test_it_is_taken_as_it_was_sent_and_not_written_again(
             assert dropped(sent, there) == ()
             # What the agent sends a second time changes nothing, and so writes nothing.
             names = {there["metadata"]["name"]: there}
-            again = await resourceslices.apply(world.api, keeping_times(sent, names))
+            again = await dra.apply_slice(world.api, keeping_times(sent, names))
             assert again["metadata"]["resourceVersion"] == there["metadata"]["resourceVersion"]
     # And one that starts finds it in place.
     async with publishing(node, tmp_path) as world:
@@ -215,7 +215,7 @@ async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:
         ((_, other),) = after.items()
         assert other["timeAdded"] > before["timeAdded"]
         await asyncio.sleep(1.1)
-        await resourceslices.apply(world.api, world.wanted()[0])
+        await dra.apply_slice(world.api, world.wanted()[0])
         assert (await world.taints())[name]["timeAdded"] > other["timeAdded"]
 
 
@@ -228,9 +228,9 @@ async def test_a_taint_makes_a_slice_of_more_than_64_devices_invalid(
         return {**pieces[0], "spec": {**pieces[0]["spec"], "devices": devices}}
 
     async with publishing(node, tmp_path) as world:
-        await resourceslices.apply(world.api, whole(rngd(128)))
+        await dra.apply_slice(world.api, whole(rngd(128)))
         with pytest.raises(ApiError, match="64") as caught:
-            await resourceslices.apply(world.api, whole(rngd(65, sick=(3,))))
+            await dra.apply_slice(world.api, whole(rngd(65, sick=(3,))))
         assert caught.value.status == 422
 
 

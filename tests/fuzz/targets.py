@@ -35,7 +35,7 @@ from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
 from npu_agent.core.vendor import NotServedError
 from npu_agent.feed import Feed
-from npu_agent.kube import ThisNode, client, errors, resourceclaims, resourceslices, reviews
+from npu_agent.kube import ThisNode, client, dra, errors, reviews
 from npu_agent.kube.credentials import at, node_of
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
@@ -390,8 +390,8 @@ def _node(data: bytes) -> None:
 
 
 def _claim(data: bytes) -> None:
-    answer = _run(resourceclaims.get(_Api(data), "n", "c"))  # type: ignore[arg-type]
-    found = resourceclaims.claim_of(answer, "npu.furiosa.ai")
+    answer = _run(dra.read_claim(_Api(data), "n", "c"))  # type: ignore[arg-type]
+    found = dra.claim_of(answer, "npu.furiosa.ai")
     for one in found.results:
         assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.device))
 
@@ -413,9 +413,9 @@ def _slices(data: bytes) -> None:
     """The list, and the events of a watch, are one input: the first line is the list."""
     first, _, rest = data.partition(b"\n")
     with contextlib.suppress(ApiError):
-        _planned(_run(resourceslices.read(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
+        _planned(_run(dra.list_slices(_Api(first), "n", "d")).slices)  # type: ignore[arg-type]
     for line in rest.split(b"\n"):
-        event = client.read_event(resourceslices.watch("n", "d"), line, _CREDENTIALS)
+        event = client.read_event(dra.watch_slices("n", "d"), line, _CREDENTIALS)
         assert event.version
         assert (event.object is None) == (event.type == "BOOKMARK")
         assert event.object is None or isinstance(event.object.metadata.name, str)

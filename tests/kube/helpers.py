@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from npu_agent.kube import Api, ApiTiming
+from npu_agent.kube import Api
 from npu_agent.kube.credentials import of_kubeconfig
 from npu_agent.people.simulator.apiserver import served
+from tests.outputs.web import certificates
 
 DEADLINE = 20.0
 """Seconds; guards against hanging and measures nothing."""
-
-TIMING = ApiTiming(deadline=DEADLINE)
 SLICE: dict[str, Any] = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "resourceVersion": "7"},
@@ -169,18 +167,11 @@ def kubeconfig(
 
 def client(path: Path, deadline: float = DEADLINE) -> Api:
     """Asks the server of a kubeconfig."""
-    return Api(lambda: of_kubeconfig(str(path)), timing=ApiTiming(deadline=deadline))
+    return Api(lambda: of_kubeconfig(str(path)), deadline=deadline)
 
 
-@dataclass(frozen=True)
-class Authority:
-    """A throw-away certificate authority, and a server's certificate that it has signed."""
-
-    directory: Path
-
-    @property
-    def ca(self) -> Path:
-        return self.directory / "ca.crt"
+class Authority(certificates.Authority):
+    """Has signed a certificate for an API server."""
 
     def context(self) -> ssl.SSLContext:
         """For a server on 127.0.0.1."""
@@ -190,21 +181,6 @@ class Authority:
 
 
 def authority(directory: Path, names: str = "IP:127.0.0.1") -> Authority:
-    """Made by the openssl program; `names` are the server's."""
-    directory.mkdir(exist_ok=True)
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    # Without a key usage in the CA, as many tools make them.
-    _openssl(directory, "req", "-x509", *key, "-subj", "/CN=ca", "-days", "2",
-             "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
-    _openssl(directory, "req", *key, "-subj", "/CN=kube-apiserver",
-             "-keyout", "server.key", "-out", "server.csr")  # fmt: skip
-    (directory / "names").write_text(f"subjectAltName={names}\n")
-    _openssl(directory, "x509", "-req", "-in", "server.csr", "-days", "2", "-extfile", "names",
-             "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-             "-out", "server.crt")  # fmt: skip
+    """A new one, without a key usage, as many tools make them; `names` are the server's."""
+    certificates.authority(directory, usage=()).sign("server", names=names)
     return Authority(directory)
-
-
-def _openssl(directory: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

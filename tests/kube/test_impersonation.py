@@ -16,14 +16,13 @@ from npu_agent.kube import (
     ApiError,
     ErrorKind,
     credentials,
+    dra,
     node,
-    resourceclaims,
-    resourceslices,
     reviews,
 )
 from npu_agent.people.simulator.apiserver import NODES, served
 from tests.kube.apiserver import FaultyApiServer
-from tests.kube.helpers import TIMING, says, status
+from tests.kube.helpers import DEADLINE, says, status
 
 DRIVER = "npu.furiosa.ai"
 PROBE = "get n1"
@@ -39,7 +38,7 @@ async def connected(server: FaultyApiServer, bound: str | None = "n1") -> AsyncI
     """A client with the token of a Pod on this Node."""
     async with (
         served(server.answer) as url,
-        Api(lambda: credentials.at(url, "a Pod", node=bound), timing=TIMING) as api,
+        Api(lambda: credentials.at(url, "a Pod", node=bound), deadline=DEADLINE) as api,
     ):
         yield api
 
@@ -68,7 +67,7 @@ def test_the_node_that_a_token_is_bound_to(
 
 async def refused(api: Api, namespace: str = "default", name: str = "gone") -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await resourceclaims.get(api, namespace, name)
+        await dra.read_claim(api, namespace, name)
     return caught.value
 
 
@@ -78,8 +77,8 @@ async def test_reads_are_the_nodes_and_writes_the_accounts() -> None:
     server.allocate(DRIVER, "c", ["npu0"], pod="p")
     async with connected(server) as api:
         meta = await node.read(api, "n1")
-        assert (await resourceclaims.get(api, "default", "c"))["kind"] == "ResourceClaim"
-        assert not (await resourceslices.read(api, "n1", DRIVER)).slices
+        assert (await dra.read_claim(api, "default", "c"))["kind"] == "ResourceClaim"
+        assert not (await dra.list_slices(api, "n1", DRIVER)).slices
         labelled = await node.apply_labels(api, meta, {"furiosa.ai/x": "y"})
         assert labelled.labels["furiosa.ai/x"] == "y"
         assert api.reads
@@ -96,7 +95,7 @@ async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
 
     async with (
         served(reply) as url,
-        Api(lambda: credentials.at(url, "a Pod", node="n1"), timing=TIMING) as api,
+        Api(lambda: credentials.at(url, "a Pod", node="n1"), deadline=DEADLINE) as api,
     ):
         assert await reviews.allowed(api, "get", "nodes")
     assert asked == [None]
@@ -110,7 +109,7 @@ async def test_others_are_refused_and_a_claim_that_is_gone_is_unrelated() -> Non
         error = await refused(api)
         assert (error.kind, error.status) == (ErrorKind.UNRELATED, 403)
         assert error.remedy.startswith("it was deleted, or no Pod of this node uses it")
-        for read in (node.read(api, "n2"), resourceslices.read(api, "n2", DRIVER)):
+        for read in (node.read(api, "n2"), dra.list_slices(api, "n2", DRIVER)):
             with pytest.raises(ApiError, match="403"):
                 await read
         assert api.reads

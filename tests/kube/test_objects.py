@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npu_agent import __version__
-from npu_agent.kube import Api, ApiError, ErrorKind, node, resourceclaims, resourceslices, reviews
+from npu_agent.kube import Api, ApiError, ErrorKind, dra, node, reviews
 from npu_agent.kube.node import NodeMeta
 from npu_agent.typedjson import convert
 from tests.kube.helpers import NODE, SLICE, Server, says, status
@@ -145,21 +145,21 @@ async def test_rights_are_asked_for(server: Server, api: Api) -> None:
 async def test_a_claim(server: Server, api: Api) -> None:
     claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "status": {"any": ["thing"]}}
     server.replies = [says(claim), status(404, 'resourceclaims "c" not found')]
-    assert await resourceclaims.get(api, "n", "c") == claim
+    assert await dra.read_claim(api, "n", "c") == claim
     assert server.asked[0].path == f"{DRA}/namespaces/n/resourceclaims/c"
     with pytest.raises(ApiError, match=r"cannot get ResourceClaim n/c: .*: the claim was deleted"):
-        await resourceclaims.get(api, "n", "c")
+        await dra.read_claim(api, "n", "c")
 
 
 async def test_whether_dra_is_served(server: Server, api: Api) -> None:
     server.replies = [says({"kind": "APIResourceList", "groupVersion": "resource.k8s.io/v1"})]
-    assert await resourceclaims.served(api)
+    assert await dra.served(api)
     assert server.asked[-1].path == DRA
     server.replies = [says("404 page not found", 404)]
-    assert not await resourceclaims.served(api)
+    assert not await dra.served(api)
     server.replies = [status(503, "starting")]
     with pytest.raises(ApiError):
-        await resourceclaims.served(api)
+        await dra.served(api)
 
 
 # ResourceSlices; watches of them are in test_watch.py.
@@ -168,7 +168,7 @@ async def test_whether_dra_is_served(server: Server, api: Api) -> None:
 async def test_the_slices_of_a_driver_on_a_node(server: Server, api: Api) -> None:
     answer = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "42"}, "items": [SLICE]}
     server.replies = [says(answer)]
-    found = await resourceslices.read(api, "n1", "npu.example.com")
+    found = await dra.list_slices(api, "n1", "npu.example.com")
     assert (dict(found.slices), found.resource_version) == ({"s": SLICE}, "42")
     (asked,) = server.asked
     assert (asked.method, asked.path) == ("GET", f"{DRA}/resourceslices")
@@ -190,7 +190,7 @@ async def test_the_slices_of_a_driver_on_a_node(server: Server, api: Api) -> Non
 async def test_a_list_that_is_none(server: Server, api: Api, items: object, words: str) -> None:
     meta = {"resourceVersion": "42"}
     server.replies = [says({"kind": "ResourceSliceList", "metadata": meta, "items": items})]
-    assert words in await garbage(resourceslices.read(api, "n1", "d"))
+    assert words in await garbage(dra.list_slices(api, "n1", "d"))
 
 
 async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> None:
@@ -198,16 +198,16 @@ async def test_a_list_may_be_longer_than_an_object(server: Server, api: Api) -> 
     items = [{**SLICE, "metadata": {"name": f"{n}", "padding": "x" * 2**20}} for n in range(3)]
     answer = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "42"}, "items": items}
     server.replies = [says(answer)]
-    assert len((await resourceslices.read(api, "n1", "d")).slices) == 3
+    assert len((await dra.list_slices(api, "n1", "d")).slices) == 3
     server.replies = [says(b" " * (16 * 2**20 + 1))]
     with pytest.raises(ApiError, match="more than 16777216 bytes"):
-        await resourceslices.read(api, "n1", "d")
+        await dra.list_slices(api, "n1", "d")
 
 
 async def test_a_slice_is_deleted_or_was_gone_already(server: Server, api: Api) -> None:
     server.replies = [says(SLICE), status(404, "not found"), status(403, "no")]
-    assert await resourceslices.delete(api, "s")
-    assert not await resourceslices.delete(api, "s")
+    assert await dra.delete_slice(api, "s")
+    assert not await dra.delete_slice(api, "s")
     with pytest.raises(ApiError):
-        await resourceslices.delete(api, "s")
+        await dra.delete_slice(api, "s")
     assert [asked.method for asked in server.asked] == ["DELETE"] * 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from npu_agent.kube import Api, ApiError, ErrorKind, node, resourceclaims, resourceslices
+from npu_agent.kube import Api, ApiError, ErrorKind, dra, node
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kube.request import Request
 from tests.kube.helpers import (
@@ -112,16 +110,6 @@ async def test_silence_is_an_end_and_a_pause_is_none(
         assert (await failure(api)).kind is ErrorKind.TIMEOUT
 
 
-def test_a_peer_that_vanishes_without_a_word_is_noticed() -> None:
-    """Long before the ten minutes for which it waits for a byte."""
-    own_network = ("unshare", "--map-root-user", "--net")
-    if subprocess.run([*own_network, "true"]).returncode:
-        pytest.skip("no network namespaces for this user")
-    command = (*own_network, sys.executable, "-m", "tests.kube.silent_peer")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    assert done.stdout == "UNREACHABLE\n", done.stderr
-
-
 async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
     for reply in (streams(line("ADDED", SLICE), then=drops), drops):
         server.replies = [reply]
@@ -168,10 +156,10 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
     async with api.watch(WATCH, "1", 60) as events:
         assert (await anext(events)).type == "ADDED"
         with pytest.raises(ApiError) as caught:
-            await resourceclaims.get(api, "n", "c", deadline=0.2)
+            await dra.read_claim(api, "n", "c", deadline=0.2)
         assert caught.value.kind is ErrorKind.TIMEOUT
         kubeconfig(tmp_path, server.url, user={"token": "another"})
-        assert await resourceclaims.get(api, "n", "c") == CLAIM
+        assert await dra.read_claim(api, "n", "c") == CLAIM
         asked_again.set()
         assert [event async for event in events] == []  # its own end, and no error
     assert server.tokens == ["Bearer secret", "Bearer secret", "Bearer another"]
@@ -183,7 +171,7 @@ async def test_after_a_hang_a_new_token_is_used_and_no_watch_is_cut(
 async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) -> None:
     bookmark = {"metadata": {"resourceVersion": "99"}}
     server.replies = [streams(line("MODIFIED", SLICE), line("BOOKMARK", bookmark))]
-    async with api.watch(resourceslices.watch("n1", "d"), "42", 355.4) as events:
+    async with api.watch(dra.watch_slices("n1", "d"), "42", 355.4) as events:
         changed, mark = [event async for event in events]
     assert changed.object.metadata.name == SLICE["metadata"]["name"]
     assert changed[:2] == ("MODIFIED", SLICE["metadata"]["resourceVersion"])
@@ -210,6 +198,6 @@ async def test_slices_are_watched_from_a_listing_on(server: Server, api: Api) ->
 async def test_an_event_that_is_of_no_slice(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     with pytest.raises(ApiError) as caught:
-        async with api.watch(resourceslices.watch("n1", "d"), "1", 60) as events:
+        async with api.watch(dra.watch_slices("n1", "d"), "1", 60) as events:
             await anext(events)
     assert caught.value.kind is ErrorKind.GARBAGE

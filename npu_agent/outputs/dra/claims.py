@@ -26,7 +26,7 @@ from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, objects, resourceclaims
+from npu_agent.kube import Api, dra, objects
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kubelet import cdi
@@ -353,8 +353,8 @@ class Claims:
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         """Fetches a claim from the API server; raises ApiError, or ValueError if malformed."""
         async with self._reading:
-            return resourceclaims.claim_of(
-                await resourceclaims.get(self._api, namespace, name), self._names.driver
+            return dra.claim_of(
+                await dra.read_claim(self._api, namespace, name), self._names.driver
             )
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
@@ -384,11 +384,13 @@ class Claims:
                 Refusal.UNKNOWN, f"{ref} has no device of the driver {self._names.driver}"
             )
         if claim.parameters and prepared is None:  # Pods that were given their devices keep them
-            where = "; ".join(map(str, claim.parameters))
+            sources = ", ".join(parameters.source for parameters in claim.parameters)
             raise RefusalError(
                 Refusal.INVALID,
-                f"{ref} has opaque parameters for the driver {self._names.driver}, which takes "
-                f"none ({where}), and create the claim and its Pod again",
+                f"{ref} has opaque parameters ({sources}) for the driver {self._names.driver}, "
+                "which takes none: remove them from spec.devices.config of the ResourceClaim or "
+                "its ResourceClaimTemplate, or from spec.config of the DeviceClass, and create "
+                "the claim and its Pod again",
             )
         if not claim.users:
             raise RefusalError(

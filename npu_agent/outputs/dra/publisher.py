@@ -15,7 +15,7 @@ from npu_agent.backoff import Backoff
 from npu_agent.core.plan import expressible
 from npu_agent.core.state import COUNTERS
 from npu_agent.feed import Feed, changes_of
-from npu_agent.kube import Api, ApiError, ErrorKind, follow, node, resourceslices
+from npu_agent.kube import Api, ApiError, ErrorKind, dra, follow, node
 from npu_agent.kube.client import WatchEvent
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.logs import Reporter, logger
@@ -112,7 +112,7 @@ class SlicePublisher:
     async def _follow(self) -> None:
         await follow.follow(
             self._api,
-            resourceslices.watch(self._node_name, self._driver),
+            dra.watch_slices(self._node_name, self._driver),
             follow.WatchHooks(
                 list_=self._list,
                 see=self._see,
@@ -153,7 +153,7 @@ class SlicePublisher:
         """Lists the slices, one list at a time, so that the last one is the newest."""
         dirty = self._dirty
         try:
-            listing = await resourceslices.read(self._api, self._node_name, self._driver)
+            listing = await dra.list_slices(self._api, self._node_name, self._driver)
         except ApiError:
             self._dirty += 1
             raise
@@ -254,12 +254,12 @@ class SlicePublisher:
     async def _execute(self, plan: Plan) -> None:
         before = self.live.value or {}
         for name in plan.delete:
-            if await resourceslices.delete(self._api, name):
+            if await dra.delete_slice(self._api, name):
                 self._change(writes=self.state.value.writes + 1)
         for wanted in plan.apply:
             sent = slices.keeping_times(wanted, before)
             try:
-                reply = await resourceslices.apply(self._api, sent)
+                reply = await dra.apply_slice(self._api, sent)
             except ApiError as error:
                 # Kubernetes 1.34 and 1.35 have had other forms of counters, and no effect None.
                 if error.status != 422 or not (fields := slices.newer(sent)):

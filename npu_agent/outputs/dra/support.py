@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from npu_agent.backoff import Backoff
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, node, resourceclaims
+from npu_agent.kube import Api, ApiError, dra, node
 from npu_agent.logs import logger
 
 log = logger(__name__)
@@ -27,7 +27,7 @@ class Support:
 
 async def support(api: Api, node_name: str) -> Support:
     """Asks the API server about itself and this node's kubelet; raises ApiError."""
-    if not await resourceclaims.served(api):
+    if not await dra.served(api):
         return Support(False, "the API server does not serve resource.k8s.io/v1")
     version = (await node.read_whole(api, node_name)).status.node_info.kubelet_version
     if not takes_drivers(version):

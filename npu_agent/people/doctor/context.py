@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
 from npu_agent.core.vendor import Vendor
 from npu_agent.core.vendor_spec import VendorSpec
-from npu_agent.kube import Api, ApiError, ApiTiming
+from npu_agent.kube import Api, ApiError
 from npu_agent.kube.credentials import own_namespace
 from npu_agent.people.doctor.check import SUDO, Check, Unknown, ok, wrong
 from npu_agent.text import reason
@@ -140,7 +140,7 @@ class Context:
             return await DaemonThread().call(function, deadline=self.timing.read)
 
     def api_server(self) -> Api:
-        return Api(timing=ApiTiming(deadline=self.timing.request))
+        return Api(deadline=self.timing.request)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from npu_agent.config.resources import asks_for
 from npu_agent.files import SOCKET_PATH_MAX
-from npu_agent.kube import resourceslices
+from npu_agent.kube import dra
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us, socket_paths
@@ -119,7 +119,7 @@ def existing(path: Path) -> Path:
 async def _slices(context: Context, driver: str) -> Check:
     node = node_name(context)
     async with context.api_server() as api:
-        published = (await resourceslices.read(api, node, driver)).slices
+        published = (await dra.list_slices(api, node, driver)).slices
     ours = {slices.name(at, driver, node) for at in range(_MOST_SLICES)}
     if theirs := sorted(published.keys() - ours):
         return wrong(

@@ -10,6 +10,8 @@ from tempfile import mkdtemp
 
 from npu_agent.outputs.web.tls import TlsFiles
 
+CA_USAGE = ("-addext", "keyUsage=critical,keyCertSign")
+HOST = "IP:127.0.0.1,DNS:npu-agent"
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -23,12 +25,14 @@ class Authority:
     def ca(self) -> Path:
         return self.directory / "ca.crt"
 
-    def sign(self, name: str, *, days: int = 2, usage: str = "serverAuth") -> tuple[Path, Path]:
-        """A new certificate for 127.0.0.1 and its key; `days` may be negative."""
+    def sign(
+        self, name: str, *, days: int = 2, usage: str = "serverAuth", names: str = HOST
+    ) -> tuple[Path, Path]:
+        """A new certificate for these hosts and its key; `days` may be negative."""
         cert, key = (self.directory / f"{name}.{ending}" for ending in ("crt", "key"))
         _openssl(self.directory, "req", *_KEY, "-subj", f"/CN={name}",
                  "-keyout", key.name, "-out", "request")  # fmt: skip
-        extensions = f"subjectAltName=IP:127.0.0.1,DNS:npu-agent\nextendedKeyUsage={usage}\n"
+        extensions = f"subjectAltName={names}\nextendedKeyUsage={usage}\n"
         (self.directory / "extensions").write_text(extensions)
         _openssl(self.directory, "x509", "-req", "-in", "request", "-days", str(days),
                  "-extfile", "extensions", "-CA", "ca.crt", "-CAkey", "ca.key",
@@ -43,12 +47,11 @@ class Authority:
         return context
 
 
-def authority(directory: Path, name: str = "ca") -> Authority:
+def authority(directory: Path, name: str = "ca", *, usage: tuple[str, ...] = CA_USAGE) -> Authority:
     """A new one."""
     directory.mkdir(exist_ok=True)
     _openssl(directory, "req", "-x509", *_KEY, "-subj", f"/CN={name}", "-days", "2",
-             "-addext", "keyUsage=critical,keyCertSign",
-             "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
+             *usage, "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
     return Authority(directory)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from npu_agent.feed import Feed
 from npu_agent.kube.follow import WatchTiming
-from npu_agent.kube.own_node import NodeWatch, OwnNode
+from npu_agent.kube.node import NodeWatch, OwnNode
 from npu_agent.people.simulator.apiserver import NODES
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import hangs, says, status

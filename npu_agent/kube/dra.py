@@ -1,13 +1,17 @@
-"""ResourceSlices of resource.k8s.io/v1: one driver's on one node."""
+"""resource.k8s.io/v1: whether it is served, claims, which the driver only reads, and slices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
+from npu_agent.core.claim import UID
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
-from npu_agent.kube.objects import ResourceSlice, Versioned
+from npu_agent.kube.objects import Meta, Name, ResourceClaim, ResourceSlice, Results, Versioned
 from npu_agent.kube.request import Request
 from npu_agent.typedjson import InvalidJsonError, convert
 
@@ -16,6 +20,49 @@ Slice = Mapping[str, Any]
 _LARGEST_LIST = 16 * 2**20
 """Bytes: 170 cards of eight cores in parts are 2 MiB. Read whole: for pages (``limit``) API servers
 before 1.36 read the slices of all nodes from etcd."""
+
+
+async def served(api: Api) -> bool:
+    """Whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
+    return await api.exists(Request("get", "APIResourceList", dict))
+
+
+class _Meta(Meta, frozen=True, kw_only=True):
+    name: Name
+    namespace: Name
+    uid: Annotated[str, msgspec.Meta(pattern=rf"^{UID}\Z")]
+
+
+class _ResourceClaim(ResourceClaim, frozen=True):
+    metadata: _Meta
+
+
+def claim_of(answer: Mapping[str, Any], driver: str) -> ResourceClaim:
+    """A claim with what is this driver's of its allocation; raises InvalidJsonError.
+
+    Its requests are without the alternative that a prioritized list chose.
+    """
+    claim = convert(answer, _ResourceClaim)
+    if (given := claim.status.allocation) is None:
+        return claim
+    of = given.devices
+    ours = Results(
+        tuple(
+            replace(result, request=result.request.partition("/")[0])
+            for result in of.results
+            if result.driver == driver
+        ),
+        tuple(config for config in of.config if config.opaque.get("driver") == driver),
+    )
+    return replace(claim, status=replace(claim.status, allocation=replace(given, devices=ours)))
+
+
+async def read_claim(
+    api: Api, namespace: str, name: str, *, deadline: float | None = None
+) -> dict[str, Any]:
+    """A claim as the API server has it; raises ApiError."""
+    request = Request("get", "ResourceClaim", dict[str, Any], namespace=namespace, name=name)
+    return await api.ask(request, deadline=deadline)
 
 
 class Listing(NamedTuple):
@@ -31,7 +78,7 @@ class _List(Versioned, frozen=True):
     items: list[dict[str, Any]] | None = None
 
 
-async def read(api: Api, node: str | None, driver: str) -> Listing:
+async def list_slices(api: Api, node: str | None, driver: str) -> Listing:
     """The slices of a driver on a node, or on all; NOT_FOUND without resource.k8s.io/v1."""
     query = _of(node, driver)
     request = Request("list", "ResourceSlice", _List, query=query, largest=_LARGEST_LIST)
@@ -41,19 +88,19 @@ async def read(api: Api, node: str | None, driver: str) -> Listing:
     return Listing(slices, answer.metadata.resource_version)
 
 
-def watch(node: str, driver: str) -> Request[Any]:
+def watch_slices(node: str, driver: str) -> Request[Any]:
     """Returns the request for `follow`: the slices, as far as they are read here."""
     return Request("watch", "ResourceSlice", ResourceSlice, query=_of(node, driver))
 
 
-async def apply(api: Api, slice_: Slice) -> Slice:
+async def apply_slice(api: Api, slice_: Slice) -> Slice:
     """Creates or changes a slice by server-side apply; returns it. No change writes nothing."""
     name = slice_["metadata"]["name"]
     request = Request("apply", "ResourceSlice", dict[str, Any], name=name, body=slice_)
     return _checked(request, await api.ask(request))
 
 
-async def delete(api: Api, name: str) -> bool:
+async def delete_slice(api: Api, name: str) -> bool:
     """Deletes a slice; returns whether there was one."""
     # The API server answers with what it has deleted.
     return await api.exists(Request("delete", "ResourceSlice", dict, name=name))
