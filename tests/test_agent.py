@@ -34,7 +34,7 @@ from npu_agent.core.hardware import HealthState
 from npu_agent.core.problems import problems, unready
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.record import RECORD
-from npu_agent.outputs.labels.nfd import FILE as FEATURES
+from npu_agent.outputs.labels.outputs import FILE as FEATURES
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import ListedPlugin
 from npu_agent.vendors import REGISTRY

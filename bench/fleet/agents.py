@@ -40,7 +40,7 @@ from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Recorder
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
-from npu_agent.outputs.labels.node import NodeOutput
+from npu_agent.outputs.labels.outputs import NodeOutput
 from npu_agent.outputs.prometheus.own import LoopLag
 from npu_agent.vendors import SPECS
 from npu_agent.vendors.furiosa.attributes import NAMES

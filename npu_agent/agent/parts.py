@@ -41,9 +41,9 @@ from npu_agent.outputs.dra import driver, support
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, Recorder
-from npu_agent.outputs.labels import output_of
+from npu_agent.outputs.labels.compute import read_machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
-from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.outputs.labels.outputs import output_of
 from npu_agent.outputs.prometheus.own import LoopLag
 from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.history import History

@@ -44,7 +44,7 @@ from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import DraPlugin, Registration
-from npu_agent.outputs.labels import compute, nfd
+from npu_agent.outputs.labels import compute, outputs
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.pages import Pages, text_answer
@@ -197,7 +197,7 @@ def _labels(found: dict[str, str]) -> None:
 
 
 def _machine(data: bytes) -> None:
-    """As `npu_agent.outputs.labels.machine` reads the names that a machine's maker gave it."""
+    """As `npu_agent.outputs.labels.compute` reads the names that a machine's maker gave it."""
     said = data[:256].decode(errors="replace")
     seen = snapshot(state("warboy"), state("rngd", 1))
     machine = compute.Machine(vendor=said, name=said)
@@ -245,7 +245,7 @@ def _token(data: bytes) -> None:
 
 
 def _feature_file(data: bytes) -> None:
-    found = nfd.parse(data)
+    found = outputs.parse(data)
     assert all(key and not key.startswith("#") and "\n" not in key for key in found)
 
 

@@ -27,7 +27,7 @@ from npu_agent.config import (
     MetricsConfig,
     default_config,
 )
-from npu_agent.outputs.labels import nfd
+from npu_agent.outputs.labels import outputs
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
@@ -108,7 +108,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     root, plugins = directory / "host", directory / "plugins"
     plugins.mkdir()
     simulator.make(root, simulator.parse_cards(cards), plain_nodes=True)
-    (root / nfd.FILE).parent.mkdir(parents=True)
+    (root / outputs.FILE).parent.mkdir(parents=True)
     busy = name == "node-2"
     for card, fault in FAULTS[name].items():
         simulator.apply_fault(root, card, fault)

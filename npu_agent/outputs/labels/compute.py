@@ -1,4 +1,4 @@
-"""Computes labels: a Snapshot and the machine's name in, keys and values out.
+"""Computes labels: a Snapshot and the machine's name in, keys and values out; reads that name.
 
 Which labels there are is the vendor's (`npu_agent.core.vendor_spec.LabelSet`). Each value is made
 of what one or more cards say: see `value` and `_joined`.
@@ -6,19 +6,28 @@ of what one or more cards say: see `value` and `_joined`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
+from npu_agent.logs import logger
 from npu_agent.text import natural, quoted
+
+log = logger(__name__)
 
 LONGEST = 63
 SIMULATED = "npu-agent/simulated"
 """The key of the one label that is ours, and not a vendor's."""
 VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 NAME_FILE = "/sys/class/dmi/id/product_name"
+_LONGEST_DMI = 256
+"""Bytes: a few words, and a label has room for 63 characters of them."""
+_DEADLINE = 2.0
 
 _OTHER = re.compile(r"[^A-Za-z0-9_.]+")
 _NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
@@ -186,3 +195,23 @@ def _firmware_text(file: str, text: str | None) -> _Contribution:
     if text is None or not text.strip():
         return _Contribution(file, None, "absent or unreadable" if text is None else "empty")
     return _Contribution(file, text, quoted(text.strip(), LONGEST))
+
+
+async def read_machine(host_root: Path) -> Machine:
+    """The machine's vendor and name from /sys/class/dmi/id below `host_root`.
+
+    What is absent or cannot be read is None; bytes that are not UTF-8 become U+FFFD.
+    """
+    paths = (host_root / file.lstrip("/") for file in (VENDOR_FILE, NAME_FILE))
+    vendor, name = await asyncio.gather(*map(_text, paths))
+    return Machine(vendor=vendor, name=name)
+
+
+async def _text(path: Path) -> str | None:
+    try:
+        return (await files.read(path, _LONGEST_DMI, deadline=_DEADLINE)).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("the machine's vendor and name cannot be read", file=path, reason=error)
+        return None

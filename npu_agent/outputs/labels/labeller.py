@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 from npu_agent.backoff import Backoff, spread
 from npu_agent.core.hardware import Snapshot
@@ -17,6 +16,7 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import Machine
+from npu_agent.outputs.labels.outputs import Output, OutputError
 from npu_agent.ticks import set_within
 
 log = logger(__name__)
@@ -31,32 +31,6 @@ class LabelTiming:
     removes its cards one by one, and each step would be a write."""
     longest_pause: float = 60.0
     """Pause between attempts, and between writes while another program writes the same labels."""
-
-
-class OutputError(Exception):
-    """The labels cannot be written now: reason and remedy, and a `kind` for the metric."""
-
-    def __init__(self, message: str, *, kind: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.retry_after = retry_after
-
-
-class Output(Protocol):
-    """A place where labels go."""
-
-    name: Literal["api", "nfd"]
-
-    async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        """Makes `labels`, and nothing else, ours in that place; writes only what differs.
-
-        With `careful`, our labels that are there stay as they are: `labels` may be incomplete.
-        Returns what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left``
-        labels; all 0 where everything was in place.
-
-        Raises:
-            OutputError: it could not be done.
-        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from npu_agent.cli import CommandError
 from npu_agent.cli.common import host_root, quiet, vendors
 from npu_agent.core.vendor_spec import LabelSet, label_sets
 from npu_agent.kube import Api
-from npu_agent.outputs.labels import compute, output_of
-from npu_agent.outputs.labels.labeller import Output, OutputError
-from npu_agent.outputs.labels.machine import read_machine
+from npu_agent.outputs.labels import compute
+from npu_agent.outputs.labels.compute import read_machine
+from npu_agent.outputs.labels.outputs import Output, OutputError, output_of
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.vendors import SPECS

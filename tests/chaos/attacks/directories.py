@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from npu_agent.outputs.labels import nfd
+from npu_agent.outputs.labels import outputs
 from tests.chaos.attacks.process import killed_and_served
 from tests.chaos.table import attack
 from tests.chaos.world import World, become, cores, remove
@@ -276,7 +276,7 @@ async def feature_file_is_a_link(here: World) -> None:
 
     The labels take its place; the other's file is as it was.
     """
-    file = here.root / nfd.FILE
+    file = here.root / outputs.FILE
     file.parent.mkdir(parents=True)
     precious = victim(here)
     file.symlink_to(precious)

@@ -18,12 +18,14 @@ from npu_agent.outputs.labels.compute import (
     Machine,
     explained,
     labels,
+    read_machine,
     value,
     why_incomplete,
 )
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.labels import SETS as BY_NAME
 from tests.golden import golden
+from tests.inventory.helpers import tree
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 SETS = tuple(BY_NAME.values())
@@ -37,7 +39,6 @@ KEY = re.compile(
 )
 
 SERVER = Machine(vendor="Dell Inc.\n", name="PowerEdge R750\n")
-NOBODY = Machine(vendor=None, name=None)
 
 
 def card(family: str = "warboy", index: int = 0, **values: Any) -> CardState:
@@ -277,3 +278,27 @@ def test_simulated_cards_have_a_label_of_their_own_whatever_sets_are_wanted() ->
     (why,) = explained(simulated, SERVER, ())
     assert why.why == "npu0, npu1: simulated"
     assert explained(host(card()), SERVER, ()) == ()
+
+
+async def test_the_machine_is_what_its_firmware_says(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    assert await read_machine(root) == Machine(vendor="npu-agent\n", name="Simulated Host\n")
+
+
+async def test_a_machine_without_names_has_none(tmp_path: Path) -> None:
+    assert await read_machine(tmp_path) == Machine(vendor=None, name=None)
+    directory = tmp_path / "sys/class/dmi/id"
+    (directory / "sys_vendor").mkdir(parents=True)
+    (directory / "product_name").symlink_to("product_name")
+    assert await read_machine(tmp_path) == Machine(vendor=None, name=None)
+
+
+async def test_hostile_names_are_read_up_to_256_bytes(tmp_path: Path) -> None:
+    directory = tmp_path / "sys/class/dmi/id"
+    directory.mkdir(parents=True)
+    (directory / "sys_vendor").write_bytes(b"\xff\xfe\0" * 5000)
+    (directory / "product_name").write_bytes("é".encode() * 127 + b"\n" + "é".encode() * 99)
+    machine = await read_machine(tmp_path)
+    assert machine.vendor == ("\ufffd\ufffd\0" * 86)[:256]
+    assert machine.name == "é" * 127 + "\n" + "\ufffd"
+    assert labels(Snapshot(), machine, SETS) == {}

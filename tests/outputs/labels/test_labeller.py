@@ -16,7 +16,8 @@ from npu_agent.core.vendor_spec import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine
-from npu_agent.outputs.labels.labeller import Labeller, LabelSettings, LabelTiming, OutputError
+from npu_agent.outputs.labels.labeller import Labeller, LabelSettings, LabelTiming
+from npu_agent.outputs.labels.outputs import OutputError
 from npu_agent.ticks import set_within
 from npu_agent.vendors.furiosa.labels import SETS
 from tests.outputs.labels.test_compute import HOSTS, UNREAD, card, host

@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent.cli import main as cli
 from npu_agent.outputs.labels.compute import VENDOR_FILE
-from npu_agent.outputs.labels.nfd import FILE, parse
+from npu_agent.outputs.labels.outputs import FILE, parse
 from tests.inventory.helpers import tree
 from tests.processes import ran
 
