@@ -29,9 +29,15 @@ from npu_agent.kubelet.ownership import Ownership, RegistrationTracker
 from npu_agent.logs import logger
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.outputs.dra.claims import Claims
-from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, Endpoint, sweep_all
 from npu_agent.outputs.dra.publisher import SlicePublisher
-from npu_agent.outputs.dra.service import DraPlugin, HealthStream
+from npu_agent.outputs.dra.service import (
+    PLUGINS,
+    REGISTRY,
+    DraPlugin,
+    Endpoint,
+    HealthStream,
+    sweep_all,
+)
 from npu_agent.supervise import background
 from npu_agent.ticks import until_tick
 

@@ -11,7 +11,7 @@ from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kube import dra
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
-from npu_agent.outputs.dra.endpoint import PLUGINS, REGISTRY, made_by_us, socket_paths
+from npu_agent.outputs.dra.service import PLUGINS, REGISTRY, made_by_us, socket_paths
 from npu_agent.outputs.dra.support import Support, support
 from npu_agent.people.doctor.agent import owner
 from npu_agent.people.doctor.check import Check, Lines, Unknown, note, ok, unused, wrong

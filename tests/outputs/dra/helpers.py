@@ -13,8 +13,7 @@ from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import Description, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.outputs.dra.claims import Claims
-from npu_agent.outputs.dra.endpoint import REGISTRY, Endpoint
-from npu_agent.outputs.dra.service import DraPlugin, HealthStream
+from npu_agent.outputs.dra.service import REGISTRY, DraPlugin, Endpoint, HealthStream
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
 
 DRIVER = "npu.furiosa.ai"

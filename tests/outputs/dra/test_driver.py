@@ -24,7 +24,7 @@ from npu_agent.kubelet.ownership import Ownership
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import read_record, recover
 from npu_agent.outputs.dra.driver import Driver, DriverHost, DriverTiming
-from npu_agent.outputs.dra.endpoint import REGISTRY
+from npu_agent.outputs.dra.service import REGISTRY
 from npu_agent.people.simulator.apiserver import SLICES
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.kube.apiserver import FaultyApiServer
