@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import types
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,9 @@ import pytest
 from npu_agent.core import offer as advertise
 from npu_agent.files import SIMULATION
 from npu_agent.people.cards import read_once
-from npu_agent.vendors.furiosa.families import FAMILIES, Family
+from npu_agent.vendors.furiosa import families
+from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.family import Family
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.outputs.deviceplugin.helpers import devnames
 
@@ -23,9 +24,9 @@ PAGE = page("docs/dev/add-a-family.md")
 @pytest.fixture
 def family() -> Family:
     [code] = [code for language, code in PAGE.blocks if language == "python"]
-    module = types.ModuleType("wren")
-    exec(compile(code, "docs/dev/add-a-family.md", "exec"), module.__dict__)
-    found = module.__dict__["FAMILY"]
+    names = dict(vars(families))
+    exec(compile(code, "docs/dev/add-a-family.md", "exec"), names)
+    found = names["WREN"]
     assert isinstance(found, Family)
     return found
 

@@ -18,13 +18,11 @@ _HEX = re.compile(r"(?:0[xX])?[0-9a-fA-F]{1,16}")
 _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Drivers write about twenty lines."""
-_UNSIGNED_64 = 1 << 64
-_PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
-_REGISTER = re.compile(
-    rb"^(TaskExecutionTime|CycleCount|CycleCountHigh)[ \t]*:[ \t]*0[xX]([0-9a-fA-F]{1,8})[ \t\r]*$",
-    re.MULTILINE,
+_UNSIGNED_32, _UNSIGNED_64 = 1 << 32, 1 << 64
+_HEX_LINE = re.compile(
+    r"^(\w+)[ \t]*:[ \t]*(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$", re.ASCII | re.MULTILINE
 )
-_REASON = re.compile(r"\b0[xX]([0-9a-fA-F]{1,8})\b.*?\b([A-Z][A-Z0-9_]{2,63})\b")
+_PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
 _REASONS = (
     "idle",
     "thermal_slowdown",
@@ -36,11 +34,6 @@ _REASONS = (
     "other_reason",
 )
 """The bits of `throttle` as the vendor's header names them, the lowest first."""
-_METRIC = re.compile(
-    rb"^(CycleCount|TaskCycleCount|dram_capacity|dram_usage)[ \t]*:[ \t]*"
-    rb"(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$",
-    re.MULTILINE,
-)
 
 
 def text(raw: bytes | None) -> str | None:
@@ -154,16 +147,17 @@ def perf_regs(raw: bytes) -> tuple[int, int] | None:
     they start again from 0 after 2**32 - 1. All ones in every register of the cycle count is
     what is read of a card that fell off the bus, and no count.
     """
-    registers = _hex(_REGISTER, raw)
-    if len(registers) < 3:
+    registers = _hex(raw)
+    names = ("CycleCountHigh", "CycleCount", "TaskExecutionTime")
+    high, low, task_cycles = (registers.get(name, _UNSIGNED_64) for name in names)
+    if max(high, low, task_cycles) >= _UNSIGNED_32 or high == low == _UNSIGNED_32 - 1:
         return None
-    cycles = registers[b"CycleCountHigh"] << 32 | registers[b"CycleCount"]
-    return None if cycles == _UNSIGNED_64 - 1 else (cycles, registers[b"TaskExecutionTime"])
+    return high << 32 | low, task_cycles
 
 
 def metrics(raw: bytes) -> tuple[int, int] | None:
     """``(cycles, task cycles)`` of an RNGD's core; None unless both are there."""
-    return _two(raw, b"CycleCount", b"TaskCycleCount")
+    return _two(raw, "CycleCount", "TaskCycleCount")
 
 
 def alloc_status(raw: bytes) -> tuple[int, int] | None:
@@ -171,57 +165,39 @@ def alloc_status(raw: bytes) -> tuple[int, int] | None:
 
     A core in use may have all zeros for hours: a capacity of 0 does not count.
     """
-    capacity_usage = _two(raw, b"dram_capacity", b"dram_usage")
+    capacity_usage = _two(raw, "dram_capacity", "dram_usage")
     return capacity_usage if capacity_usage and capacity_usage[0] else None
 
 
-def throttle(raw: bytes | None, names: bytes | None) -> tuple[str, ...] | None:
-    """The reasons in a mask of 32 bits (``0x00000004``); None: it is none.
+def _two(raw: bytes, whole: str, part: str) -> tuple[int, int] | None:
+    by_name = _hex(raw)
+    if whole not in by_name or part not in by_name or by_name[whole] == _UNSIGNED_64 - 1:
+        return None
+    return by_name[whole], by_name[part]
 
-    Args:
-        raw: the mask.
-        names: lines with a bit and its name, in any form: ``0x00000004 THROTTLE_APP_POWER_CAP``.
-    """
+
+def _hex(raw: bytes) -> dict[str, int]:
+    """Lines of ``Name: 0xAB``, the first of each name."""
+    lines = _HEX_LINE.findall(raw.decode("ascii", "replace"))
+    return {name: int(value, 16) for name, value in reversed(lines)}
+
+
+def throttle(raw: bytes | None) -> tuple[str, ...] | None:
+    """The reasons in a mask of 32 bits (``0x00000004``); None: it is none."""
     said = text(raw)
     if said is None or len(said) > 10 or not _HEX.fullmatch(said):
         return None
     mask = int(said, 16)
     if mask == 0xFFFF_FFFF:  # what is read of a card that fell off the bus
         return None
-    reasons = dict(enumerate(_REASONS)) | _names_of_bits(names)
+    reasons = dict(enumerate(_REASONS))
     return tuple(reasons.get(bit, f"bit_{bit}") for bit in range(32) if mask >> bit & 1)
-
-
-def _names_of_bits(raw: bytes | None) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
-        if match := _REASON.search(line[:_LONGEST_TEXT]):
-            bit = int(match[1], 16)
-            name = match[2].lower().removeprefix("throttle_").removeprefix("reason_")
-            if name and bit.bit_count() == 1:
-                names[bit.bit_length() - 1] = name
-    return names
 
 
 def within(raw: bytes | None, least: int, most: int) -> int | None:
     """An integer that can be true; None otherwise."""
     value = integer(raw)
     return value if value is not None and least <= value <= most else None
-
-
-def _two(raw: bytes, whole: bytes, part: bytes) -> tuple[int, int] | None:
-    metrics = _hex(_METRIC, raw)
-    if whole not in metrics or part not in metrics or metrics[whole] == _UNSIGNED_64 - 1:
-        return None
-    return metrics[whole], metrics[part]
-
-
-def _hex(pattern: re.Pattern[bytes], raw: bytes) -> dict[bytes, int]:
-    """The numbers by name, the first of each."""
-    by_name: dict[bytes, int] = {}
-    for name, value in pattern.findall(raw):
-        by_name.setdefault(name, int(value, 16))
-    return by_name
 
 
 def liveness(raw: bytes | None) -> bool | None:

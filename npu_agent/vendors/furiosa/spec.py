@@ -1,10 +1,12 @@
-"""This vendor's names in config files, labels and metrics, and the product's defaults."""
+"""This vendor's names in config files, labels and metrics, and signs of its cards on a host."""
 
 from __future__ import annotations
 
+from npu_agent.core.vendor import KernelDriver, Profile
 from npu_agent.core.vendor_spec import VendorSpec
 from npu_agent.vendors.furiosa import attributes, labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.vendors.furiosa.family import CDI_KIND, ENVIRONMENT
 
 SPEC = VendorSpec(
     families={family.name: family.widths for family in FAMILIES.values()},
@@ -16,4 +18,21 @@ SPEC = VendorSpec(
     metric_schema="0.8",
     dra=attributes.NAMES,
     condition="furiosa.ai/NPUReady",
+)
+"""Its defaults are the product's."""
+
+PROFILE = Profile(
+    title="FuriosaAI",
+    pci="1ed2",
+    plugins="furiosa",
+    drivers=tuple(
+        KernelDriver(
+            family=family.name, title=family.title, directory=f"sys/class/{family.class_dir}"
+        )
+        for family in FAMILIES.values()
+    ),
+    nodes=tuple(f"{family.dev_dir}npu*" for family in FAMILIES.values()),
+    identities=("device_sn", "device_uuid", "soc_id", "soc_uid"),
+    environment=ENVIRONMENT,
+    cdi_kinds=(CDI_KIND,),
 )

@@ -13,6 +13,7 @@ import stat
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,8 +31,7 @@ from npu_agent.files import SIMULATION
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.families import FAMILIES
-from npu_agent.vendors.furiosa.profile import PROFILE
-from npu_agent.vendors.furiosa.spec import SPEC
+from npu_agent.vendors.furiosa.spec import PROFILE, SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -165,12 +165,18 @@ class Furiosa:
         self, entry: Entry, frequencies: tuple[int | None, ...] = ()
     ) -> tuple[CoreReading, ...]:
         family = self._families[entry.family]
-        files = _CoreFiles(entry, family)
-        memory = (
-            files.core(core, frequencies[core] if frequencies else None)
-            for core in range(family.core_count)
+        occupied: tuple[int | None, ...] = ()
+        if family.occupancy_file:
+            raw = _optional(f"{entry.path}/{family.occupancy_file}")
+            occupied = parse.per_core(raw, family.core_count)
+        unknown = (None,) * family.core_count
+        cores = map(
+            partial(_core, entry, family),
+            range(family.core_count),
+            occupied or unknown,
+            frequencies or unknown,
         )
-        return _within(tuple(filter(None, memory)), family.memory_gib << 30)
+        return _within(tuple(filter(None, cores)), family.memory_gib << 30)
 
     def pci_addresses(self) -> frozenset[str]:
         addresses = (parse.pci_address(_optional(f"{entry.path}/busname")) for entry in self.scan())
@@ -238,10 +244,6 @@ class Furiosa:
 
 def _limits(directory: str) -> dict[str, Any]:
     """What holds a card up, as fields of `Reading`."""
-    raw = _optional(f"{directory}/throttle_reason")
-    reasons = parse.throttle(raw, None)
-    if reasons:
-        reasons = parse.throttle(raw, _optional(f"{directory}/throttle_reason_list"))
 
     def number(file: str, per_unit: int, least: int, most: int) -> float | None:
         value = parse.within(_optional(f"{directory}/{file}"), least * per_unit, most * per_unit)
@@ -250,7 +252,7 @@ def _limits(directory: str) -> dict[str, Any]:
     clock = number("npu_freq_limit_hz", 1_000_000, 1, 100_000)
     return {
         "error_text": parse.text(_optional(f"{directory}/hw_error")),
-        "throttle": reasons,
+        "throttle": parse.throttle(_optional(f"{directory}/throttle_reason")),
         "limits": Limits(
             power=number("power_limit_mw", 1_000, 1, 10_000),
             default_power=number("power_limit_default_mw", 1_000, 1, 10_000),
@@ -314,74 +316,61 @@ def _mode(path: str) -> int:
 _Figures = tuple[int, int]
 
 
-class _CoreFiles:
-    """The files of a card's cores at one moment; each is read once, and only if it matters.
+def _core(
+    entry: Entry, family: Family, core: int, occupied: int | None, frequency: int | None
+) -> CoreReading | None:
+    """Reads the files of a core.
 
     A container that holds fused cores has its figures in the entry of the fused cores, while those
     of the single ones tell that they are free. So a core's figures are those of the narrowest entry
     that has some.
     """
+    covering = tuple(cores for cores in family.core_ranges if cores.first <= core <= cores.last)
+    holder: CoreRange | None = None
+    memory: _Figures | _NoReading = _NoReading.NOTHING
+    if family.memory_file and family.memory and occupied != 0:
+        holder, memory = _first(entry, family, covering, family.memory_file, family.memory)
+        if holder:
+            covering = (holder, *(cores for cores in covering if cores != holder))
+    source, counters = _first(entry, family, covering, family.counters_file, family.counters)
+    availability = counters if memory is _NoReading.NOTHING else memory
+    free = occupied == 0 or (occupied != 1 and availability is _NoReading.FREE)
+    cycles, task_cycles = (None, None) if isinstance(counters, _NoReading) else counters
+    total = used = None
+    if holder and not isinstance(memory, _NoReading):
+        # What fused cores have together is split into equal parts, so that cores can be summed.
+        total, used = memory[0] // len(holder), memory[1] // len(holder)
+    if frequency is None and total is None and source is None and not free:
+        return None
+    return CoreReading(
+        core=core,
+        utilization=0.0 if free else None,
+        frequency=frequency,
+        cycles=cycles,
+        task_cycles=task_cycles,
+        dram_total=total,
+        dram_used=used,
+        source=source,
+    )
 
-    def __init__(self, entry: Entry, family: Family) -> None:
-        self._family = family
-        parent = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
-        self._core_prefix = f"{parent}/{family.core_entry.format(n=entry.index)}"
-        self._fused: dict[str, _Figures | _NoReading] = {}
-        self._occupied: tuple[int | None, ...] = ()
-        if family.occupancy_file:
-            raw = _optional(f"{entry.path}/{family.occupancy_file}")
-            self._occupied = parse.per_core(raw, family.core_count)
 
-    def core(self, core: int, frequency: int | None) -> CoreReading | None:
-        family = self._family
-        covering = tuple(cores for cores in family.core_ranges if cores.first <= core <= cores.last)
-        occupied = self._occupied[core] if self._occupied else None
-        holder: CoreRange | None = None
-        memory: _Figures | _NoReading = _NoReading.NOTHING
-        if family.memory_file and family.memory and occupied != 0:
-            holder, memory = self._first(covering, family.memory_file, family.memory)
-            if holder:
-                covering = (holder, *(cores for cores in covering if cores != holder))
-        source, counters = self._first(covering, family.counters_file, family.counters)
-        availability = counters if memory is _NoReading.NOTHING else memory
-        free = occupied == 0 or (occupied != 1 and availability is _NoReading.FREE)
-        cycles, task_cycles = (None, None) if isinstance(counters, _NoReading) else counters
-        total = used = None
-        if holder and not isinstance(memory, _NoReading):
-            # What fused cores have together is split into equal parts, so that cores can be summed.
-            total, used = memory[0] // len(holder), memory[1] // len(holder)
-        if frequency is None and total is None and source is None and not free:
-            return None
-        return CoreReading(
-            core=core,
-            utilization=0.0 if free else None,
-            frequency=frequency,
-            cycles=cycles,
-            task_cycles=task_cycles,
-            dram_total=total,
-            dram_used=used,
-            source=source,
-        )
-
-    def _first(
-        self,
-        covering: tuple[CoreRange, ...],
-        file: str,
-        understand: Callable[[bytes], _Figures | None],
-    ) -> tuple[CoreRange | None, _Figures | _NoReading]:
-        without = _NoReading.NOTHING
-        for cores in covering:
-            path = f"{self._core_prefix}{cores}/{file}"
-            figures = self._fused.get(path)
-            if figures is None:
-                figures = _figures(path, understand)
-                if cores.first != cores.last:
-                    self._fused[path] = figures
-            if not isinstance(figures, _NoReading):
-                return cores, figures
-            if without is not _NoReading.NONSENSE and figures is not _NoReading.NOTHING:
-                without = figures
-        return None, without
+def _first(
+    entry: Entry,
+    family: Family,
+    covering: tuple[CoreRange, ...],
+    file: str,
+    understand: Callable[[bytes], _Figures | None],
+) -> tuple[CoreRange | None, _Figures | _NoReading]:
+    """The first of the entries `covering` a core whose file has figures, and these."""
+    prefix = f"{os.path.dirname(entry.path)}/{family.core_entry.format(n=entry.index)}"  # noqa: PTH120 (as in _is_node)
+    without = _NoReading.NOTHING
+    for cores in covering:
+        figures = _figures(f"{prefix}{cores}/{file}", understand)
+        if not isinstance(figures, _NoReading):
+            return cores, figures
+        if without is not _NoReading.NONSENSE and figures is not _NoReading.NOTHING:
+            without = figures
+    return None, without
 
 
 class _NoReading(enum.Enum):

@@ -40,7 +40,6 @@ def test_the_slow_card_says_why(root: Path) -> None:
 def test_files_that_vanish_one_by_one_take_no_others_with_them(root: Path) -> None:
     directory = management(root, 0, "rngd")
     gone: dict[str, Callable[[Reading], bool]] = {
-        "throttle_reason_list": lambda it: it.throttle == (),
         "throttle_reason": lambda it: it.throttle is None,
         "hw_error": lambda it: it.error_text is None,
         "npu_slowdown_temperature_mc": lambda it: it.limits.slowdown is None,

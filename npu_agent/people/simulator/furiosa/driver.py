@@ -9,8 +9,8 @@ Two things cannot be as on a real host:
 - `perf_regs` of a core that is not in use refuses to be read ("Permission denied"). Mode bits do
   not stop root, so here the file is empty. In use is what has load: when both cores of a Warboy
   have, one container holds the fused node, and the single ones are not in use.
-- The lines of `npu_clocks` and `metrics`, of `throttle_reason_list` and `hw_error` are not
-  published; here they are `name (MHz): number`, `name: 0xhex`, `0xbit: NAME` and one hex number.
+- The lines of `npu_clocks`, `metrics` and `hw_error` are not published; here they are
+  `name (MHz): number`, `name: 0xhex` and one hex number.
 
 An RNGD shows what driver 2026.3 does on hosts whose owners published its values; with `OLD`, what
 the vendor's test trees of 2025 have.
@@ -27,16 +27,6 @@ from npu_agent.people.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
 _U32 = 0xFFFF_FFFF
 OLD = "2025.4"
 """The release of RNGD's driver with error counters, and without limits and throttle reasons."""
-_REASONS = (
-    "THROTTLE_IDLE",
-    "THROTTLE_THERMAL_SLOWDOWN",
-    "THROTTLE_APP_POWER_CAP",
-    "THROTTLE_APP_CLOCK_CAP",
-    "THROTTLE_HW_CLOCK_CAP",
-    "THROTTLE_HW_BUS_LIMIT",
-    "THROTTLE_HW_POWER_CAP",
-    "THROTTLE_OTHER_REASON",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +128,6 @@ def _garbage(spec: CardSpec) -> dict[str, Content]:
         f"{directory}/hw_error": b"\xff\x00" * 2048,
         f"{directory}/power_limit_mw": "-1e400\n",
         f"{directory}/throttle_reason": b"0x\xff\n",
-        f"{directory}/throttle_reason_list": "x" * (1 << 16),
         f"{directory}/npu_clocks": "pe0 (MHz)\n: 5\n\n:::\n",
         f"{directory}/ne_clk_freq_info": "ne tensor (MHz)\n: 5\n\n:::\n",
         f"{sensors}/temp1_input": b"\x80\x81\x82",
@@ -250,9 +239,6 @@ def _limits(state: CardTelemetry) -> dict[str, str]:
         "power_limit_mw": "300000\n",
         "power_max_mw": "675000\n",
         "throttle_reason": "0x00000000\n",
-        "throttle_reason_list": "".join(
-            f"{1 << bit:#010x}: {name}\n" for bit, name in enumerate(_REASONS)
-        ),
     }
 
 
