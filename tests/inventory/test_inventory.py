@@ -29,7 +29,7 @@ from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import ProbeSettings
-from npu_agent.inventory.inventory import Inventory
+from npu_agent.inventory.inventory import Inventory, Job, Prober
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -628,6 +628,31 @@ async def test_read_once_fails_if_the_inventory_does(
 
 
 # Threads.
+
+
+async def test_a_job_that_hangs_keeps_one_thread_and_the_others_run() -> None:
+    gate, prober = threading.Event(), Prober(deadline=0.05)
+    hung = Job(gate.wait)
+    rest = [Job(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
+    await prober.run([rest[0], hung, *rest[1:]])
+    assert [job.result for job in rest] == [0, 1, 2]
+    assert (hung.begun, hung.done) == (True, False)
+    again = Job(lambda: "next")
+    await prober.run([again])
+    assert again.result == "next"
+    # On a busy machine others may have been late, too; their threads end soon.
+    await until(lambda: len(ours()) == 1)
+    gate.set()
+    await until(lambda: hung.done)
+
+
+async def test_jobs_that_all_hang_are_all_begun() -> None:
+    """In one batch: not one more with each batch."""
+    gate, prober = threading.Event(), Prober(deadline=0.05)
+    jobs = [Job(gate.wait) for _ in range(8)]
+    await prober.run(jobs)
+    gate.set()
+    assert all(job.begun for job in jobs)
 
 
 async def test_a_hung_card_that_goes_and_returns_has_one_thread(root: Path, tmp_path: Path) -> None:
