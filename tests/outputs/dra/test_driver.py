@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -193,20 +193,17 @@ async def test_no_pool_without_its_cards_is_offered_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of cards that no record names the slices of an agent before this one may have all."""
-    replace, tries = files.replace, 0
-
-    async def full(path: Path, *_: Any, **__: Any) -> None:
-        nonlocal tries
-        tries += 1
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
+    full = AsyncMock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    replace = files.replace
     monkeypatch.setattr(files, "replace", full)
     async with world(tmp_path) as here:
         await until(lambda: here.manager.instances.value)  # for claims that are to be unprepared
         assert os.strerror(errno.ENOSPC) in await here.phase(SessionPhase.BLOCKED)
-        await until(lambda: tries > 3)
+        here.kubelet.ask()
+        await until(lambda: full.call_count > 1)
         assert here.driver.pool.offered.value is None
         monkeypatch.setattr(files, "replace", replace)
+        here.kubelet.ask()
         await until(here.server.devices)
         assert all(event["object"]["spec"]["devices"] for _, event in here.server.events[SLICES])
         await here.phase(SessionPhase.REGISTERED)
