@@ -39,17 +39,10 @@ class _Entry(msgspec.Struct):
 
 class _Data(msgspec.Struct):
     PodDeviceEntries: list[_Entry] | None
-    RegisteredDevices: dict[str, list[str] | None] | None = None
 
 
 class _Checkpoint(msgspec.Struct):
     Data: _Data
-
-
-def registered(checkpoint: bytes) -> dict[str, frozenset[str]]:
-    """Returns the healthy devices that the kubelet knows, by resource; raises InvalidJsonError."""
-    devices = typedjson.decode(checkpoint, _Checkpoint).Data.RegisteredDevices or {}
-    return {name: frozenset(ids or ()) for name, ids in devices.items()}
 
 
 _LARGEST = 8 << 20

@@ -54,6 +54,7 @@ from npu_agent.people.doctor import host
 from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.picture import Link
 from npu_agent.typedjson import InvalidJsonError
+from npu_agent.typedjson import decode as decode_json
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.spec import SPEC
@@ -258,9 +259,7 @@ def _pod_resources(data: bytes) -> None:
 
 
 def _kubelet_checkpoint(data: bytes) -> None:
-    for name, ids in pods.registered(data).items():
-        assert isinstance(name, str)
-        assert all(isinstance(id_, str) for id_ in ids)
+    decode_json(data, pods._Checkpoint)
 
 
 _CARDS = (state("warboy"), state("warboy", 1), state("rngd", 2))

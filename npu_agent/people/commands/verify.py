@@ -24,8 +24,7 @@ from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, H
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.files import is_device
 from npu_agent.people.commands import view
-from npu_agent.people.doctor import report
-from npu_agent.people.doctor.check import Check, State
+from npu_agent.people.doctor.check import Check, State, failed
 from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
@@ -55,8 +54,10 @@ def main(args: argparse.Namespace) -> int:
     if view.is_data(args):
         print(view.data([check.as_json() for check in checks], args))
     else:
-        print(report.lines(checks))
-    return FAILED if report.failed(checks) else 0
+        for check in checks:
+            remedy = f"; {check.remedy}" if check.remedy else ""
+            print(f"{check.state.value:5}  {check.name}: {check.detail}{remedy}")
+    return FAILED if failed(checks) else 0
 
 
 async def verify(

@@ -9,33 +9,24 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from npu_agent.files import regular
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
-from npu_agent.outputs.web import tls
 from npu_agent.outputs.web.report import Report, ReportedProblem
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
-from npu_agent.people.doctor.check import Check, Lines, note, ok, wrong
-from npu_agent.people.doctor.context import Context
+from npu_agent.people.doctor.check import Check, Context, Lines, note, ok, wrong
 from npu_agent.people.page import Answer
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
-from npu_agent.ticks import stamp
 
 _LONGEST = 1000
 """Characters of a reported text."""
-_MOST = 100
-"""Problems that are shown."""
 _ITSELF = "npu-agent doctor"
 """Commands and remedies with it lead back here."""
-_RENEW = "correct the Secret, or what renews it; the agent reads the files again"
 _ELSE = "fix what else is wrong here; the agent tries again by itself"
 
 
@@ -66,12 +57,10 @@ async def lines(context: Context) -> Lines:
     agent = await context.probe(reported)
     yield "agent", _agent(context, agent)
     if agent.report is not None:
-        for problem in agent.report.problems[:_MOST]:
-            yield _name(problem), _problem(context, problem)
-        for remark in agent.report.notes[:_MOST]:
-            yield _name(remark), note(one_line(remark.text, _LONGEST))
-    elif (files := tls.tls_files(context.config.metrics.tls)) and await _ours(context):
-        yield "metrics.tls", _certificate(context, files)  # elsewhere the files are a Pod's
+        for problem in agent.report.problems:
+            yield f"agent {one_line(problem.subject)}", _problem(context, problem)
+        for remark in agent.report.notes:
+            yield f"agent {one_line(remark.subject)}", note(one_line(remark.text, _LONGEST))
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
     yield "serving agent", _serving_agent(context)
@@ -91,22 +80,6 @@ def _agent(context: Context, agent: Reported) -> Check:
         "if the agent runs in a Pod, ask there: "
         f"kubectl -n {context.namespace} exec daemonset/npu-agent -- npu-agent doctor",
     )
-
-
-async def _certificate(context: Context, files: tls.TlsFiles) -> Check:
-    """What an agent makes of the certificate, which may be why its report cannot be read."""
-    try:
-        expires_at = await context.in_thread(partial(tls.check, files))
-    except (tls.RefusedError, ValueError) as error:
-        return wrong(f"refused: {one_line(str(error), _LONGEST)}", _RENEW, context.agent_log)
-    until = f"{files.cert}, until {stamp(expires_at)}"
-    expired = expires_at < time.time()
-    return wrong(f"expired: {until}", _RENEW, context.agent_log) if expired else ok(until)
-
-
-def _name(problem: ReportedProblem) -> str:
-    subject = problem.subject if re.fullmatch("[a-z]{1,20}", problem.subject) else "problem"
-    return f"agent {subject}"
 
 
 async def _ours(context: Context) -> bool:

@@ -1,14 +1,30 @@
-"""A line of the report: a name, a state, what was found, and the remedy."""
+"""What a check is: the line that it returns, and the context that it gets."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import AsyncIterator, Coroutine
-from dataclasses import asdict, dataclass
+import os
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+from npu_agent.config import Config
+from npu_agent.core.vendor import Vendor
+from npu_agent.kube import Api, ApiError
+from npu_agent.kube.credentials import own_namespace
+from npu_agent.text import reason
+from npu_agent.threads import DaemonThread
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 SUDO = "run this as root: sudo npu-agent doctor"
+_RIGHTS = "npu-agent/rights"
 
 
 class State(enum.Enum):
@@ -52,9 +68,135 @@ def wrong(detail: str, remedy: str, command: str) -> Check:
     return Check("", State.WRONG, detail, remedy, command)
 
 
+def failed(checks: Iterable[Check]) -> bool:
+    return any(check.state is State.WRONG for check in checks)
+
+
 class Unknown(Exception):  # noqa: N818 (no error: the line says that it is unknown)
     """Something that a line needs could not be seen."""
 
     def __init__(self, why: str, remedy: str = "") -> None:
         super().__init__(why)
         self.check = unknown(why, remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTiming:
+    """Deadlines of probes, in seconds; all probes run at the same time."""
+
+    read: float = 5.0
+    """Deadline of a read of this host, which normally takes milliseconds."""
+    request: float = 5.0
+    connection: float = 3.0
+    """Deadline of an answer of an agent or device plugin. The kubelet's probes wait for two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The context of all checks. `probe` caches what several of them need."""
+
+    config: Config
+    host_root: Path
+    vendors: tuple[Vendor, ...]
+    node_name: str | None
+    in_pod: bool
+    uid: int
+    hostname: str
+    """In a Pod this is the Pod's name."""
+    namespace: str = "kube-system"
+    helm_release: str = ""
+    """The Helm release; empty: kustomize, one file, or unknown."""
+    timing: CheckTiming = CheckTiming()
+    _probed: dict[Callable[[Context], Awaitable[Any]], asyncio.Future[Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Context:
+        return cls(
+            config=config,
+            host_root=host_root,
+            vendors=tuple(vendors),
+            node_name=os.environ.get("NODE_NAME") or None,
+            in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
+            uid=os.geteuid(),
+            hostname=platform.node(),
+            namespace=own_namespace() or "kube-system",
+            helm_release=os.environ.get("HELM_RELEASE", ""),
+        )
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.plugin_dir)
+
+    @property
+    def agent_log(self) -> str:
+        return (
+            f"kubectl -n {self.namespace} logs -l app.kubernetes.io/name=npu-agent "
+            "--prefix --tail=50"
+        )
+
+    @property
+    def overlay_is(self) -> str:
+        """Explains OVERLAY in the two commands below."""
+        text = " (OVERLAY: the directory it was installed from; if that was one file: -f FILE)"
+        return "" if self.helm_release else text
+
+    def apply_again(self) -> str:
+        """The command that applies a corrected installation again.
+
+        --force-conflicts also restores what kubectl has changed.
+        """
+        if self.helm_release:
+            return (
+                f"helm upgrade {self.helm_release} k8s/chart --namespace {self.namespace} "
+                "--reset-then-reuse-values --force-conflicts"
+            )
+        return "kubectl apply -k OVERLAY"
+
+    def restore_rights(self) -> str:
+        """The command that restores the agent's account and rights, and changes nothing else.
+
+        Applied as Helm does it, or its next upgrade ends with a conflict.
+        """
+        if self.helm_release:
+            return (
+                f"helm get manifest {self.helm_release} --namespace {self.namespace} | "
+                "kubectl apply --server-side --force-conflicts --field-manager=helm "
+                f"-l {_RIGHTS} -f -"
+            )
+        return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
+
+    async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
+        """Runs `function` once, however many checks need it; returns or raises what it does."""
+        if function not in self._probed:
+            self._probed[function] = asyncio.ensure_future(function(self))
+        return await asyncio.shield(self._probed[function])
+
+    async def probe_or(self, function: Callable[[Context], Awaitable[T]], default: U) -> T | U:
+        """Probes like `probe`; `default` if it is unknown or the API server does not answer."""
+        try:
+            return await self.probe(function)
+        except (Unknown, ApiError):
+            return default
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Runs `function` on a daemon thread of its own.
+
+        Raises:
+            Unknown: it raises OSError, or does not return in time.
+        """
+        with os_errors_are_unknown():
+            return await DaemonThread().call(function, deadline=self.timing.read)
+
+    def api_server(self) -> Api:
+        return Api(deadline=self.timing.request)
+
+
+@contextmanager
+def os_errors_are_unknown() -> Iterator[None]:
+    """Raises Unknown in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise Unknown(reason(error), SUDO if isinstance(error, PermissionError) else "") from error

@@ -13,8 +13,16 @@ from npu_agent.kube.request import OF_NODES, READS
 from npu_agent.kube.reviews import allowed as is_allowed
 from npu_agent.outputs.events import NAMESPACE
 from npu_agent.people.doctor import dra
-from npu_agent.people.doctor.check import Check, Lines, note, ok, unknown, unused, wrong
-from npu_agent.people.doctor.context import Context
+from npu_agent.people.doctor.check import (
+    Check,
+    Context,
+    Lines,
+    note,
+    ok,
+    unknown,
+    unused,
+    wrong,
+)
 
 _COMPONENTS = {
     "nodes/status": "node-condition (Helm: nodeCondition)",

@@ -14,8 +14,16 @@ from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import PLUGINS, REGISTRY, made_by_us, socket_paths
 from npu_agent.outputs.dra.support import Support, support
 from npu_agent.people.doctor.agent import owner
-from npu_agent.people.doctor.check import Check, Lines, Unknown, note, ok, unused, wrong
-from npu_agent.people.doctor.context import Context
+from npu_agent.people.doctor.check import (
+    Check,
+    Context,
+    Lines,
+    Unknown,
+    note,
+    ok,
+    unused,
+    wrong,
+)
 from npu_agent.people.doctor.host import usable
 
 _MOST_SLICES = 64

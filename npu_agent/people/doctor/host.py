@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent.core.advice import TRENDS, UNREADABLE, advice, device_paths, plain_reason
+from npu_agent.core.advice import UNREADABLE, advice, device_paths, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
-from npu_agent.core.trends import TrendKind
 from npu_agent.files import SIMULATION, content, is_device
 from npu_agent.kubelet.pods import CGROUPS
-from npu_agent.people.cards import at_one_moment, read_once
+from npu_agent.people.cards import read_once
 from npu_agent.people.doctor.agent import reported
-from npu_agent.people.doctor.check import SUDO, Check, Lines, Unknown, note, ok, unused, wrong
-from npu_agent.people.doctor.context import Context, os_errors_are_unknown
+from npu_agent.people.doctor.check import (
+    SUDO,
+    Check,
+    Context,
+    Lines,
+    Unknown,
+    note,
+    ok,
+    os_errors_are_unknown,
+    unused,
+    wrong,
+)
 from npu_agent.text import listed
 from npu_agent.threads import within
 
@@ -28,12 +37,11 @@ async def lines(context: Context) -> Lines:
     yield "/sys", _mounted(context, "sys/class")
     yield "/dev", _mounted(context, "dev")
     yield "cgroups", _mounted(context, CGROUPS)
-    await context.probe(sys_readable)
+    if (await context.in_thread(lambda: look(context.host_root / "sys/class", write=False)))[1]:
+        return  # the host would seem to have no cards
     yield "PCI", _pci(context)
     yield "cards", _cards(context)
     hardware = await context.probe(snapshot)
-    if hardware.cards:
-        yield "error counters", _errors(hardware.cards)
     # A running agent judges health better; a node that was never there is no fault of a card to it.
     unjudged = (await context.probe(reported)).report is None
     for state in hardware.cards:
@@ -88,13 +96,6 @@ def look(path: Path, *, write: bool) -> tuple[str, str]:
 
 def _simulated_without(path: Path, context: Context) -> bool:
     return not path.exists() and (context.host_root / SIMULATION).exists()
-
-
-async def sys_readable(context: Context) -> None:
-    """Raises Unknown if /sys cannot be read: the host would seem to have no cards."""
-    path = context.host_root / "sys/class"
-    if (await context.in_thread(lambda: look(path, write=False)))[1]:
-        raise Unknown("/sys cannot be read: see that line")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,6 @@ def _id(path: Path) -> str:
 
 
 async def snapshot(context: Context) -> Snapshot:
-    await context.probe(sys_readable)
     with os_errors_are_unknown():
         async with within(context.timing.read):
             return await read_once(context.vendors)
@@ -185,24 +185,12 @@ async def _cards(context: Context) -> Check:
     return ok(f"{len(cards)}: {names}")
 
 
-def _errors(cards: Sequence[CardState]) -> Check:
-    silent = [card.card.name for card in cards if card.reading and not card.reading.errors]
-    if not silent:
-        return ok("every card has them")
-    what = f"this driver reports no error counters: {listed(silent, 4)}"
-    return unused(f"{what}; the alert NpuErrorsRising cannot fire for it")
-
-
 async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
     """A card that lacks device nodes, or that one read shows to be unhealthy."""
     if unjudged and state.health.state is HealthState.UNHEALTHY:
         advised = advice(state.health.cause)
         return wrong(f"unhealthy: {plain_reason(state.health)}", advised.remedy, advised.command)
     bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
-    slow = at_one_moment(await context.probe(snapshot)).of(TrendKind.SLOW).get(state.id)
-    if unjudged and slow and not bad:
-        words = TRENDS[TrendKind.SLOW]
-        return note(f"{words.begins}: {slow.detail}", words.remedy)
     if not bad:
         return None
     return wrong(

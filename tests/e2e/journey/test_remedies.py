@@ -51,7 +51,6 @@ ELSEWHERE = {
     "readiness, agent, agent *": "what the agent reports, with the commands of its page",
     "DRA directory of *": "as `cgroups`",
     "DRA": "a kubelet is updated",
-    "error counters": "a driver without them is a fact, and no fault",
     "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
 }
 """Lines whose remedies are not tried here, and why."""

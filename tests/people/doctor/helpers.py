@@ -17,13 +17,11 @@ from aiohttp import web
 
 from npu_agent.config import MetricsConfig, default_config
 from npu_agent.kubelet.ownership import lock_path
-from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.people import simulator
-from npu_agent.people.doctor.check import Check, State
-from npu_agent.people.doctor.context import CheckTiming, Context
-from npu_agent.people.doctor.examine import examine
+from npu_agent.people.commands.doctor import examine
+from npu_agent.people.doctor.check import Check, CheckTiming, Context, State
 from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from npu_agent.vendors import REGISTRY
@@ -150,7 +148,6 @@ class Node:
     """At metrics.probes."""
     pages: Port
     """At metrics.listen."""
-    registered: dict[str, list[str]]
     lock: ExitStack
     """Closed, it releases the agent's lock."""
     plugins: list[UnixServer] = field(default_factory=list)
@@ -164,11 +161,6 @@ class Node:
         found = {check.name: check for check in await examine(self.context)}
         assert not [each for each in found.values() if each.detail.startswith("internal error")]
         return found
-
-    def write_checkpoint(self) -> None:
-        """As the kubelet's device manager does."""
-        data = {"PodDeviceEntries": None, "RegisteredDevices": self.registered}
-        (self.directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
 
     async def serve_plugin(self, name: str) -> None:
         """A device plugin on a socket of this name."""
@@ -218,8 +210,6 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
         directory.mkdir()
         simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
-        ids = [simulator.card("warboy", 0).uuid, simulator.card("rngd", 1).uuid]
-        registered = {RESOURCE: ids, "nvidia.com/gpu": ["GPU-1"]}
         api, probes, pages = ApiServer(), Port(), Port()
         pages.status = {"version": "0.1.0", "cards": [], "problems": [], "notes": []}
         kubelet = StandInKubelet(directory, base / "pod-resources")
@@ -239,8 +229,7 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
                 vendors=(Furiosa(root),),
                 timing=CheckTiming(request=20.0),  # of a busy machine
             )
-            node = Node(root, context, kubelet, api, probes, pages, registered, lock)
-            node.write_checkpoint()
+            node = Node(root, context, kubelet, api, probes, pages, lock)
             try:
                 await node.serve_plugin("furiosa-npu-0123abcd.sock")
                 await node.serve_plugin("nvidia-gpu.sock")

@@ -32,15 +32,22 @@ from npu_agent.kubelet.ownership import lock_path
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.people import page
+from npu_agent.people.commands.doctor import examine, run
 from npu_agent.people.doctor import agent, cluster, dra, host
-from npu_agent.people.doctor.check import SUDO, Check, Lines, State, Unknown
-from npu_agent.people.doctor.context import CheckTiming, Context
-from npu_agent.people.doctor.examine import examine, run
+from npu_agent.people.doctor.check import (
+    SUDO,
+    Check,
+    CheckTiming,
+    Context,
+    Lines,
+    State,
+    Unknown,
+)
 from tests.kube.helpers import hangs, serving
 from tests.outputs.web.certificates import authority, placed
 from tests.outputs.web.helpers import Scene
 from tests.outputs.web.helpers import serving as pages
-from tests.people.doctor.helpers import POD, RESOURCE, Node, locked
+from tests.people.doctor.helpers import POD, Node, locked
 
 HOST = replace(POD, in_pod=False, host_root=Path("/"))
 UNREAD = (SkippedDevice("/sys/x", "hangs", unread=True),)
@@ -190,7 +197,7 @@ async def test_what_is_reported_steers_no_terminal_and_is_no_command_of_a_strang
         (False, "other", node.context.agent_log),
     ):
         node.context = replace(node.context, in_pod=in_pod, hostname=hostname)
-        every = [line for line in await examine(node.context) if line.name == "agent problem"]
+        every = [line for line in await examine(node.context) if line.name == "agent ?[2J"]
         assert [line.state for line in every] == [State.WRONG, State.NOTE]
         assert every[0].command == command
         assert {line.detail for line in every} == {"a?]0;b? c?"}
@@ -198,7 +205,7 @@ async def test_what_is_reported_steers_no_terminal_and_is_no_command_of_a_strang
     # A line that could steer a terminal is not shown at all.
     node.context = replace(node.context, in_pod=True)
     node.reports(problems=[told | {"command": "dmesg\x1b[2J"}], notes=[])
-    assert (await node.examined())["agent problem"].command == node.context.agent_log
+    assert (await node.examined())["agent ?[2J"].command == node.context.agent_log
 
 
 def configured(tls: TlsFiles | None) -> TlsConfig:
@@ -227,26 +234,6 @@ async def test_an_agent_is_known_by_tls_by_a_token_and_by_its_other_address(
         assert detail in lines["metrics.listen"].detail
     # Its /status.json asks for more than the doctor has: then /readyz has the reasons.
     assert (lines["readiness"].state, lines["readiness"].detail) == (State.WRONG, "not registered")
-
-
-async def test_a_certificate_is_judged_where_the_agents_report_cannot_be_read(
-    node: Node, tmp_path: Path
-) -> None:
-    ours = authority(tmp_path / "ca")
-    node.reports(problems=[], notes=[])
-
-    async def judged(cert: tuple[Path, Path]) -> str:
-        tls = configured(placed(tmp_path, cert))
-        context = with_metrics(node.context, listen="127.0.0.1:0", tls=tls)
-        line = (await of_agent(context))["metrics.tls"]
-        assert bool(line.remedy) is (line.state is State.WRONG)
-        return f"{line.state.value}: {line.detail}"
-
-    good = ours.sign("server")
-    assert (await judged(good)).startswith("ok: ")
-    assert (await judged(ours.sign("old", days=-1))).startswith("wrong: expired: ")
-    assert "cannot be used (KEY_VALUES_MISMATCH)" in await judged((good[0], ours.sign("other")[1]))
-    assert "metrics.tls" not in await of_agent(node.context)  # its report has it
 
 
 # --- the cluster
@@ -382,35 +369,6 @@ async def test_a_fault_of_ours_is_a_line() -> None:
         ("Section", State.UNKNOWN, "Section"),
     ]
     assert found[0].detail == "internal error: RuntimeError('oh')"
-
-
-# --- the kubelet, and who has the resource
-
-
-async def test_a_device_may_be_of_a_card_that_cannot_be_read(node: Node) -> None:
-    node.registered[RESOURCE].append("X")
-    node.write_checkpoint()
-    (node.root / "sys/class/npu_mgmt/npu7_mgmt/device_type").mkdir(parents=True)
-    line = (await node.examined())["other plugins"]
-    assert (line.state, line.remedy) == (State.UNKNOWN, "fix the odd entry first")
-    assert "X, which may be of a card that cannot be read" in line.detail
-
-
-async def test_a_full_disk_below_the_agents_record(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = shutil.disk_usage("/")._replace(free=4096)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    line = (await node.examined())["plugin directory"]
-    assert (line.state, line.remedy) == (State.WRONG, "make room on that disk")
-    assert "4096 bytes left" in line.detail
-    assert line.command == f"df -h {node.directory}"
-
-
-async def test_a_kubelet_that_does_not_know_our_devices_yet_is_no_other_plugin(node: Node) -> None:
-    node.registered.clear()
-    node.write_checkpoint()
-    assert (await node.examined())["other plugins"].state is State.OK
 
 
 def test_only_the_lock_says_which_agent_serves(tmp_path: Path) -> None:

@@ -1,21 +1,31 @@
-"""`npu-agent doctor`, run as a user runs it: beside a real agent, with its real options."""
+"""`npu-agent doctor`: run as a user runs it, by its options; and what its report looks like."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from bench.process import free_port
+from npu_agent.cli.catalogue import parse
+from npu_agent.config import Config, ConfigError, default_config
 from npu_agent.people import simulator
+from npu_agent.people.commands.doctor import configuration, examine, parts
+from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.simulator.kubelet import StandInKubelet
+from npu_agent.vendors import REGISTRY
+from tests.golden import golden
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
-from tests.people.doctor.helpers import RESOURCE
+from tests.people.doctor.helpers import RESOURCE, Node
 from tests.processes import DEADLINE, none_is_left, ran, started
 
 
@@ -127,8 +137,122 @@ def test_a_host_with_any_sign_of_a_node_is_one(laptop: Path, sign: str) -> None:
 
 def test_a_bad_file_is_a_line_on_any_host_and_the_rest_is_examined(laptop: Path) -> None:
     file = laptop / "config.yaml"
-    file.write_text(f"pluginDir: {laptop}/none\nintervall: 5\n")
+    file.write_text("interval: 5\nintervall: 5\n")
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in out
-    assert f"{laptop}/none is missing" in out
+    assert "plugin directory" in out
+
+
+# --- the configuration to check by
+
+
+def given(*arguments: str | Path) -> tuple[Config, Check]:
+    return configuration(parse(["doctor", *map(str, arguments)]))
+
+
+def test_by_a_file_or_by_options_and_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("socketName: x\n")
+    for options, words in (
+        (("--config-file", file), f"{file} is good"),
+        (("--socket-name=x", "--interval=5"), "no file: options and defaults"),
+    ):
+        config, check = given(*options)
+        assert config.socket_name == "x"
+        assert check == Check("config", State.OK, words, section="Configuration")
+
+
+@pytest.mark.parametrize("content", ["a: [", None])
+def test_of_what_is_no_configuration_the_defaults(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "config.yaml"
+    if content is not None:
+        file.write_text(content)
+    config, check = given("--config-file", file)
+    assert config == default_config(REGISTRY)
+    assert check.state is State.WRONG
+    assert str(file) in check.detail
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--interval", "soon"), ("--config-file", "/missing", "--interval", "5")]
+)
+def test_wrong_use_is_no_line(wrong: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        given(*wrong)
+
+
+# --- the report
+
+GOLDEN = Path(__file__).parent / "report.txt"
+LONG = Check(
+    "resource " + "x" * 60,
+    State.WRONG,
+    "detail " * 40 + "D" * 120,
+    "remedy " * 40 + "[bold]R[/]",
+    "see --this",
+    section="Kubelet",
+)
+
+
+def drawn(
+    checks: tuple[Check, ...], width: int, columns: int | None, *, everything: bool = False
+) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False, markup=False, emoji=False)
+    for part in parts(checks, everything=everything, columns=columns):
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+async def test_the_report_of_a_good_node_begins_with_the_first_subject(node: Node) -> None:
+    report = drawn(await examine(node.context), 80, 80)
+    assert report.startswith("Running agent\nok ")
+    assert report.endswith("16 ok\nNot shown: lines that do not apply here (1); --all shows them\n")
+
+
+async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:
+    """First what to fix, in its order: what the agent reports, then the rest."""
+    await node.kubelet.stop()
+    (node.directory / "kubelet.sock").unlink(missing_ok=True)
+    node.api.rights.discard(("patch", "nodes"))
+    text = "npu1 is unhealthy: the driver reports the card dead"
+    node.reports(problems=[{"subject": "card", "text": text, "remedy": "reset it"}])
+    # Without what is another one each time: the temporary directory and the ports.
+    base = str(node.root.parent)
+    checks = tuple(
+        replace(
+            check, detail=re.sub(r"(?<=127.0.0.1:)\d+", "...", check.detail.replace(base, "/base"))
+        )
+        for check in await examine(node.context)
+    )
+    report = drawn(checks, 80, 80, everything=True)
+    assert report == golden(GOLDEN, report)
+
+
+def test_what_is_wrong_with_many_cards_is_one_thing_to_fix() -> None:
+    dead = Check("", State.WRONG, "it is dead", "reset it", "dmesg", section="Hardware")
+    cards = tuple(replace(dead, name=f"card npu{index}") for index in range(64))
+    other = replace(dead, name="kubelet.sock")
+    found = drawn((*cards, other), 100, 100)
+    assert found.startswith("2 things to fix, in this order:\n")
+    assert "1.  card npu0, npu1, npu2, npu3 and 60 more: it is dead\n" in found
+    assert found.count("-> reset it") == 2
+    assert found.count("it is dead (see 1.)") == 64
+
+
+def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal() -> None:
+    for width in (40, 80, 400):
+        found = drawn((LONG,), width, width)
+        assert max(map(len, found.splitlines())) <= width
+        first, _, section = found.partition("Kubelet\n")
+        for part in (first, section):
+            assert part.count("D") == 120
+            assert part.replace("fix", "").count("x") == 60
+        assert first.count("remedy") == 40
+        assert "[bold]R[/]" in first
+        assert "…" not in found
+
+
+def test_in_a_pipe_a_name_is_on_one_line() -> None:
+    assert LONG.name in drawn((LONG,), 400, None)

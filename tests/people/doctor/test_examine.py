@@ -12,15 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from npu_agent.kubelet.pods import CHECKPOINT
 from npu_agent.people import simulator
 from npu_agent.people.doctor.check import State
 from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.tree import STATE_DIR
 from tests.kube.helpers import status
-from tests.people.doctor.helpers import NODE_NAME, RESOURCE, Break, Node, check_break, unserved
-
-WARBOY, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
+from tests.people.doctor.helpers import NODE_NAME, Break, Node, check_break, unserved
 
 
 def fault(card: str, name: str) -> Callable[[Node], None]:
@@ -51,16 +48,6 @@ def written(path: str, text: str) -> Callable[[Node], None]:
 def situated(**values: object) -> Callable[[Node], None]:
     def do(node: Node) -> None:
         node.context = replace(node.context, **values)  # type: ignore[arg-type]
-
-    return do
-
-
-def registers(resource: str, *ids: str) -> Callable[[Node], None]:
-    """These are the devices that the kubelet knows of a resource."""
-
-    def do(node: Node) -> None:
-        node.registered[resource] = list(ids)
-        node.write_checkpoint()
 
     return do
 
@@ -115,10 +102,10 @@ BREAKS: dict[str, Break] = {
     # --- hardware
     "no sysfs": Break(
         removed("sys"),
-        {"/sys": State.WRONG, "cgroups": State.UNUSED, "other plugins": State.UNKNOWN},
+        {"/sys": State.WRONG, "cgroups": State.UNUSED},
         "is missing",
         "mount the host's /sys",
-        gone=("PCI", "cards", "error counters"),
+        gone=("PCI", "cards"),
     ),
     "no dev": Break(removed("dev"), {"/dev": State.WRONG}, "is missing", "mount the host's /dev"),
     "no driver": Break(
@@ -144,13 +131,9 @@ BREAKS: dict[str, Break] = {
         "dmesg",
     ),
     "no cards": Break(
-        lambda node: [
-            *(fault(card, "gone")(node) for card in ("npu0", "npu1")),
-            registers(RESOURCE)(node),
-        ],
+        lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
         {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
-        gone=("error counters",),
     ),
     "a missing node": Break(
         fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
@@ -186,24 +169,6 @@ BREAKS: dict[str, Break] = {
         "other plugins",
         "rngd.sock answers as a device plugin",
         "delete the vendor's DaemonSet",
-    ),
-    "devices of a second plugin": Break(
-        registers(RESOURCE, WARBOY.uuid, RNGD.uuid, "NOT-OURS"),
-        "other plugins",
-        f"device NOT-OURS of {RESOURCE}, which no card of this host has: a second plugin "
-        "registers the same resource; its socket may be nvidia-gpu.sock",
-        "delete the vendor's DaemonSet",
-    ),
-    "our cards under another name": Break(
-        registers("furiosa.ai/warboy", WARBOY.uuid),
-        "other plugins",
-        f"has {WARBOY.uuid} as furiosa.ai/warboy, too",
-        "delete the vendor's DaemonSet",
-    ),
-    "a checkpoint that is none": Break(
-        lambda node: (node.directory / CHECKPOINT).write_text("[]"),
-        {"other plugins": State.UNKNOWN},
-        "not in a format that kubelets write",
     ),
     # --- the running agent
     "a second agent's Pod": Break(
