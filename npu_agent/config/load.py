@@ -110,6 +110,10 @@ def _add_plugin_dir(written: ParsedFile) -> None:
 
 def _root(written: ParsedFile, schema: Group) -> Any:
     root = written.value
+    if isinstance(root, dict) and {"apiVersion", "kind"} <= root.keys():
+        what = f"this is an object of Kubernetes ({_named(root['kind'])})"
+        written.wrong("kind", f"{what}: pass the text of its data, config.yaml")
+        return schema.default
     if isinstance(root, dict):
         return _group(written, root, schema, "")
     if not isinstance(root, Null):  # such as "---" alone

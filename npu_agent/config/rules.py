@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from npu_agent.config.text import any_of, did_you_mean
+from npu_agent.config.text import any_of
 
 if TYPE_CHECKING:
     from npu_agent.config.schema import Config
@@ -71,10 +71,6 @@ def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Itera
         if first != index:
             message = f"{name} is the name of resources[{first}] too: give each a name of its own"
             yield message, (f"{here}.name",)
-        if family not in families:
-            message = f"there is no family {family}, only {' and '.join(sorted(families))}"
-            yield message + did_you_mean(family, families), (f"{here}.family",)
-            continue
         if (first := named.setdefault(family, index)) != index:
             # Nothing would keep two resources from handing out the same core.
             message = (

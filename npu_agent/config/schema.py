@@ -100,9 +100,7 @@ class ResourceSpec:
 
     name: str = _restart(MISSING, "The resource's name: example.com/npu.", _resource_name)
     family: str = _restart(
-        MISSING,
-        lambda words: f"The family whose cards it offers: {', '.join(words.families)}.",
-        text("a family of cards", r"^\S+$"),
+        MISSING, "The family whose cards it offers.", lambda words: choice(words.families)
     )
     cores_per_device: int | None = _restart(
         None, "Cores in one device; without it, as defaultPe says.", number(int, 1, 64)
