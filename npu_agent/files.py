@@ -7,13 +7,12 @@ for one file are made in order, each with a deadline.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import secrets
 import stat
-from functools import partial
+import threading
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -40,15 +39,7 @@ class LinkError(IrregularError):
     """A symbolic link where none is followed: what it leads to is not ours."""
 
 
-class _FileThread(DaemonThread):
-    """The thread of a file, and the lock that keeps the steps of one call together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = asyncio.Lock()
-
-
-_threads: WeakValueDictionary[Path, _FileThread] = WeakValueDictionary()
+_threads: WeakValueDictionary[Path, DaemonThread] = WeakValueDictionary()
 """For each file that is used, or whose thread runs: each claim has a file of its own, so that
 there are any number of them in an agent's life."""
 
@@ -60,9 +51,8 @@ async def read(path: Path, most: int, *, follow: bool = True, deadline: float = 
         OSError: it cannot be read, or is not a regular file. TimeoutError after `deadline` seconds.
         ValueError: there can be no file of this name.
     """
-    thread = _thread_of(path)
-    async with within(deadline), thread.lock:
-        return await _read(path, most, follow=follow, executor=thread)
+    async with within(deadline):
+        return await _read(path, most, follow=follow, executor=_thread_of(path))
 
 
 async def replace(
@@ -82,23 +72,16 @@ async def replace(
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
             `make_directory` is False; a TimeoutError after `deadline` seconds.
     """
-    thread = _thread_of(path)
-    async with within(deadline), thread.lock:
+    thread, given_up = _thread_of(path), threading.Event()
+    async with within(deadline):
         if content is None:
-            try:
-                await aiofiles.os.unlink(path, executor=thread)
-            except FileNotFoundError:
-                return False
-            return True
-        # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
-        # unreadable. A directory stays, and is reported below.
-        with contextlib.suppress(IrregularError, PermissionError, FileNotFoundError):
-            if await _read(path, len(content) + 1, follow=False, executor=thread) == content:
-                return False
-        if make_directory:
-            await aiofiles.os.makedirs(path.parent, exist_ok=True, executor=thread)
-        await _put(path, content, thread, durable=durable)
-    return True
+            return await _remove(path, executor=thread)
+        try:
+            return await _write(
+                path, content, given_up, make=make_directory, durable=durable, executor=thread
+            )
+        finally:
+            given_up.set()
 
 
 async def names(directory: Path, pattern: str, *, deadline: float = _DEADLINE) -> set[str]:
@@ -114,37 +97,49 @@ def _content(path: Path, most: int, *, follow: bool) -> bytes:
         return file.read(most)
 
 
-def _create(path: Path, content: bytes, *, durable: bool) -> None:
-    descriptor = regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(descriptor)
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
-# Not `aiofiles.open`: a caller that gives up between its steps would leave the file open.
-_read = aiofiles.os.wrap(_content)
-_write = aiofiles.os.wrap(_create)
-
-
-async def _put(path: Path, content: bytes, thread: _FileThread, *, durable: bool) -> None:
+def _replaced(
+    path: Path, content: bytes, given_up: threading.Event, *, make: bool, durable: bool
+) -> bool:
+    # A link is replaced, and not what it leads to; so is a pipe, and a file that was made
+    # unreadable. A directory stays, and is reported below.
+    with contextlib.suppress(IrregularError, PermissionError, FileNotFoundError):
+        if _content(path, len(content) + 1, follow=False) == content:
+            return False
+    if make:
+        path.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
     # two agents of a rolling update may both be process 1 of their containers.
     temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
     try:
-        await _write(temporary, content, durable=durable, executor=thread)
-        await aiofiles.os.replace(temporary, path, executor=thread)
-    except BaseException as error:
-        # In its turn: after a call that hangs, which has no caller any more.
-        removal = thread.submit(partial(temporary.unlink, missing_ok=True))
-        if isinstance(error, Exception):
-            await asyncio.shield(asyncio.wrap_future(removal))
-        raise
+        descriptor = regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        if not given_up.is_set():  # else another agent may have written the file since
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
-def _thread_of(path: Path) -> _FileThread:
-    return _threads.setdefault(path, _FileThread())
+# Each is one call of the thread: a caller that gives up between two would leave a file open.
+_read = aiofiles.os.wrap(_content)
+_remove = aiofiles.os.wrap(_removed)
+_write = aiofiles.os.wrap(_replaced)
+
+
+def _thread_of(path: Path) -> DaemonThread:
+    return _threads.setdefault(path, DaemonThread())
 
 
 def regular(path: Path, flags: int) -> int:

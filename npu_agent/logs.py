@@ -100,8 +100,6 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
         self._left_out = 0
         """Lines, since the pipe is full."""
-        self._cut = ""
-        """What ends the last line, of which only the beginning was written."""
         self._room: select.poll | None = select.poll()
         try:
             self._room.register(sys.stderr.fileno(), select.POLLOUT)
@@ -110,15 +108,15 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self._cut + self.format(record) + self.terminator
+            line = self.format(record) + self.terminator
+            if self._left_out:  # the last line, of which only the beginning was written, ends here
+                line = self.terminator + line
             for start in range(0, len(line), _PIECE):
                 if not self._takes_more():
                     self._left_out += 1
-                    self._cut = self._cut or (self.terminator if start else "")
                     return
                 self.stream.write(line[start : start + _PIECE])
                 self.stream.flush()
-            self._cut = ""
         except Exception:  # as every handler: what cannot be logged fails nothing
             self.handleError(record)
         if self._left_out:

@@ -33,9 +33,6 @@ from npu_agent.vendors import REGISTRY
 
 _KUBELET_FIRST = 1.0
 """Seconds, at most, that the API server is asked later for the kubelet's sake."""
-_JUMP = 0.1
-"""Seconds that the wall clock has to jump before pages and metrics follow: less is the time between
-two clock reads."""
 
 
 class Agent:
@@ -75,8 +72,6 @@ class Agent:
             pod=host.pod, config_file=str(config_file or ""), host_root=str(host.root)
         )
         self._started_at = time.monotonic()
-        self._ahead = time.time() - self._started_at
-        """Seconds that the wall clock is ahead of `time.monotonic`."""
         self.inventory = parts.hardware(common, record.cards, self.restarts)
         self.node = parts.node(common)
         self.allocator = parts.allocation(common, Feed(record), self.inventory, self.node)
@@ -108,15 +103,15 @@ class Agent:
         labeller, events = self.cluster.labeller, self.cluster.events
         holdings, wishes = allocator.pod_resources.holdings.value, allocator.wishes.value
         snapshot, cordoned = inventory.snapshots.value, allocator.cordons.cards.value
-        monotonic, own = time.monotonic(), node.watch.state.value
+        own = node.watch.state.value
         return AgentState(
             version=__version__,
             node=common.host.node_name,
             hostname=common.host.hostname,
             invocation=self._invocation,
             started_at=self._started_at,
-            now=monotonic + self._wall_clock_ahead(monotonic),
-            monotonic=monotonic,
+            now=time.time(),
+            monotonic=time.monotonic(),
             snapshot=snapshot,
             usages=allocator.usages.value,
             assignments=holdings.assignments,
@@ -165,11 +160,6 @@ class Agent:
                 ("probes", "open"): pages.probes.made_room,
             },
         )
-
-    def _wall_clock_ahead(self, monotonic: float) -> float:
-        if abs((ahead := time.time() - monotonic) - self._ahead) > _JUMP:
-            self._ahead = ahead
-        return self._ahead
 
     def _resources(self) -> tuple[ResourceState, ...]:
         """Returns the resources that the device plugin serves, or is to serve."""

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from npu_agent import config
 from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, program
-from npu_agent.text import printable, reason
+from npu_agent.text import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,13 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + 2
     except BrokenPipeError:
-        _drop_stdout()  # the reader (`| head`) has gone
+        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except OSError as error:
-        if not _is_of_stdout():
-            raise
-        _drop_stdout()
-        return _failed(FAILED, f"standard output cannot be written: {reason(error)}")
     return code
 
 
@@ -76,20 +72,6 @@ def _print_everything() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
-
-
-def _is_of_stdout() -> bool:
-    """Whether stdout is what could not be written: it still cannot."""
-    try:
-        print(flush=True)
-    except OSError:
-        return True
-    return False
-
-
-def _drop_stdout() -> None:
-    """Sends what is left to nowhere: Python would complain once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(code: int, *problems: str) -> int:

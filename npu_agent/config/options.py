@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import SUPPRESS
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, parsed_file
-from npu_agent.config.schema import KEYS, Group, Key, groups_of, keys_of, schema_of
+from npu_agent.config.schema import KEYS, Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import ConfigError, ParsedFile, Place, Value, scalar
 from npu_agent.core.vendor_spec import VendorSpec
@@ -45,14 +46,14 @@ def add_options(
             f"one of its keys (default: ${FILE_VARIABLE}).",
         )
     schema = schema_of(words)
-    about = {"": "", **{name: group.about for name, group in groups_of(schema)}}
     sections: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of(schema):
         if group not in (None, key.group):
             continue
         if key.group not in sections:
-            title, what = key.group or "configuration", None if hidden else about[key.group]
-            sections[key.group] = parser.add_argument_group(title, what)
+            of: Any = reduce(getattr, key.attributes[:-1], schema.default)
+            what = of.ABOUT if key.group and not hidden else ""
+            sections[key.group] = parser.add_argument_group(key.group or "configuration", what)
         default = "" if group or key.default in (None, ()) else f" (default: {_default(key)})"
         sections[key.group].add_argument(
             key.option,

@@ -444,14 +444,6 @@ def default_config(words: VendorSpec) -> Config:
     return schema_of(words).default  # type: ignore[no-any-return]
 
 
-def groups_of(group: Group) -> Iterator[tuple[str, Group]]:
-    """The groups in a group, in order, by their dotted names."""
-    for key in group.keys.values():
-        if isinstance(key.of, Group) and not key.many:
-            yield key.name, key.of
-            yield from groups_of(key.of)
-
-
 def keys_of(group: Group) -> Iterator[Key]:
     for key in group.keys.values():
         if isinstance(key.of, Group) and not key.many:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import aiofiles.os
 import pytest
 
 from npu_agent import files
@@ -457,7 +456,7 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
 ) -> None:
     """It ends before the file's deadline of 5 s has passed, and hands out nothing any more."""
     hangs, go_on = threading.Event(), threading.Event()
-    regular, unlink = files.regular, os.unlink
+    regular, unlink = files.regular, Path.unlink
 
     def hang(path: Path) -> None:
         if path.name == name:
@@ -468,13 +467,13 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         hang(path)
         return regular(path, flags)
 
-    def removing(path: Path) -> None:
+    def removing(path: Path, *, missing_ok: bool = False) -> None:
         hang(path)
-        unlink(path)
+        unlink(path, missing_ok=missing_ok)
 
     async with offering(tmp_path, by_cdi=True) as room:
         monkeypatch.setattr(files, "regular", opening)
-        monkeypatch.setattr(aiofiles.os, "unlink", aiofiles.os.wrap(removing))
+        monkeypatch.setattr(Path, "unlink", removing)
         if removed:
             await room.ended()
         else:
