@@ -31,7 +31,6 @@ _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 """Of a CDI device: a runtime refuses a whole file for one name that does not match."""
-_LISTING = 5.0
 _LARGEST = 4 << 20
 
 
@@ -50,7 +49,7 @@ class SpecDirectory:
 
     async def list(self, pattern: str) -> set[str]:
         """Returns the names of files that match a glob pattern; raises OSError."""
-        return await files.names(self.path, pattern, deadline=_LISTING)
+        return await files.names(self.path, pattern)
 
     async def read(self, name: str) -> bytes:
         return await files.read(self.path / name, _LARGEST, follow=False)

@@ -15,7 +15,7 @@ import msgspec
 
 from npu_agent import files, typedjson
 from npu_agent.backoff import Backoff
-from npu_agent.core.cordon import Cordons, cordon_changes, cordons, entries, first_ids
+from npu_agent.core.cordon import Cordons, cordons, entries, first_ids
 from npu_agent.core.hardware import Snapshot
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
@@ -65,21 +65,19 @@ class _Known:
         return msgspec.json.encode(_Saved(self.text, dict(self.first_ids)))
 
 
-def _last(directory: Path) -> _Known | None:
-    """The cordons that an agent saved in the plugin directory; None: unreadable. May block."""
+def _last(directory: Path) -> _Known:
+    """The cordons that an agent saved in the plugin directory; none if unreadable. May block."""
     try:
         content = files.content(directory / FILE, _LARGEST, follow=False)
-        if content is None:
-            return _Known()
-        saved = typedjson.decode(content, _Saved)
+        saved = typedjson.decode(content, _Saved) if content is not None else _Saved("", {})
     except (OSError, ValueError):
-        return None
+        return _Known()
     return _Known(first_ids=saved.first_ids).after(saved.annotation)
 
 
 def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
     """The cordons that an agent with this plugin directory keeps in force. May block."""
-    last = _last(directory) or _Known()
+    last = _last(directory)
     return cordons(last.named, snapshot, first=last.first_ids)
 
 
@@ -99,9 +97,7 @@ class CordonStore:
         `annotation` is the Node's: "" without one, None as long as that is not known. `disabled`
         are names that the config has of cards. `start` are the seconds for which `settled` waits.
         """
-        last = _last(directory)
-        self._unreadable = last is None
-        self._known: Feed[_Known] = Feed(last or _Known())
+        self._known: Feed[_Known] = Feed(_last(directory))
         self.state: Feed[Cordons] = self._known.map_with(
             snapshots,
             lambda known, now: cordons(known.named, now, known.unreadable, known.first_ids),
@@ -119,7 +115,7 @@ class CordonStore:
 
     async def run(self) -> None:
         pause = Backoff(first=1.0, longest=60.0)
-        async with background(self._follow()), background(self._log()):
+        async with background(self._follow()):
             while True:
                 changed, known = self._known.changed, self._known.value
                 saved = await self._save(known)
@@ -140,8 +136,6 @@ class CordonStore:
 
     async def _save(self, known: _Known) -> bool:
         """Writes the cordons for the next agent; returns whether the disk has them."""
-        if self._unreadable and not self._seen.value:
-            return False  # what the disk has may be better than nothing
         try:
             await files.replace(self._path, known.encoded(), durable=True)
         except OSError as error:
@@ -149,18 +143,3 @@ class CordonStore:
             return False
         self._saving.works()
         return True
-
-    async def _log(self) -> None:
-        before = Cordons()
-        async for state in self.state.watch():
-            for id_, name, reason in cordon_changes(before, state):
-                if reason is None:
-                    log.info("card uncordoned", card=name, id=id_)
-                else:
-                    log.info("card cordoned", card=name, id=id_, reason=reason)
-            before = state
-            lost = f"no such card here: {', '.join(state.lost)}" if state.lost else ""
-            if wrong := [*map(str, state.wrong), *filter(None, [lost])]:
-                self._reading.failed("; ".join(wrong))
-            else:
-                self._reading.works()

@@ -59,8 +59,6 @@ class Timing:
     """From the end of the owner before us to our turn: a kubelet that has not put its stream away
     yet would take our registration for it and drop it."""
     hand_over: float = HAND_OVER
-    long: float = 60.0
-    """Until a warning that another agent serves the node; no rollout takes so long."""
 
 
 def lock_path(directory: Path) -> Path:
@@ -81,8 +79,18 @@ class RegistrationTracker:
         )
         self._reporter = Reporter(log, "not registered; retrying", resource=resource)
 
-    def becomes(self, phase: SessionPhase, reason: str = "") -> None:
-        self._publish(phase, reason, self.status.value.registrations)
+    def becomes(self, phase: SessionPhase, reason: str = "", times: int | None = None) -> None:
+        """`times` counts the registrations so far; None: as many as before."""
+        now = self.status.value
+        self.status.publish(
+            replace(
+                now,
+                phase=phase,
+                reason=reason,
+                registrations=now.registrations if times is None else times,
+                since=now.since if phase is now.phase else time.monotonic(),
+            )
+        )
 
     def waits_for(self, owner: str | None) -> None:
         """`owner` serves the node; None: it is ours now."""
@@ -97,21 +105,8 @@ class RegistrationTracker:
         self._reporter.failed(reason)
 
     def registered(self, times: int) -> None:
-        """`times` counts the registrations so far."""
         self._reporter.works()
-        self._publish(SessionPhase.REGISTERED, "", times)
-
-    def _publish(self, phase: SessionPhase, reason: str, registrations: int) -> None:
-        now = self.status.value
-        self.status.publish(
-            replace(
-                now,
-                phase=phase,
-                reason=reason,
-                registrations=registrations,
-                since=now.since if phase is now.phase else time.monotonic(),
-            )
-        )
+        self.becomes(SessionPhase.REGISTERED, times=times)
 
 
 class Ownership:
@@ -133,8 +128,6 @@ class Ownership:
         self._ours_since = ""
         """When the file was signed; "": not yet."""
         self._owner: str | None = None
-        self._since: float | None = None
-        """The start of our wait, by the loop's time; None once there was a warning."""
         self._unregistered = 0
         """How many of our users wait and have not registered."""
         self._owns = False
@@ -213,7 +206,9 @@ class Ownership:
                     waited = True
                     self._unregistered += 1
                 owner = read_owner(self._descriptor)
-                self._wait_for(str(owner))
+                if str(owner) != self._owner:
+                    self._owner = str(owner)
+                    log.info("another agent serves this node; waiting for it to end", owner=owner)
                 waiting(self._owner)
                 if following:
                     if owner.ends and not registered:
@@ -253,19 +248,6 @@ class Ownership:
                 self._path.unlink()
         os.close(self._descriptor)
         self._descriptor, self._owns = -1, False
-
-    def _wait_for(self, owner: str) -> None:
-        now = asyncio.get_running_loop().time()
-        if owner != self._owner:
-            self._owner, self._since = owner, now
-            log.info("another agent serves this node; waiting for it to end", owner=owner)
-        elif self._since is not None and now - self._since > self._timing.long:
-            self._since = None
-            log.warning(
-                "another agent has served this node for a minute: check that npu-agent is not "
-                "installed twice",
-                owner=owner,
-            )
 
     def _sign(self, *, ends: bool = False) -> None:
         """Writes who we are: once for each lock file, and once more when the agent ends."""

@@ -123,15 +123,6 @@ async def test_sessions_of_one_agent_share_it_and_the_last_one_lets_go(tmp_path:
     running.cancel()
 
 
-async def test_owner_that_has_not_signed(tmp_path: Path) -> None:
-    second = Second(tmp_path)
-    async with asyncio.timeout(DEADLINE), ownership(tmp_path).held(nobody):
-        lock_path(tmp_path).write_bytes(b"\xff")
-        async with background(second.run()):
-            await second.waited()
-    assert second.told[0] == "an agent that has not signed its lock"
-
-
 async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
     tmp_path: Path,
 ) -> None:
@@ -284,19 +275,6 @@ async def test_an_owner_does_not_wait_for_ever(tmp_path: Path) -> None:
     async with asyncio.timeout(DEADLINE), ours.held(nobody), background(second()):
         await waited_for(tmp_path)
         await ours.hand_over()
-
-
-async def test_a_warning_only_of_an_agent_that_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    second, patient = Second(tmp_path, replace(QUICK, long=0.0)), Second(tmp_path)
-    async with asyncio.timeout(DEADLINE), ownership(tmp_path).held(nobody):
-        for each in (patient, second):
-            assert not [one for one in caplog.records if one.levelname == "WARNING"]
-            async with background(each.run()):
-                await each.waited(5)
-    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
-    assert "not installed twice" in warning.message
 
 
 async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Path) -> None:
