@@ -23,7 +23,7 @@ _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]
 _LAST_PORT = 65535
 # Of a name with a part that is empty, or longer than DNS's 63 characters, getaddrinfo raises a
 # UnicodeError.
-_HOST = r"[A-Za-z0-9][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63})*\.?"
+_IPV4 = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
 _IPV6 = r"\[[0-9A-Fa-f:]{1,39}(\.[0-9]{1,3}){0,3}\]"
 # What Kubernetes takes as an extended resource: IsExtendedResourceName in
 # k8s.io/kubernetes/pkg/apis/core/v1/helper. 244 because quota prepends "requests." to a domain
@@ -58,7 +58,7 @@ def _seconds(low: float, high: float) -> ValueKind:
 
 
 def _address(must: str) -> ValueKind:
-    return text(must, rf"^({_IPV6}|{_HOST})?:{_PORT}$", longest=270)
+    return text(must, rf"^({_IPV6}|{_IPV4})?:{_PORT}$")
 
 
 def _resource_name(words: VendorSpec) -> ValueKind:
@@ -249,14 +249,14 @@ class MetricsConfig:
 
     listen: str = _restart(
         ":9100",
-        "Address of the HTTP server, [host]:port; port 0 is any free port.",
-        _address("[host]:port like :9100, 127.0.0.1:9100 or [::1]:9100"),
+        "Address of the HTTP server, [IP address]:port; port 0 is any free port.",
+        _address("[IP address]:port like :9100, 127.0.0.1:9100 or [::1]:9100"),
     )
     probes: str | None = _restart(
         None,
         "Address of /healthz and /readyz for the kubelet's probes; without it, every interface "
         "and the port after that of metrics.listen.",
-        _address("[host]:port like :9101 or 127.0.0.1:9101"),
+        _address("[IP address]:port like :9101 or 127.0.0.1:9101"),
     )
     schema: str = _live(
         "",

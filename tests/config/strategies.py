@@ -86,7 +86,7 @@ CONFIGS = st.builds(
     ),
     metrics=st.builds(
         MetricsConfig,
-        listen=st.sampled_from([":9100", "127.0.0.1:0", "[::1]:65535", "localhost:80"]),
+        listen=st.sampled_from([":9100", "127.0.0.1:0", "[::1]:65535", "10.0.0.1:80"]),
         tls=st.sampled_from(
             [
                 TlsConfig(),

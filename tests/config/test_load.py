@@ -105,7 +105,9 @@ def test_bad_resource_names(name: str) -> None:
 def test_bad_addresses(listen: str) -> None:
     [problem] = error_of(f"metrics:\n  listen: '{listen}'").problems
     assert problem.key == "metrics.listen"
-    assert problem.message.startswith("must be [host]:port like :9100, 127.0.0.1:9100 or [::1]")
+    assert problem.message.startswith(
+        "must be [IP address]:port like :9100, 127.0.0.1:9100 or [::1]"
+    )
 
 
 # A file, "-->", and what is said about it; a block without "-->" is a heading.

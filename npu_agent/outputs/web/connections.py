@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -67,28 +67,24 @@ class Connections(web.Server):
 
     @contextlib.asynccontextmanager
     async def serving(
-        self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None
+        self, listener: socket.socket, context: ssl.SSLContext | None
     ) -> AsyncIterator[None]:
-        loop, limits = asyncio.get_running_loop(), self._limits
-        servers: list[asyncio.Server] = []
+        limits = self._limits
+        # Started apart: who is cancelled in there would leave a socket that listens.
+        server = await asyncio.get_running_loop().create_server(
+            self,
+            sock=listener.dup(),
+            backlog=_BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=limits.handshake if context else None,
+            ssl_shutdown_timeout=limits.linger if context else None,
+            start_serving=False,
+        )
         try:
-            for listener in sockets:
-                # Started apart: who is cancelled in there would leave a socket that listens.
-                server = await loop.create_server(
-                    self,
-                    sock=listener.dup(),
-                    backlog=_BACKLOG,
-                    ssl=context,
-                    ssl_handshake_timeout=limits.handshake if context else None,
-                    ssl_shutdown_timeout=limits.linger if context else None,
-                    start_serving=False,
-                )
-                servers.append(server)
-                await server.start_serving()
+            await server.start_serving()
             yield
         finally:
-            for server in servers:
-                server.close()
+            server.close()
             await asyncio.sleep(0)  # requests that have come are begun before idle ones close
             self.pre_shutdown()
             with contextlib.suppress(TimeoutError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from npu_agent.outputs.web.tls import Certificates
 
 log = logger(__name__)
-
-_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
 
 Port = Literal["metrics", "probes"]
 _WHAT = {"metrics": "metrics and status", "probes": "probes"}
@@ -51,7 +49,6 @@ class PortLimits:
     """In which an unwanted request body is read, so that its client gets to the answer."""
     ending: float = 0.4
     """To end all connections, also those that clients keep open."""
-    resolve: float = 5.0
     retry_first: float = 0.5
     retry_longest: float = 5.0
     """Between tries to listen: an older agent in the host's network ends within a minute."""
@@ -82,8 +79,6 @@ class Server:
         self._limits = limits
         self._certificates = certificates
         self._authorizer = authorizer
-        self._resolver = DaemonThread()
-        """Its own: a name that hangs blocks no other server."""
 
     async def run(self) -> None:
         await _load("connections")
@@ -93,14 +88,14 @@ class Server:
         contexts = self._certificates.context if self._certificates else None
         if contexts is not None:
             await contexts.until(lambda context: context is not None)
-        sockets = await self._listen()
+        listener = await self._listen()
         templates = asyncio.create_task(_load_templates())
         try:
-            host, port = sockets[0].getsockname()[:2]
+            host, port = listener.getsockname()[:2]
             log.info("serving %s", _WHAT[self._port], address=_shown((host, port)))
             while True:
                 context = contexts.value if contexts else None
-                async with connections.serving(sockets, context):
+                async with connections.serving(listener, context):
                     self.listening.publish((host, port))
                     if contexts is None:
                         await asyncio.Event().wait()
@@ -109,19 +104,18 @@ class Server:
         finally:
             templates.cancel()
             self.listening.publish(None)
-            for listener in sockets:
-                listener.close()
+            listener.close()
 
     def _count(self) -> None:
         self.made_room += 1
 
-    async def _listen(self) -> list[socket.socket]:
+    async def _listen(self) -> socket.socket:
         pause = Backoff(first=self._limits.retry_first, longest=self._limits.retry_longest)
         words = f"{_WHAT[self._port]} cannot be served; retrying"
         reporter = Reporter(log, words, address=_shown(self._address))
         while True:
             try:
-                return await listen(self._address, self._resolver, self._limits.resolve)
+                return listen(self._address)
             except OSError as error:
                 reporter.failed(listen_problem(error, _KEYS[self._port]))
             await asyncio.sleep(pause.next())
@@ -142,36 +136,19 @@ async def _load_templates() -> None:
         await _load("page")
 
 
-async def listen(
-    address: tuple[str, int], resolver: DaemonThread, deadline: float
-) -> list[socket.socket]:
-    """Listens on every address that `address` stands for, with one port.
-
-    Resolving a name blocks the thread `resolver`, and may hang.
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Listens on a numeric address; the host "" is every interface, by IPv4 and IPv6.
 
     Raises:
-        OSError: no socket is left open; a TimeoutError if the name is not resolved in time.
+        OSError: it cannot be had.
     """
-    host, port = address
-    resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM)
-    addresses = await resolver.call(partial(resolve, flags=socket.AI_PASSIVE), deadline=deadline)
-    sockets: list[socket.socket] = []
-    trouble: OSError | None = None
-    with ExitStack() as opened:
-        for family, number in dict.fromkeys((entry[0], str(entry[4][0])) for entry in addresses):
-            try:
-                listener = socket.create_server((number, port), family=family)
-            except OSError as error:  # :: and localhost's ::1 are there where there is no IPv6
-                if error.errno not in _NO_IPV6:
-                    raise
-                trouble = error
-            else:
-                sockets.append(opened.enter_context(listener))
-                port = listener.getsockname()[1]
-        if trouble is not None and not sockets:
-            raise trouble
-        opened.pop_all()
-    return sockets
+    host, _ = address
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if host:
+        socket.inet_pton(family, host)  # a name would be resolved, which may hang
+    return socket.create_server(address, family=family)
 
 
 def _shown(address: tuple[str, int]) -> str:
@@ -186,4 +163,4 @@ def listen_problem(error: OSError, key: str) -> str:
             "the port is taken by another program, or by another npu-agent in this network "
             f"(with hostNetwork, any on this node): give {key} another one"
         )
-    return f"{error.strerror}: correct {key}"
+    return f"{error.strerror or error}: correct {key}"

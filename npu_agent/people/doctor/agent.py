@@ -21,7 +21,6 @@ from npu_agent.people import page
 from npu_agent.people.doctor.check import Check, Context, Lines, note, ok, wrong
 from npu_agent.people.page import Answer
 from npu_agent.text import one_line
-from npu_agent.threads import DaemonThread
 
 _LONGEST = 1000
 """Characters of a reported text."""
@@ -101,7 +100,7 @@ async def _address(context: Context, at: page.Address, agent: Reported) -> Check
     answer = agent.answers[at.key]
     if answer is Answer.AGENT:
         return ok(f"an npu-agent answers on {at.shown}")
-    remedy = await _occupied(at) if at.port else ""
+    remedy = _occupied(at) if at.port else ""
     if not remedy:
         return ok(f"{at.shown} is free here")
     taken = ": another program has it" if answer is Answer.OTHER else ""
@@ -123,11 +122,10 @@ async def _address(context: Context, at: page.Address, agent: Reported) -> Check
     )
 
 
-async def _occupied(at: page.Address) -> str:
+def _occupied(at: page.Address) -> str:
     """Listens for an instant; returns the remedy if the address is taken, else ""."""
     try:
-        for opened in await listen((at.host, at.port), DaemonThread(), 5.0):
-            opened.close()
+        listen((at.host, at.port)).close()
     except OSError as error:
         return listen_problem(error, at.key)
     return ""
