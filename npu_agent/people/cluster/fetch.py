@@ -108,7 +108,7 @@ async def fetch(
 
 
 async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tuple[Object, ...]:
-    """A list, page by page; begins again where it has changed too much meanwhile (410)."""
+    """A list, page by page."""
     items: list[Object] = []
     pause = Backoff(longest=8.0)
     following = ""
@@ -125,10 +125,7 @@ async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tu
         try:
             page = await api.ask(request, deadline=_DEADLINE)
         except ApiError as error:
-            if error.status == 410 and following:
-                following = ""
-                items.clear()
-            elif error.kind is not ErrorKind.TOO_MANY:
+            if error.kind is not ErrorKind.TOO_MANY:
                 raise
             await asyncio.sleep(pause.next(error.retry_after))
             continue

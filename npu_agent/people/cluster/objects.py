@@ -15,7 +15,6 @@ import msgspec
 
 from npu_agent.kube.objects import (
     ApiTaint,
-    ClaimSpec,
     Condition,
     Node,
     Object,
@@ -188,31 +187,15 @@ class DeviceClass(Object, frozen=True):
     spec: ClassSpec = ClassSpec()
 
 
-class ClaimTemplateSpec(Struct, frozen=True):
-    """The claim that is made of it."""
-
-    spec: ClaimSpec = ClaimSpec()
-
-
 class ResourceClaimTemplate(Object, frozen=True):
     """A ResourceClaimTemplate."""
 
-    spec: ClaimTemplateSpec = ClaimTemplateSpec()
-
-
-class DeviceSelector(Struct, frozen=True):
-    """Devices by name; a field that is missing holds for all."""
-
-    driver: str | None = None
-    pool: str | None = None
-    device: str | None = None
-
 
 class TaintRuleSpec(Struct, frozen=True):
-    """A taint for some devices; without a selector for none."""
+    """A taint for devices by driver, pool and name, as far as these are given; None: for none."""
 
     taint: ApiTaint
-    device_selector: DeviceSelector | None = None
+    device_selector: Plain | None = None
 
 
 class DeviceTaintRule(Object, frozen=True):

@@ -97,8 +97,9 @@ def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
         yield from _claim(pod, wanted, own, cluster, published)
     for rule in cluster.taint_rules if pod.spec.resource_claims else ():
         if (by := rule.spec.device_selector) is not None:
-            fields = {"device": by.device, "pool": by.pool, "driver": by.driver}
-            devices = ", ".join(f"{field} {name}" for field, name in fields.items() if name)
+            devices = ", ".join(
+                f"{key} {by[key]}" for key in ("device", "pool", "driver") if key in by
+            )
             taint = _taint(rule.spec.taint)
             yield Fact(f"DeviceTaintRule {rule.name}", f"{taint} on {devices or 'every device'}")
 

@@ -29,7 +29,7 @@ _TABLE = (
 )
 _LIVE_TABLE = (
     *_TABLE,
-    argument("-w", "--watch", action="store_true", help="show every change until q or Ctrl-C"),
+    argument("-w", "--watch", action="store_true", help="go on until q or Ctrl-C"),
     argument(
         "--plugin-dir",
         type=Path,
@@ -77,7 +77,7 @@ COMMANDS["allocations"] = Command.of(
 
     Examples:
       npu-agent allocations     # a line for each device
-      npu-agent allocations -w  # each change, until q or Ctrl-C
+      npu-agent allocations -w  # until q or Ctrl-C
     """,
     *_LIVE_TABLE,
 )

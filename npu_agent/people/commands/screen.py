@@ -22,10 +22,9 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people.commands import view
-from npu_agent.ticks import set_within
 
 _REFRESH = 2.0
-"""Seconds after which a text is made again: with the time, and what announces no change."""
+"""Seconds after which a text is made again."""
 _CALM = 5
 """As many times as long as a text took to make: a large cluster is not read all the time."""
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
@@ -85,15 +84,10 @@ class Screen:
         sys.stdout.flush()
 
 
-async def watch(
-    args: argparse.Namespace,
-    text: Callable[[], Awaitable[str]],
-    changed: Callable[[], asyncio.Event] = asyncio.Event,
-) -> None:
+async def watch(args: argparse.Namespace, text: Callable[[], Awaitable[str]]) -> None:
     """Shows `text` until cancelled or quit: on a screen of its own, or printed when it differs.
 
-    `changed` gives an event that is set when it may differ. It is made every two seconds anyway,
-    and less often where that takes long.
+    It is made every two seconds, and less often where that takes long.
     """
     terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     full = terminal and not view.is_data(args)
@@ -101,7 +95,7 @@ async def watch(
         printed = None
         try:
             while True:
-                event, began = changed(), time.monotonic()
+                began = time.monotonic()
                 shown = await text()
                 pause = max(_REFRESH, _CALM * (time.monotonic() - began))
                 if screen:
@@ -109,7 +103,7 @@ async def watch(
                 elif shown != printed:
                     print(shown, flush=True)
                 printed = shown
-                await set_within(event, pause)
+                await asyncio.sleep(pause)
         except asyncio.CancelledError:
             if not (screen and screen.quit):
                 raise
@@ -118,20 +112,19 @@ async def watch(
 async def watch_cards(
     args: argparse.Namespace, text: Callable[[Snapshot, Trends], Awaitable[str]]
 ) -> None:
-    """`watch` of a text about the cards, which is made again at each change of a card, too."""
+    """`watch` of a text about the cards."""
     inventory = Inventory(vendors(args))
-    snapshots = inventory.snapshots
     # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
     running = asyncio.create_task(inventory.run())
 
     async def of_the_cards() -> str:
         if running.done():
             running.result()  # raises what has ended it
-        snapshot = await snapshots.until(lambda snapshot: snapshot.complete)
+        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
         return await text(snapshot, inventory.trends.value)
 
     try:
-        await watch(args, of_the_cards, lambda: snapshots.changed)
+        await watch(args, of_the_cards)
     finally:
         running.cancel()
 

@@ -281,23 +281,33 @@ async def test_by_the_name_of_a_plugin(
     assert capsys.readouterr().err.startswith("kubectl npu: error: cordn: no such command: did you")
 
 
-async def test_a_large_cluster_is_not_read_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, paused = [0.1, 3.0], list[float]()
-    clock = iter([0.0, taken[0], 100.0, 100.0 + taken[1]])
-    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of each pause of --watch, which takes none; the third ends it."""
+    taken: list[float] = []
 
-    async def pause(_: asyncio.Event, seconds: float) -> None:
-        paused.append(seconds)
-        if len(paused) == len(taken):
+    async def sleep(seconds: float) -> None:
+        taken.append(seconds)
+        if len(taken) == 3:
             raise asyncio.CancelledError
+
+    stand_in = SimpleNamespace(sleep=sleep, CancelledError=asyncio.CancelledError)
+    monkeypatch.setattr(screen, "asyncio", stand_in)
+    return taken
+
+
+async def test_a_large_cluster_is_not_read_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    clock = iter([0.0, 0.1, 100.0, 103.0, 200.0, 200.1])  # before and after each reading
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     async def text() -> str:
         return "n1"
 
-    monkeypatch.setattr(screen, "set_within", pause)
     with pytest.raises(asyncio.CancelledError):
         await screen.watch(kubectl.parse(["-w"]), text)
-    assert paused == [2.0, pytest.approx(15.0)]
+    assert pauses == [2.0, pytest.approx(15.0), 2.0]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -358,36 +368,19 @@ async def test_yaml_is_a_document_or_several() -> None:
     assert yaml.safe_load(await shown("why", "waits", "-n", SPACE, "-o", "yaml"))["facts"]
 
 
+@pytest.mark.usefixtures("cluster", "pauses")
 async def test_watching_prints_what_differs(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rounds = 0
+    texts = iter([("a", ["refused"]), ("a", ["refused"]), ("b", [])])
 
-    async def pause(*_: object) -> None:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 2:  # the first two are alike
-            del cluster.objects["/api/v1/nodes"][0]
-        if rounds == 3:
-            raise asyncio.CancelledError
+    async def text(*_: object) -> tuple[str, list[str]]:
+        return next(texts)
 
-    monkeypatch.setattr(screen, "set_within", pause)
-    args = kubectl.parse(["-w", "--no-headers"])
+    monkeypatch.setattr(kubectl, "_text", text)
     with pytest.raises(asyncio.CancelledError):
-        await kubectl._show(args)
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["n1", "n2", "n2"]
-
-
-async def test_after_q_the_cluster_is_not_read_again(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def watch(*_: object) -> None:
-        cluster.asked.clear()
-
-    monkeypatch.setattr(kubectl, "watch", watch)
-    await kubectl._show(kubectl.parse(["-w"]))
-    assert cluster.asked == []
+        await kubectl._show(kubectl.parse(["-w"]))
+    assert capsys.readouterr() == ("a\nb\n", "kubectl npu: refused\n")
 
 
 async def test_names_are_whole(cluster: Cluster) -> None:
@@ -447,13 +440,6 @@ async def test_a_page_of_another_version_is_named_and_the_rest_is_shown(
     )
     with pytest.raises(CommandError, match=r"on Node n2 cannot be used.*cards\["):
         await shown("node", "n2")
-
-
-async def test_a_page_with_less_and_with_more_than_is_known(cluster: Cluster) -> None:
-    cluster.page = {"cards": [{"name": "npu0", "core_count": 8, "aura": "good"}], "moods": []}
-    text = await shown("node", "n2")
-    assert "npu0" in text
-    assert "agent ? on Node ?, not ready" in text
 
 
 async def test_without_an_agent(cluster: Cluster) -> None:
