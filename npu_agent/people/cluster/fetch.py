@@ -1,9 +1,15 @@
-"""Reads a cluster: lists by pages, all kinds at the same time."""
+"""Reads a cluster: lists, all kinds at the same time, and the pages of the agents.
+
+Anyone may give a Pod the agent's label, so `agents` says which Pods are.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_args
 
@@ -11,16 +17,19 @@ import msgspec
 from msgspec.structs import fields
 
 from npu_agent.backoff import Backoff
+from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import IS_IT_KUBERNETES
 from npu_agent.kube.objects import Object, Struct
 from npu_agent.kube.request import Request
-from npu_agent.people.cluster.objects import AGENT, Cluster
+from npu_agent.outputs.web.report import Report
+from npu_agent.people.cluster.objects import AGENT, Cluster, Pod
+from npu_agent.typedjson import InvalidJsonError, convert
 
 T = TypeVar("T")
 
 KINDS: dict[str, type[Object]] = {
-    field.name: get_args(field.type)[0] for field in fields(Cluster) if field.name != "refused"
+    kind.name: get_args(kind.type)[0] for kind in fields(Cluster) if kind.name != "refused"
 }
 """All that can be read, by the field of a Cluster."""
 _EVERYWHERE = ("nodes", "pods")
@@ -33,9 +42,13 @@ _LIMIT = 500
 _LARGEST = 128 * 2**20
 """Bytes of one: Nodes that list fifty images have 20 KiB."""
 _DEADLINE = 30.0
-"""Seconds for a page."""
+"""Seconds for a page of a list."""
 _PATIENCE = 60.0
 """Seconds for all of them, with waiting for a server that has too much to do."""
+_PAGE = 5.0
+"""Seconds for an agent's page: the proxy itself would wait 30 for a Node that is gone."""
+_ALL_PAGES = 15.0
+"""Seconds for the agents' pages, together."""
 
 
 class ListMeta(Struct, frozen=True):
@@ -133,3 +146,127 @@ async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tu
         following = page.metadata.next
         if not following:
             return tuple(items)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPages:
+    """The agents' reports by Node; else the reason why there is none."""
+
+    found: Mapping[str, Report] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
+    """The user has no right to ask: those that are left were not asked."""
+
+
+def agents(cluster: Cluster) -> dict[str, list[Pod]]:
+    """The agents by Node: Pods of the agent's DaemonSet, two while it is rolled out."""
+    by_node: dict[str, list[Pod]] = defaultdict(list)
+    for pod in cluster.pods:
+        if pod.spec.node_name and any(daemon_set.runs(pod) for daemon_set in cluster.daemon_sets):
+            by_node[pod.spec.node_name].append(pod)
+    return by_node
+
+
+def only(node: str, pods: Sequence[Pod]) -> list[Pod]:
+    """The agents of a Node, those that are not ending first.
+
+    Raises:
+        CommandError: they belong to several DaemonSets.
+    """
+    owners = {
+        ref.uid: pod for pod in pods for ref in pod.metadata.owner_references if ref.controller
+    }
+    if len(owners) > 1:
+        named = " and ".join(sorted(pod.key for pod in owners.values()))
+        raise CommandError(
+            f"Node {node} has agents of several DaemonSets, {named}: delete the one that is not "
+            "npu-agent's, or label its Pods otherwise"
+        )
+    return sorted(pods, key=lambda pod: bool(pod.metadata.deletion_timestamp))
+
+
+async def report_of(api: Api, node: str) -> Report:
+    """/status.json of the agent on a Node; raises as `status_of`."""
+    return _report(node, await status_of(api, node))
+
+
+async def status_of(api: Api, node: str) -> dict[str, Any]:
+    """/status.json of the agent on a Node, as it is.
+
+    Raises:
+        ApiError: of any kind.
+        CommandError: no agent runs there, or several do.
+    """
+    cluster = await fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}, node=node)
+    for refusal in cluster.refused.values():
+        raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
+    pods = only(node, agents(cluster)[node])
+    if not pods:
+        raise CommandError(
+            f"no agent runs on Node {node}: `kubectl get pods -A -o wide -l {AGENT}`"
+        )
+    return await _page(api, pods)
+
+
+async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
+    """The first page that can be read, by the API server's proxy; else the first error.
+
+    The proxy takes the first port of a Pod, which is that of the pages.
+    """
+    errors: list[ApiError] = []
+    page = Request("get", "Pod", dict[str, Any], subresource="proxy/status.json")
+    for pod in pods:
+        for scheme in ("", "https:"):
+            name = f"{scheme}{pod.name}:"
+            try:
+                request = replace(page, namespace=pod.namespace, name=name)
+                return await api.ask(request, deadline=_PAGE)
+            except ApiError as error:
+                errors.append(error)
+            if errors[-1].kind is ErrorKind.UNAUTHORIZED:
+                raise ApiError(
+                    f"the agent's page of Pod {pod.key} wants a token (401), which the API "
+                    "server's proxy does not pass on",
+                    f"run `kubectl -n {pod.namespace} port-forward {pod.name} 9100`, and get "
+                    "/status.json with your token",
+                    kind=ErrorKind.UNAUTHORIZED,
+                )
+            if errors[-1].kind in (ErrorKind.FORBIDDEN, ErrorKind.TIMEOUT):
+                break
+    raise errors[0]
+
+
+def _report(node: str, status: object) -> Report:
+    try:
+        return convert(status, Report)
+    except InvalidJsonError as error:
+        what = f"the page of the agent on Node {node} cannot be used (another version?)"
+        raise CommandError(f"{what}: {error}") from error
+
+
+async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
+    """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
+    reports: dict[str, Report] = {}
+    failed: dict[str, str] = {}
+    refused = ""
+
+    async def ask(node: str, pods: Sequence[Pod]) -> None:
+        nonlocal refused
+        if refused:
+            return
+        try:
+            reports[node] = _report(node, await _page(api, only(node, pods)))
+        except CommandError as error:
+            failed[node] = str(error)
+        except ApiError as error:
+            if error.kind is ErrorKind.FORBIDDEN:
+                refused = error.what
+            else:
+                failed[node] = str(error)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ALL_PAGES):
+            await asyncio.gather(*(ask(node, pods) for node, pods in of.items()))
+    for node in of.keys() - reports.keys() - failed.keys() if not refused else ():
+        failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
+    return AgentPages(reports, failed, refused)

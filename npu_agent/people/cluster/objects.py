@@ -126,11 +126,6 @@ class Pod(Object, frozen=True):
     status: PodStatus = PodStatus()
 
     @property
-    def ended(self) -> bool:
-        """Whether it holds nothing any more."""
-        return self.status.phase in ("Succeeded", "Failed")
-
-    @property
     def stays(self) -> str:
         """Why it would be back after an eviction; "" if it would not."""
         if "kubernetes.io/config.mirror" in self.metadata.annotations:

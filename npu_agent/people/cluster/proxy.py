@@ -82,15 +82,10 @@ async def through_kubectl(
             await _until_served(process)
             await _until_answered(api)
             yield api, place
-        except ApiError as error:
-            if error.kind is ErrorKind.UNREACHABLE and await _has_ended(process):
-                what = f"`kubectl proxy` ended under this command ({process.returncode})"
-                raise ApiError(what, "run the command again", kind=error.kind) from error
-            raise
         finally:
             _end(process.pid)  # first: another signal ends what awaits
             await api.close()
-            await _has_ended(process)
+            await _until_ended(process)
 
 
 async def _place(program: str, flags: Sequence[str]) -> Login:
@@ -104,7 +99,7 @@ async def _place(program: str, flags: Sequence[str]) -> Login:
     except (TimeoutError, ValueError):
         with contextlib.suppress(ProcessLookupError):
             view.kill()
-        await _has_ended(view)
+        await _until_ended(view)
         return Login(namespace=own_namespace() or "default")
     return Login(context=context, server=server, namespace=namespace or "default")
 
@@ -163,9 +158,7 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
-async def _has_ended(process: Process) -> bool:
-    """Whether it has, or does so now."""
+async def _until_ended(process: Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             await process.communicate()  # to the end of its pipe: nothing of it is left open
-    return process.returncode is not None

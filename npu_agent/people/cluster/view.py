@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.kube.objects import Node, SliceDevice
 from npu_agent.outputs.web.report import Report
-from npu_agent.people.cluster.agents import AgentPages, agents
+from npu_agent.people.cluster.fetch import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, Container, Pod, condition, quantity
 
 
@@ -58,10 +58,10 @@ class Holding:
     namespace: str
     pod: str
     node: str | None
-    card: str | None
-    cores: str | None
+    card: str | None = None
+    cores: str | None = None
     """``0-3``; None where only the agent knows."""
-    load: float | None
+    load: float | None = None
     """Per cent, the mean of its cores."""
     since: str | None
     status: str
@@ -193,13 +193,20 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
         ]
         for name, result in given:
             device = published.get((result.driver, result.pool, result.device))
-            of = f"claim/{name}"
             if device is None:
-                rows.append(_holding(pod, of, result.device))
+                rows.append(_holding(pod, f"claim/{name}", card=result.device))
                 continue
-            cores = str(CoreRange(min(device.cores), max(device.cores)))
-            load = _load(page, device.card, device.cores)
-            rows.append(_holding(pod, of, device.card.name, cores, load, device.card.family))
+            cores = CoreRange(min(device.cores), max(device.cores))
+            rows.append(
+                _holding(
+                    pod,
+                    f"claim/{name}",
+                    card=device.card.name,
+                    cores=str(cores),
+                    load=_load(page, device.card, device.cores),
+                    family=device.card.family,
+                )
+            )
         rows += _by_plugin(pod, words, page)
     return rows
 
@@ -367,9 +374,14 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim
     ]
     for card, holder in on_page:
-        load = _load(page, CardKey(card.family, card.name), _cores(holder.cores))
-        cores = holder.cores or f"0-{card.core_count - 1}"
-        yield _holding(pod, holder.resource, card.name, cores, load, card.family)
+        yield _holding(
+            pod,
+            holder.resource,
+            card=card.name,
+            cores=holder.cores or f"0-{card.core_count - 1}",
+            load=_load(page, CardKey(card.family, card.name), _cores(holder.cores)),
+            family=card.family,
+        )
     if on_page:
         return
     by_kubelet = [  # KEP-4680: Kubernetes 1.36 and later
@@ -380,28 +392,18 @@ def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]
         for device in of.resources
     ]
     for name, card_id in by_kubelet or [(name, f"? ({n})") for name, n in wanted.items()]:
-        yield _holding(pod, name, card_id)
+        yield _holding(pod, name, card=card_id)
 
 
-def _holding(
-    pod: Pod,
-    of: str,
-    card: str | None = None,
-    cores: str | None = None,
-    load: float | None = None,
-    family: str = "",
-) -> Holding:
+def _holding(pod: Pod, of: str, **card: Any) -> Holding:
     return Holding(
         namespace=pod.namespace,
         pod=pod.name,
         node=pod.spec.node_name or None,
-        card=card,
-        cores=cores,
-        load=load,
         since=pod.status.start_time,
         status=pod.status.phase,
         of=of,
-        family=family,
+        **card,
     )
 
 

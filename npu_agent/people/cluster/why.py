@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
 from npu_agent.people.cluster import cel, view
-from npu_agent.people.cluster.agents import AgentPages, agents
+from npu_agent.people.cluster.fetch import AgentPages, agents
 from npu_agent.people.cluster.objects import (
     Cluster,
     DeviceClass,
@@ -68,7 +68,7 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
         words: the vendors' names.
     """
     phase = pod.status.phase
-    if pod.ended:
+    if phase in ("Succeeded", "Failed"):
         return Explanation(f"Pod {pod.key} has ended: its phase is {phase}.")
     if pod.metadata.deletion_timestamp:
         return Explanation(f"Pod {pod.key} is being deleted.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from npu_agent import config
 from npu_agent.cli.catalogue import EXAMPLE, Command, argument
 from npu_agent.cli.parser import Parser
 
@@ -20,8 +19,7 @@ _OUTPUT = argument(
     choices=("table", "wide", "json", "yaml"),
     metavar="FORMAT",
     default="table",
-    help="table fits the terminal; wide shows all columns; json and yaml are for programs "
-    "(default: table)",
+    help="table (fits the terminal), wide (all columns), json or yaml",
 )
 _TABLE = (
     _OUTPUT,
@@ -34,9 +32,7 @@ _LIVE_TABLE = (
         "--plugin-dir",
         type=Path,
         metavar="DIR",
-        help="the kubelet's device-plugins directory; its pod-resources directory is next to it "
-        "(default: pluginDir of $NPU_AGENT_CONFIG_FILE, else $NPU_AGENT_PLUGIN_DIR, else "
-        f"{config.Config().plugin_dir})",
+        help="the kubelet's device-plugins directory (default: pluginDir of the configuration)",
     ),
 )
 """For what the kubelet answers, which changes."""
@@ -240,7 +236,6 @@ COMMANDS["dra slices"] = Command.of(
 
     Examples:
       npu-agent dra slices --template {EXAMPLE}
-      npu-agent dra slices --template {EXAMPLE} --config-file config.yaml
     """,
     argument(
         "--template", metavar="LIST", required=True, help=f"the node's cards, such as {EXAMPLE}"
@@ -277,7 +272,6 @@ COMMANDS["simulate"] = Command.of(
     Examples:
       npu-agent simulate /tmp/host                  # until Ctrl-C
       npu-agent simulate /tmp/host fault npu0 dead  # break a card; ok repairs it
-      npu-agent simulate /tmp/host status           # what is wrong with the cards
       npu-agent simulate /tmp/new --from FILE       # a host that was recorded
     """,
     _add_simulate,

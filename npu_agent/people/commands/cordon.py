@@ -24,7 +24,7 @@ from npu_agent.kube.request import Request
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cards import read_once
-from npu_agent.people.cluster.agents import report_of
+from npu_agent.people.cluster.fetch import report_of
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.text import one_line, shown

@@ -19,8 +19,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import view
-from npu_agent.people.cluster.agents import AgentPages, report_of
-from npu_agent.people.cluster.fetch import fetch
+from npu_agent.people.cluster.fetch import AgentPages, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.commands.cordon import (
     api_server,

@@ -25,8 +25,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import view as rows
-from npu_agent.people.cluster.agents import AgentPages, agents, pages, report_of, status_of
-from npu_agent.people.cluster.fetch import fetch
+from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, pages, report_of, status_of
 from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.why import lines, why
@@ -231,12 +230,10 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
 async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     """Renders `pods` and `top`."""
     space = "" if args.all_namespaces else args.namespace
-    read_all = fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector})
-    if space or args.selector:
-        labelled = fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT})
-        cluster, of_agents = await asyncio.gather(read_all, labelled)
-    else:
-        cluster = of_agents = await read_all
+    cluster, of_agents = await asyncio.gather(
+        fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector}),
+        fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}),
+    )
     held = rows.holdings(cluster, _WORDS, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)

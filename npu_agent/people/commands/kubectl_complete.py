@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import ApiError
-from npu_agent.people.cluster.agents import agents, report_of
-from npu_agent.people.cluster.fetch import fetch
+from npu_agent.people.cluster.fetch import agents, fetch, report_of
 from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.kubectl import DEFAULTS, flags, parser

@@ -39,13 +39,11 @@ def cluster(*objects: Json) -> Cluster:
 
 
 def thing(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
-    group = {"Device": "resource.k8s.io/v1", "Resource": "resource.k8s.io/v1"}
-    version = next((v for k, v in group.items() if kind.startswith(k)), "v1")
     meta: Json = {"name": name, "uid": f"uid-{name}"}
     if namespace:
         meta["namespace"] = namespace
     meta |= fields.pop("metadata", {})
-    return {"apiVersion": version, "kind": kind, "metadata": meta, **fields}
+    return {"kind": kind, "metadata": meta, **fields}
 
 
 def node(name: str, allocatable: Mapping[str, str] | None = None, **fields: Any) -> Json:

@@ -237,33 +237,6 @@ async def test_a_login_program_that_hangs_ends_at_a_deadline(
 
 
 @real
-async def test_a_proxy_that_dies_under_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
-) -> None:
-    """A kubectl that ends when it is told to."""
-    script = (
-        f'if [ "$1" != proxy ]; then exec {KUBECTL} "$@"; fi\n'
-        f'{KUBECTL} "$@" & read line < {tmp_path}/die; kill $!; wait $!; exit 7'
-    )
-    in_path(program(tmp_path / "kubectl", script), monkeypatch)
-    os.mkfifo(tmp_path / "die")
-
-    async def asks_on() -> None:
-        async with asyncio.timeout(DEADLINE), through_kubectl(()) as (api, _):
-            await api.ask(PODS)
-            await asyncio.to_thread((tmp_path / "die").write_text, "now\n")
-            while True:
-                await api.ask(PODS)
-
-    async with serving(signed) as asked:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "", cluster=asked.cluster)))
-        with pytest.raises(
-            ApiError, match=r"ended under this command \(7\): run the command again"
-        ):
-            await asks_on()
-
-
-@real
 async def test_a_kubectl_that_is_a_script_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority
 ) -> None:
