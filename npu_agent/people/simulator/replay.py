@@ -8,6 +8,7 @@ a user sent it. What is not of this form is refused as a whole, before a file is
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import tarfile
@@ -28,6 +29,7 @@ LARGEST = 64 << 10
 MOST_FILES, MOST_BYTES = 20_000, 16 << 20
 """In all. A host with eight cards has some 1,500 files, most of them of a line."""
 _LARGEST_MANIFEST = 4 << 20
+_LARGEST_TAR = _LARGEST_MANIFEST + MOST_BYTES + MOST_FILES * 2 * tarfile.BLOCKSIZE
 _PART = r"(?!\.{1,2}(?:/|$))[!-.0-~]{1,128}"
 PATH = re.compile(rf"(?:sys|dev)(?:/{_PART}){{1,24}}")
 _TARGET = re.compile(rf"(?:\.\./)*{_PART}(?:/{_PART})*")
@@ -116,48 +118,35 @@ def _load(path: Path) -> Record:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """The files of the tar, one after the other: each is judged before it is read.
-
-    Not by `TarFile`, which reads extended headers of any size, with patterns that may never end.
-    """
+    """The files of the tar, one after the other."""
     try:
-        with gzip.GzipFile(fileobj=file) as plain:
-            count, left = 0, MOST_BYTES + _LARGEST_MANIFEST
-            while (header := plain.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-                _judge(member, count, left)
-                padded = plain.read(-(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-                yield member.name, _first(padded, member.size)
-                count, left = count + 1, left - member.size
-            # To the checksum at its end.
-            _judge_end(plain.read(tarfile.RECORDSIZE + 1))
+        with tarfile.open(fileobj=io.BytesIO(_unpacked(file)), mode="r:") as tar:
+            for count, member in enumerate(tar):
+                yield member.name, _content(tar, member, count)
     except RecordError:
         raise
     except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
         raise RecordError("it is damaged or cut off, or no gzipped tar") from error
 
 
-def _first(padded: bytes, size: int) -> bytes:
-    if len(padded) < size:
-        raise EOFError
-    return padded[:size]
+def _unpacked(file: BinaryIO) -> bytes:
+    with gzip.GzipFile(fileobj=file) as packed:
+        plain = packed.read(_LARGEST_TAR + 1)  # to the checksum at its end
+    if len(plain) > _LARGEST_TAR:
+        raise RecordError(f"it has more than {_LARGEST_TAR >> 20} MiB")
+    return plain
 
 
-def _judge(member: tarfile.TarInfo, count: int, left: int) -> None:
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, count: int) -> bytes:
     name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
     if count > MOST_FILES:
         raise RecordError(f"it has more than {MOST_FILES} files")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         raise RecordError(f"{name} is not a plain file")
-    if not 0 <= member.size <= most:
+    if member.size > most:
         raise RecordError(f"{name} has more than {most} bytes")
-    if member.size > left:
-        raise RecordError(f"its files have more than {MOST_BYTES >> 20} MiB")
-
-
-def _judge_end(rest: bytes) -> None:
-    if len(rest) > tarfile.RECORDSIZE or rest.strip(b"\0"):
-        raise RecordError("it goes on after its end")
+    content = tar.extractfile(member)
+    return content.read() if content else b""
 
 
 def _manifest(name: str, content: bytes) -> Manifest:
@@ -197,13 +186,11 @@ def _check(record: Record) -> None:
         if not leads_within(path, target):
             raise RecordError(f"the link {quoted(path)} leads to {quoted(target)}")
     leaves = record.picture()
-    if len(leaves) + len(manifest.directories) > 2 * MOST_FILES:
-        raise RecordError(f"it has more than {2 * MOST_FILES} links, nodes and directories")
     directories = {*manifest.directories}
     for path in (*leaves, *manifest.directories):
         directories.update(map(str, PurePosixPath(path).parents))
-        if len(directories) > 2 * MOST_FILES:
-            raise RecordError(f"it has more than {2 * MOST_FILES} directories")
+        if len(leaves) + len(directories) > 2 * MOST_FILES:
+            raise RecordError(f"it has more than {2 * MOST_FILES} files and directories")
     if both := directories & leaves.keys():
         raise RecordError(f"{quoted(min(both))} is a file and a directory")
 

@@ -27,7 +27,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -178,8 +178,7 @@ def _change(
         tree.refuse_taken(wanted)
         tree.save(after)
         known = {} if repair else _picture(before)
-        # A card that is swapped for another is out before the other is in, so that no
-        # process reads one's UUID and the other's serial number.
+        # A card that is swapped for another is out before the other is in, as on a real host.
         specs = {card.spec.index: card.spec for card in before}
         stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
         bases = {"sys/bus/pci/devices", "dev"}.union(
@@ -201,8 +200,6 @@ class _Tree:
     root: Path
     plain_nodes: bool
     made: frozenset[str]
-    _safe: set[Path] = field(default_factory=set)
-    """Directories that are below the root."""
 
     def save(self, cards: _Cards) -> None:
         state = _State(cards, self.plain_nodes)
@@ -230,7 +227,7 @@ class _Tree:
         """
         stale = self.made - wanted.keys()
         for base in sorted(bases):
-            _mkdir(self._below(base))
+            _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
         for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
             self._remove(path, bases)
@@ -238,19 +235,8 @@ class _Tree:
             if path not in self.made or known.get(path) != wanted[path]:
                 self._put(path, wanted[path])
 
-    def _below(self, path: str) -> Path:
-        """Returns the place of a path; raises a SimulatorError if it is not below the root."""
-        target = self.root / path
-        if (parent := target.parent) not in self._safe:
-            if not parent.resolve().is_relative_to(self.root.resolve()):
-                raise SimulatorError(
-                    f"{path} is not below {self.root}: remove {self.root} and make it again"
-                )
-            self._safe.add(parent)
-        return target
-
     def _put(self, path: str, content: Content) -> None:
-        target = self._below(path)
+        target = self.root / path
         if _shows(target, content):
             return
         _mkdir(target.parent)
@@ -272,14 +258,14 @@ class _Tree:
         else:
             new.write_bytes(_data(content))
             new.chmod(mode)
-        with _released(target, content if isinstance(content, str) else ""):
+        with _released(target):
             if _is_directory(new) or _is_directory(target):
                 _discard(target)  # the one change that cannot be made in one step
             new.replace(target)
 
     def _remove(self, path: str, bases: Collection[str]) -> None:
-        target = self._below(path)
-        with _released(target, ""):
+        target = self.root / path
+        with _released(target):
             _discard(target)
         for parent in Path(path).parents[:-2]:  # never the top directory, nor root itself
             if str(parent) in bases:
@@ -429,8 +415,8 @@ def _discard(path: Path) -> None:
 
 
 @contextmanager
-def _released(path: Path, answer: str) -> Iterator[None]:
-    """Gives the readers of a named pipe that is removed an answer, or the end of the file.
+def _released(path: Path) -> Iterator[None]:
+    """Gives the readers of a named pipe that is removed the end of the file.
 
     Otherwise a reader would wait on the unlinked pipe for ever, while a driver that comes to its
     senses answers the reads that hang.
@@ -441,8 +427,6 @@ def _released(path: Path, answer: str) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield
-        if descriptor is not None:
-            os.write(descriptor, answer.encode())
     finally:
         if descriptor is not None:
             os.close(descriptor)

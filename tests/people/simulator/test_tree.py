@@ -1,10 +1,7 @@
 import asyncio
-import json
 import os
-import shutil
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -299,38 +296,3 @@ def test_a_state_of_another_version_is_refused_with_words(root: Path, text: str)
     (root / STATE_DIR / "state.json").write_text(text)
     with pytest.raises(SimulatorError, match="cannot be understood"):
         tick(root)
-
-
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
-    """A directory that is not the simulator's, where a card's files might be."""
-    made = tmp_path / "outside"
-    made.mkdir()
-    (made / "numa_node").write_text("theirs")
-    return made
-
-
-@pytest.mark.parametrize("key", ["pci_path", "pci_bus_id"])
-@pytest.mark.parametrize(
-    "change", [lambda root: make(root, ()), lambda root: apply_fault(root, "npu0", "hot")]
-)
-def test_nothing_outside_of_the_root_is_changed_whatever_the_state_says(
-    root: Path, outside: Path, key: str, change: Callable[[Path], None]
-) -> None:
-    file = root / STATE_DIR / "state.json"
-    state = json.loads(file.read_text())
-    state["cards"][0]["spec"][key] = f"{'../' * 20}{outside}"
-    file.write_text(json.dumps(state))
-    before = listing(outside)
-    with pytest.raises(SimulatorError, match=r"is not below .*: remove"):
-        change(root)
-    assert listing(outside) == before
-
-
-def test_a_link_in_the_tree_leads_nowhere(root: Path, outside: Path) -> None:
-    shutil.rmtree(root / "sys" / "devices")
-    (root / "sys" / "devices").symlink_to(outside)
-    before = listing(outside)
-    with pytest.raises(SimulatorError, match=r"is not below .*: remove"):
-        make(root, PAIR, plain_nodes=True)
-    assert listing(outside) == before
