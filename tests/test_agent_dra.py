@@ -23,7 +23,7 @@ from npu_agent.config import (
     MetricsConfig,
     ResourceSpec,
 )
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.condition import condition
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.problems import unready
@@ -31,6 +31,7 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
 from npu_agent.people.simulator.apiserver import GROUP, served
@@ -96,7 +97,7 @@ class Room:
         await self.offered(*names)
         await until(lambda: not self.cluster.taints())
 
-    async def prepared(self, ref: ClaimRef) -> tuple[PreparedResult, ...]:
+    async def prepared(self, ref: ClaimRef) -> list[v1.Device]:
         return (await self.manager.prepare(DRIVER, ref))[ref.uid]
 
     async def prepared_before(self, ref: ClaimRef, **config: Any) -> None:
@@ -146,14 +147,8 @@ async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
         await room.free(*NAMES)
         await until(lambda: reasons(agent) == [])
         ref = room.claim("c", NAMES[1])
-        assert await room.prepared(ref) == (
-            PreparedResult(
-                requests=("npu",),
-                pool=NODE,
-                device=NAMES[1],
-                cdi_ids=("furiosa.ai/claim=uid-c-npu",),
-            ),
-        )
+        device = v1.Device(["npu"], NODE, NAMES[1], ["furiosa.ai/claim=uid-c-npu"])
+        assert await room.prepared(ref) == [device]
         (name,) = room.specs()
         spec = json.loads((room.node.root / "var/run/cdi" / name).read_bytes())
         assert "NPU_DEVNAME=npu1pe0-1" in spec["devices"][0]["containerEdits"]["env"]
@@ -227,7 +222,9 @@ async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: R
         await room.registered()  # else its Pod would stay Terminating
         assert [one.name for one in agent.state().dra] == [DRIVER]
         await until(lambda: not agent.allocator.states.value.allocations)
-        assert (await room.prepared(ref))[0].device == NAMES[0]  # after a restart of the kubelet
+        assert (await room.prepared(ref))[0].device_name == NAMES[
+            0
+        ]  # after a restart of the kubelet
         await room.manager.unprepare(DRIVER, ref)
         await room.node.told(lambda p: len(p.healthy()) == 2)
         await first(room.manager.instances, lambda now: not now)

@@ -152,7 +152,7 @@ async def test_a_card_that_a_claim_holds_is_listed_when_it_is_unprepared(room: R
         assert list(room.cluster.devices()) == []
         (withheld,) = [note.text for note in notes(agent.state()) if "is withheld" in note.text]
         assert "Pod team/pod-held (ResourceClaim team/held) still holds its cores" in withheld
-        assert (await room.prepared(held))[0].device == NAMES[0]  # the kubelet was restarted
+        assert (await room.prepared(held))[0].device_name == NAMES[0]  # the kubelet was restarted
         await room.manager.unprepare(DRIVER, held)
         await listed(room, *UUIDS)
         assert agent.state().dra == ()

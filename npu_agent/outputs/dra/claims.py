@@ -15,12 +15,12 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from weakref import WeakSet
 
 from npu_agent import text
 from npu_agent.core import plan
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, footprint
@@ -31,6 +31,7 @@ from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.objects import ResourceClaim, Result
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.allocator import Allocator, ClaimPool
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.logs import Reporter, logger
 from npu_agent.ticks import set_within
 
@@ -39,6 +40,7 @@ log = logger(__name__)
 T = TypeVar("T")
 
 _CONCURRENT_READS = 8
+"""As many as `Api` makes: waiting there counts for a call's deadline."""
 _EXTENDED = re.compile(r"(container-\d+)-request-\d+")
 """Requests of a claim that the scheduler made for a Pod with extended resources; group 1 is the
 container (k8s.io/kubernetes, extendeddynamicresources.go)."""
@@ -101,9 +103,7 @@ class Claims:
         self._recovering = Reporter(log, "cannot read a claim that is in use and not recorded")
         self._syncing = Reporter(log, "cannot repair the CDI specs of claims")
 
-    async def prepare(
-        self, refs: Sequence[ClaimRef]
-    ) -> dict[str, tuple[PreparedResult, ...] | str]:
+    async def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, tuple[v1.Device, ...] | str]:
         """Returns each claim's devices by UID, or why it cannot be prepared."""
         await self.ready.until(bool)
         await self._allocator.cordons.settled()
@@ -246,8 +246,8 @@ class Claims:
                 for name in await self._specs.list(self._spec_name("*")) - kept:
                     await self._specs.write(name, None)
                 for uid, claim in prepared.items():
-                    if not all(device.request for device in claim.devices):
-                        continue  # recovered, and it is not known what is whose
+                    if not _is_whole(claim):
+                        continue
                     try:
                         await self._specs.write(self._spec_name(uid), self._spec_from_record(claim))
                     except RefusalError as error:
@@ -291,7 +291,7 @@ class Claims:
         }
         return cdi.claim_spec(self._names.claim_kind, claim.uid, grants)
 
-    async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...] | str:
+    async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[v1.Device, ...] | str:
         result = "failed"
         try:
             prepared = await self._prepare(ref, call)
@@ -308,7 +308,7 @@ class Claims:
         finally:
             self.counts.prepared(result, time.monotonic() - call.began)
 
-    async def _prepare(self, ref: ClaimRef, call: _Call) -> tuple[PreparedResult, ...]:
+    async def _prepare(self, ref: ClaimRef, call: _Call) -> tuple[v1.Device, ...]:
         """Prepares a claim; while a device is held, it tries again after each change of the ledger.
 
         Raises:
@@ -353,9 +353,8 @@ class Claims:
     async def _read(self, namespace: str, name: str) -> ResourceClaim:
         """Fetches a claim from the API server; raises ApiError, or ValueError if malformed."""
         async with self._reading:
-            return dra.claim_of(
-                await dra.read_claim(self._api, namespace, name), self._names.driver
-            )
+            answer = await dra.read_claim(self._api, namespace, name)
+        return dra.claim_of(answer, self._names.driver)
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
         """Returns the claim that the kubelet means; raises ApiError or RefusalError."""
@@ -363,7 +362,7 @@ class Claims:
         try:
             claim = await self._read(ref.namespace, ref.name)
         except ApiError as error:
-            if prepared is None or error.kind is ErrorKind.NOT_FOUND:
+            if error.kind is ErrorKind.NOT_FOUND or not _is_whole(prepared):
                 raise
             log.warning("prepared again from the record: the claim cannot be read", claim=ref.name)
             return _claim_from_record(prepared)
@@ -377,11 +376,10 @@ class Claims:
                 f"{ref} has the UID {claim.uid} and not {ref.uid}: it was deleted and made again; "
                 "delete the Pod",
             )
-        if not claim.status.allocation:
-            raise RefusalError(Refusal.UNFIT, f"{ref} is not allocated (any more)")
         if not claim.results:
             raise RefusalError(
-                Refusal.UNKNOWN, f"{ref} has no device of the driver {self._names.driver}"
+                Refusal.UNFIT,
+                f"no device of the driver {self._names.driver} is allocated to {ref} (any more)",
             )
         if claim.parameters and prepared is None:  # Pods that were given their devices keep them
             sources = ", ".join(parameters.source for parameters in claim.parameters)
@@ -418,7 +416,7 @@ class Claims:
 
     async def _grant(
         self, claim: ResourceClaim, call: _Call, *, single_container: bool
-    ) -> tuple[PreparedResult, ...]:
+    ) -> tuple[v1.Device, ...]:
         """Grants a claim's devices; `single_container` is as `PreparedClaim.joined`."""
         async with self._changing:
             if claim.uid in call.unprepared:
@@ -441,11 +439,13 @@ class Claims:
                     await self._end(claim.uid)
                 raise
             return tuple(
-                PreparedResult(
-                    requests=(result.request,),
-                    pool=result.pool,
-                    device=result.device,
-                    cdi_ids=(cdi.claim_name(self._names.claim_kind, claim.uid, result.request),),
+                v1.Device(
+                    request_names=[result.request],
+                    pool_name=result.pool,
+                    device_name=result.device,
+                    cdi_device_ids=[
+                        cdi.claim_name(self._names.claim_kind, claim.uid, result.request)
+                    ],
                 )
                 for result in claim.results
             )
@@ -493,19 +493,14 @@ class Claims:
 
     def _device(self, claim: ResourceClaim, result: Result) -> Device:
         """Returns the device of a result; raises RefusalError if it is not of this node."""
-        if result.pool != self._node_name:
-            raise RefusalError(
-                Refusal.UNKNOWN,
-                f"{claim} has the device {result.device} of the pool {result.pool}, and this "
-                f"node's pool is {self._node_name}",
-            )
-        if device := self._devices().get(result.device):
+        device = self._devices().get(result.device)
+        if device and result.pool == self._node_name:
             return device
         raise RefusalError(
             Refusal.UNKNOWN,
-            f"{claim} has the device {result.device}, which this node does not have (any more): "
-            "its card was removed or has another name now; delete the Pod, so that another device "
-            "is allocated",
+            f"{claim} has the device {result.device} of the pool {result.pool}, which this node "
+            "does not have (any more): its card was removed or has another name now; delete the "
+            "Pod, so that another device is allocated",
         )
 
     def _check_use(self, result: Result, device: Device) -> None:
@@ -584,6 +579,11 @@ class Claims:
 
     def _spec_name(self, uid: str) -> str:
         return cdi.claim_file(self._names.claim_kind, uid)
+
+
+def _is_whole(claim: PreparedClaim | None) -> TypeGuard[PreparedClaim]:
+    """Whether it is known what is whose: of a recovered claim it may not be."""
+    return claim is not None and all(device.request for device in claim.devices)
 
 
 def _is_of(use: Assignment, claim: PreparedClaim) -> bool:

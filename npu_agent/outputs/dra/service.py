@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from npu_agent.core.claim import ClaimRef, PreparedResult, is_uid
+from npu_agent.core.claim import ClaimRef, is_uid
 from npu_agent.core.pool import PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.files import SOCKET_PATH_MAX
@@ -185,9 +185,9 @@ class DraPlugin:
                 error = _cut(outcome or "no reason given")
                 answers[ref.uid] = v1.NodePrepareResourceResponse(error=error)
             else:
-                devices = ",".join(device.device for device in outcome)
+                devices = ",".join(device.device_name for device in outcome)
                 log.info("claim prepared", claim=_name(ref), devices=devices)
-                answers[ref.uid] = v1.NodePrepareResourceResponse(devices=_encodable(outcome))
+                answers[ref.uid] = v1.NodePrepareResourceResponse(devices=[*outcome])
         await stream.send_message(Encoded(bytes(v1.NodePrepareResourcesResponse(claims=answers))))
 
     async def _node_unprepare(
@@ -289,18 +289,6 @@ def _refs(claims: Sequence[v1.Claim]) -> tuple[ClaimRef, ...]:
             what = f"claim {_name(ref)!r} has the UID {quoted(ref.uid)}, which is none"
             raise GRPCError(Status.INVALID_ARGUMENT, what)
     return refs
-
-
-def _encodable(results: Sequence[PreparedResult]) -> list[v1.Device]:
-    return [
-        v1.Device(
-            request_names=list(result.requests),
-            pool_name=result.pool,
-            device_name=result.device,
-            cdi_device_ids=list(result.cdi_ids),
-        )
-        for result in results
-    ]
 
 
 def _name(ref: ClaimRef) -> str:

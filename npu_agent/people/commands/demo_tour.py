@@ -218,7 +218,7 @@ class Tour:
         claim = self._claim("train-0", self._device)
         yield f"the scheduler allocates {self._claimed} to {claim}"
         (given,) = (await self.manager.prepare(self._driver, claim))[claim.uid]
-        (cdi_id,) = given.cdi_ids
+        (cdi_id,) = given.cdi_device_ids
         self._kind = cdi_id.partition("=")[0]
         yield f"the kubelet gets the CDI device {cdi_id}"
         yield f"whose spec is /{self._spec(claim).relative_to(self.root)}:"

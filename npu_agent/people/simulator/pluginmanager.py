@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import UNANSWERED, Channel, GRPCError, UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
@@ -87,9 +87,7 @@ class StandInPluginManager:
         """A device's health and its message, as a Pod's status would have them."""
         return self.health.value.get((driver, pool, device), ("Unknown", ""))
 
-    async def prepare(
-        self, driver: str, *claims: ClaimRef
-    ) -> Mapping[str, tuple[PreparedResult, ...]]:
+    async def prepare(self, driver: str, *claims: ClaimRef) -> Mapping[str, list[wire.Device]]:
         """Prepares the claims of one Pod, in one call; answers by UID.
 
         Raises:
@@ -99,18 +97,7 @@ class StandInPluginManager:
         async with UnixChannel(self._endpoint(driver)) as channel:
             call = wire.DraPluginStub(channel).node_prepare_resources(request, timeout=_CALL)
             response = await self._answer("NodePrepareResources", call, claims)
-        return {
-            uid: tuple(
-                PreparedResult(
-                    requests=tuple(device.request_names),
-                    pool=device.pool_name,
-                    device=device.device_name,
-                    cdi_ids=tuple(device.cdi_device_ids),
-                )
-                for device in answer.devices
-            )
-            for uid, answer in response.claims.items()
-        }
+        return {uid: answer.devices for uid, answer in response.claims.items()}
 
     async def unprepare(self, driver: str, *claims: ClaimRef) -> None:
         """Unprepares the claims of one Pod, in one call.

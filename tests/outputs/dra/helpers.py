@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.pool import Description, PoolDevice
 from npu_agent.feed import Feed
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.dra.claims import Claims
 from npu_agent.outputs.dra.service import REGISTRY, DraPlugin, Endpoint, HealthStream
 from tests.outputs.deviceplugin.helpers import devices, short_directory, state
 
 DRIVER = "npu.furiosa.ai"
-Prepared = tuple[PreparedResult, ...] | str
+Prepared = tuple[v1.Device, ...] | str
 POOL = "node-1"
 
 
@@ -43,10 +44,8 @@ def ref(uid: str, name: str = "") -> ClaimRef:
     return ClaimRef(namespace="ml", name=name or f"claim-{uid}", uid=uid)
 
 
-def given(device: str, *requests: str) -> PreparedResult:
-    return PreparedResult(
-        requests=requests, pool=POOL, device=device, cdi_ids=(f"furiosa.ai/claim={device}",)
-    )
+def given(device: str, *requests: str) -> v1.Device:
+    return v1.Device([*requests], POOL, device, [f"furiosa.ai/claim={device}"])
 
 
 class StandInClaims(Claims):

@@ -15,7 +15,6 @@ from unittest.mock import AsyncMock
 import pytest
 
 from npu_agent import files
-from npu_agent.core.claim import PreparedResult
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import Assignment, DeviceName, Ledger
@@ -24,6 +23,7 @@ from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kubelet import allocator
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, read_record, recover
+from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.dra.claims import PrepareTiming
 from tests.outputs.deviceplugin.helpers import devices, state
 from tests.outputs.dra.room import NPU, Room, ref, result
@@ -35,15 +35,10 @@ SPEC = "furiosa.ai-claim-uid-c.json"
 HELD = "Pod team/pod-c (ResourceClaim team/c) still holds its cores"
 
 
-def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[PreparedResult, ...]:
+def answer(*found: tuple[str, str], uid: str = "uid-c") -> tuple[v1.Device, ...]:
     """For each request and device."""
     return tuple(
-        PreparedResult(
-            requests=(request,),
-            pool="node-1",
-            device=device,
-            cdi_ids=(f"furiosa.ai/claim={uid}-{request}",),
-        )
+        v1.Device([request], "node-1", device, [f"furiosa.ai/claim={uid}-{request}"])
         for request, device in found
     )
 
@@ -331,13 +326,12 @@ GONE = "which this node does not have (any more)"
 @pytest.mark.parametrize(
     ("results", "status", "reason"),
     [
-        ([ZERO], {"allocation": None}, "is not allocated"),
+        ([ZERO], {"allocation": None}, "no device of the driver npu.furiosa.ai is allocated to"),
         ([ZERO], {"reservedFor": []}, "is reserved for no Pod"),
         ([ZERO], {"allocation": {"devices": {"results": [{}]}}}, "results[0].request is missing"),
         ([ZERO], {"uid": "new"}, "has the UID new and not uid-c: it was deleted and made again"),
-        ([], {}, "no device of the driver npu.furiosa.ai"),
         ([ONE, "npu-of-another-life"], {}, GONE),
-        ([ZERO], {"pool": "node-2"}, "of the pool node-2, and this node's pool is node-1"),
+        ([ZERO], {"pool": "node-2"}, f"of the pool node-2, {GONE}"),
     ],
 )
 async def test_what_cannot_be_prepared_is_refused_at_once(
@@ -557,6 +551,15 @@ async def test_a_prepared_claim_is_prepared_again_without_the_api_server(held: R
     held.api["team", "c"] = ApiError("unreachable", kind=ErrorKind.UNREACHABLE)
     await held.restarted(uses=[("c", ZERO)])
     assert await held.prepared() == answer(("npu", ZERO))
+
+
+async def test_a_record_that_does_not_say_which_request_has_what_is_not_enough(held: Room) -> None:
+    """It was rebuilt, and the claim has another device now."""
+    held.record.unlink()
+    held.claim("c", result(ONE))
+    await held.restarted(uses=[("c", ZERO)])
+    held.api["team", "c"] = ApiError("unreachable", kind=ErrorKind.UNREACHABLE)
+    assert await held.prepared() == "ResourceClaim team/c cannot be read: unreachable"
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ async def test_a_container_is_given_its_part_and_nothing_of_the_others(tmp_path:
     room = await room_with_a_card(tmp_path)
     for name, cores in (("a", "0-3"), ("b", "4-5"), ("c", "6"), ("d", "7")):
         (one,) = await prepared(room, name, cores)
-        assert one.device == f"{CARD}-cores-{cores}"
+        assert one.device_name == f"{CARD}-cores-{cores}"
     assert granted(room, "b") == (
         ["NPU_DEVNAME=npu0pe4-5", "FURIOSA_DEVICES=npu:0:4-5"],
         ["/dev/rngd/npu0pe4", "/dev/rngd/npu0pe4-5", "/dev/rngd/npu0pe5"],
@@ -65,7 +65,7 @@ async def test_one_claim_may_not_have_a_core_twice(tmp_path: Path) -> None:
     assert "has the same cores twice" in refused
     assert room.allocator.prepared.value == {}
     (first, second) = await prepared(room, "a", "0-1", "2")
-    assert (first.device, second.device) == (f"{CARD}-cores-0-1", f"{CARD}-cores-2")
+    assert (first.device_name, second.device_name) == (f"{CARD}-cores-0-1", f"{CARD}-cores-2")
 
 
 async def test_what_the_device_plugin_has_given_away_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from npu_agent.core.claim import ClaimRef, PreparedResult
+from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import HealthState
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
@@ -227,12 +227,6 @@ class TestPrepare:
             }
             assert await unprepare(channel, ref("u3")) == {"u3": late}
         assert ended == ["u1", "u3"]
-
-
-@pytest.mark.parametrize("requests", [(), ("",), ("npu", ""), ("npu/whole",)])
-def test_a_device_is_for_requests_that_a_container_can_name(requests: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="device 'npu-0' is for no request"):
-        PreparedResult(requests=requests, pool=POOL, device="npu-0", cdi_ids=())
 
 
 class TestHealth:
