@@ -58,9 +58,6 @@ class DriverTiming:
     """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
     collect_every: float = 600.0
     """Pause between searches for claims that ended without an Unprepare."""
-    retry_first: float = 0.1
-    """Between the first attempts to serve in directories that cannot be used."""
-    retry_longest: float = 2.0
     withdraw_timeout: float = 60.0
     """Unregistered, until the slices of a node that may not list them are gone: a kubelet deletes
     those of a driver that has not been registered for 30 s."""
@@ -145,8 +142,7 @@ class Driver:
         return _Duty.WITHDRAW if self.slices.no_access else _Duty.SERVE
 
     async def run(self) -> None:
-        timing = self._timing
-        pause = Backoff(first=timing.retry_first, longest=timing.retry_longest)
+        pause = Backoff(first=0.1, longest=2.0)  # while directories cannot be used
         try:
             while True:
                 await self._until_needed()

@@ -6,7 +6,6 @@ Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.g
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,7 +23,6 @@ _PER_SLICE = 64
 too long when a card fails would hide the failure."""
 _SETS_PER_SLICE = 8
 """Sets of counters that the API server takes."""
-_LONGEST_NAME = 253
 
 
 def slices(
@@ -99,11 +97,7 @@ def name(at: int, driver: str, node: str) -> str:
 
     The scheduler takes slices in the order of their names.
     """
-    whole = f"{at:05x}-{driver}-{node}"
-    if len(whole) <= _LONGEST_NAME:
-        return whole
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return f"{whole[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
+    return f"{at:05x}-{driver}-{node}"
 
 
 def _device(device: PoolDevice) -> dict[str, Any]:

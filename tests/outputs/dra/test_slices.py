@@ -21,7 +21,6 @@ from npu_agent.outputs.dra.slices import (
     differs,
     dropped,
     keeping_times,
-    name,
     plan,
     slices,
 )
@@ -164,20 +163,6 @@ def test_a_pool_that_is_no_longer_cut_deletes_first() -> None:
     found = planned(live(*made(parts(9), 5)), rngd(9))
     assert [each[:5] for each in found.delete] == ["00001", "00002", "00003", "00004"]
     assert found.apply == made(rngd(9), 6)
-
-
-# Names.
-
-
-@given(st.integers(0, 300), st.integers(1, 253), st.integers(1, 63))
-def test_names_are_valid_however_long_the_nodes_is(at: int, node: int, driver: int) -> None:
-    # A dot or a dash wherever the name may be cut.
-    node_name, driver_name = ("ab.c-d" * 50)[:node].rstrip(".-"), ("a.b" * 30)[:driver].rstrip(".")
-    found = slices((), driver=driver_name, node=node_name, uid="u", generation=1)
-    assert faults(found[0]) == []
-    assert name(at, driver_name, node_name) == name(at, driver_name, node_name)
-    assert name(at, driver_name, node_name) != name(at + 1, driver_name, node_name)
-    assert name(at, driver_name, f"{node_name}a") != name(at, driver_name, f"{node_name}b")
 
 
 # What has to be written.
