@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -55,8 +54,6 @@ def main(args: argparse.Namespace) -> int:
         first = errors.exceptions[0]
         if isinstance(first, OSError):  # such as of stdout, which `npu_agent.cli` knows about
             raise first from errors
-        if isinstance(first, simulator.SimulatorError):
-            raise CommandError(str(first)) from errors
         raise
 
 
@@ -66,16 +63,12 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _writing():
-        made = tempfile.TemporaryDirectory(prefix="npu-demo-")
-    with made as name:
-        directory = Path(name)
-        root, log, file = directory / "host", directory / "agent.log", directory / "config.yaml"
-        plugins = directory / "device-plugins"
-        specs = simulator.parse_cards(f"{simulator.default_cards()},{CLAIMED}=1")
-        kubelet = StandInKubelet(plugins, directory / "pod-resources")
-        manager, api_server = StandInPluginManager(directory), StandInApiServer(NODE)
-        with _writing():
+    specs = simulator.parse_cards(f"{simulator.default_cards()},{CLAIMED}=1")
+    async with contextlib.AsyncExitStack() as ends:
+        try:
+            directory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="npu-demo-")))
+            root, log, file = directory / "host", directory / "agent.log", directory / "config.yaml"
+            plugins = directory / "device-plugins"
             plugins.mkdir()
             simulator.make(root, specs)
             file.write_text(
@@ -87,7 +80,13 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                 )
             )
             _log_to(log)
+            manager = StandInPluginManager(directory)
+            kubelet = StandInKubelet(plugins, directory / "pod-resources")
             await kubelet.start()
+        except (simulator.SimulatorError, OSError) as error:
+            raise CommandError(
+                f"{reason(error)}: set TMPDIR to a directory with 10 MB to spare, and a short path"
+            ) from error
         print(
             "The whole agent on three simulated cards: "
             f"npu0 and npu1 ({specs[0].traits.title}) by\n"
@@ -97,50 +96,54 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             f"the config is {file},\n"
             f"the agent's log is in {log}."
         )
-        async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as parts:
-            ends.push_async_callback(kubelet.stop)
-            ends.push_async_callback(manager.stop)
-            await manager.start()
-            url = await ends.enter_async_context(served(api_server.answer))
-            host = Host(root, NODE, simulation=partial(simulator.simulate, root))
-            api = Api(lambda: at(url, "the demo"))
-            agent = Agent(load(file, REGISTRY), host, config_file=file, api=api)
-            tour = Tour(
-                root=root,
-                config=file,
-                specs=specs,
-                kubelet=kubelet,
-                manager=manager,
-                api_server=api_server,
-                agent=agent,
-            )
+        ends.push_async_callback(kubelet.stop)
+        ends.push_async_callback(manager.stop)
+        await manager.start()
+        api_server = StandInApiServer(NODE)
+        url = await ends.enter_async_context(served(api_server.answer))
+        host = Host(root, NODE, simulation=partial(simulator.simulate, root))
+        api = Api(lambda: at(url, "the demo"))
+        agent = Agent(load(file, REGISTRY), host, config_file=file, api=api)
+        tour = Tour(
+            root=root,
+            config=file,
+            specs=specs,
+            kubelet=kubelet,
+            manager=manager,
+            api_server=api_server,
+            agent=agent,
+        )
+        async with asyncio.TaskGroup() as parts:
             parts.create_task(serve(agent, stop))
             walk = parts.create_task(_walk(tour, deadline))
             ended = parts.create_task(stop.wait())
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
-            happened = walk.done() and walk.result()
-            failed = walk.done() and not happened  # not if a person ends it before
-            if happened and not once:
-                print(
-                    f"\n{_bold('All steps passed.')} The agent stays up until Ctrl-C: see\n"
-                    f"   http://{await tour.address()}/   and try:\n"
-                    f"   {_command()} info --host-root {root}\n"
-                    f"   {_command()} simulate {root} fault npu0 dead     (and: ... npu0 ok)\n"
-                    f"   an edit of {file}\n"
-                    "   simulated cards in a cluster: Helm value or component `simulate`\n"
-                    "Its log from here on:",
-                    flush=True,
-                )
-                logs.setup("info")
-                await ended
-            elif happened:
-                print(f"\n{_bold('All steps passed.')}")
-            elif failed:
+            failed = walk.done() and not walk.result()  # not if a person ends it before
+            if failed:
                 last = log.read_text().splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
+            elif walk.done():
+                print(f"\n{_bold('All steps passed.')}", flush=True)
+                if not once:
+                    await _stay_up(tour, ended)
             walk.cancel()
             stop.set()
     return FAILED if failed else 0
+
+
+async def _stay_up(tour: Tour, ended: asyncio.Task[bool]) -> None:
+    print(
+        f"The agent stays up until Ctrl-C: see\n"
+        f"   http://{await tour.address()}/   and try:\n"
+        f"   {_command()} info --host-root {tour.root}\n"
+        f"   {_command()} simulate {tour.root} fault npu0 dead     (and: ... npu0 ok)\n"
+        f"   an edit of {tour.config}\n"
+        "   simulated cards in a cluster: Helm value or component `simulate`\n"
+        "Its log from here on:",
+        flush=True,
+    )
+    logs.setup("info")
+    await ended
 
 
 async def _walk(tour: Tour, deadline: float) -> bool:
@@ -168,17 +171,6 @@ def _command() -> str:
         return f"{sys.executable} -m npu_agent"
     path = shutil.which("npu-agent")
     return "npu-agent" if path and called.exists() and called.samefile(path) else str(called)
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Raises CommandError if what is done there below the temporary directory fails."""
-    try:
-        yield
-    except (simulator.SimulatorError, OSError) as error:
-        raise CommandError(
-            f"{reason(error)}: set TMPDIR to a directory with 10 MB to spare, and a short path"
-        ) from error
 
 
 def _log_to(path: Path) -> None:

@@ -26,9 +26,9 @@ from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import set_cordon
 from npu_agent.people.simulator.apiserver import NODES, Object, StandInApiServer
-from npu_agent.people.simulator.kubelet import ListedPlugin, NotEnoughError, StandInKubelet
+from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
-from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.vendors import REGISTRY
 
 NODE = "demo-node"
 CLAIMED = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
@@ -65,8 +65,6 @@ class Tour:
     _device: str = field(init=False)
     """The claimed card in the ResourceSlice."""
     _kind: str = field(init=False)
-    _waiting: asyncio.Task[Any] = field(init=False)
-    """The call to prepare a claim whose card is held."""
 
     def __post_init__(self) -> None:
         self._names = {spec.uuid: spec.name for spec in self.specs} | {
@@ -84,9 +82,6 @@ class Tour:
             ("It labels the Node with what is installed", self._labels_the_node),
             ("It serves a status page, and metrics for Prometheus", self._serves),
             ("A Pod asks for one NPU", self._pod),
-            ("A second Pod gets the other card, a third has to wait", self._more_pods),
-            ("npu1 is taken out of the host: list, labels and condition follow", self._vanishes),
-            ("npu1 comes back: so does its device, under the same ID", self._returns),
             ("npu1 dies, and recovers", self._dies),
             ("The config is edited while the agent runs: switch to single cores", self._edited),
             ("A bad edit is refused as a whole, and nothing changes", self._bad_edit),
@@ -95,8 +90,7 @@ class Tour:
             ("A Pod claims one NPU, and the agent prepares the claim", self._prepares),
             ("The claimed card dies, and recovers", self._claimed_dies),
             ("A person takes the card out of service, and brings it back", self._cordoned),
-            ("The Pod is deleted by force, so that its card looks free before it is", self._waits),
-            ("Its container has ended, and the next Pod gets the card", self._ends),
+            ("The Pod is deleted by force: the next waits until its container ends", self._waits),
             ("Cards are cut on demand: one card for three Pods", self._cuts),
         )
 
@@ -109,8 +103,14 @@ class Tour:
             yield f"{self._names[id_]} is the device {id_}: {health}"
 
     async def _labels_the_node(self) -> Lines:
-        for key, value in (await self._labels(3)).items():
-            yield f"{key}={value}"
+        labels = REGISTRY.label_sets[REGISTRY.label_set]
+        (key,) = (label.key for label in labels.labels if label.source is LabelSource.COUNT)
+        applied = await self._seen(
+            lambda: self._node["metadata"]["labels"],
+            lambda applied: applied.get(labels.prefix + key) == str(len(self.specs)),
+        )
+        for label, value in applied.items():
+            yield f"{label}={value}"
 
     async def _serves(self) -> Lines:
         address = await self.address()
@@ -128,50 +128,17 @@ class Tour:
         for line in await self._metrics(MetricSource.ASSIGNED):
             yield f"/metrics: {line}"
 
-    async def _more_pods(self) -> Lines:
-        second = await self.kubelet.allocate(self._resource, 1)
-        card, (variable, _) = self._names[second.ids[0]], VENDORS[0].profile.environment[0]
-        yield f"the second Pod gets {card}: {variable}={second.environment[variable]}"
-        try:
-            await self.kubelet.allocate(self._resource, 1)
-        except NotEnoughError as error:
-            yield f"the third Pod stays Pending: {error}"
-        else:
-            raise NotEnoughError("a third Pod got a card that is in use")
-        # What pod-resources never listed may be a Pod that starts: it is held for a minute.
-        await self._metrics(MetricSource.ASSIGNED, f'"{card}"')
-        self.kubelet.release(self._resource, second.ids)
-        yield f"the second Pod ends, and {card} is free again"
-
-    async def _vanishes(self) -> Lines:
-        before = self._node["metadata"]["labels"]
-        await self._fault("npu1", "gone")
-        plugin = await self._plugin(lambda p: len(p.devices) == 1)
-        yield f"the list is now: {self._listing(plugin)}"
-        after = await self._labels(2)
-        for key in sorted(before.keys() | after.keys()):
-            if (old := before.get(key, "none")) != (new := after.get(key, "none")):
-                yield f"label {key}: {old} -> {new}"
-        condition = await self._seen(
-            lambda: self._node["status"].get("conditions", [{}])[0],
-            lambda condition: "npu1" in condition.get("message", ""),
-        )
-        yield f"condition {condition['type']} is {condition['status']}: {condition['message']}"
-
-    async def _returns(self) -> Lines:
-        await self._fault("npu1", "back")
-        plugin = await self._plugin(lambda p: len(p.healthy()) == 2)
-        yield f"the list is now: {self._listing(plugin)}"
-        await self._labels(3)
-        yield "the labels are as before; the condition waits until the card was well for 20 s"
-        yield f"{plugin.messages} messages from the agent so far: it sends changes only"
-
     async def _dies(self) -> Lines:
         await self._fault("npu1", "dead")
         dead = await self._plugin(lambda p: len(p.healthy()) == 1)
         yield f"it dies:     {self._listing(dead)}"
         for line in await self._metrics(MetricSource.HEALTH, '"npu1"', 'state="unhealthy"', "} 1"):
             yield f"/metrics:    {line}"
+        condition = await self._seen(
+            lambda: self._node["status"].get("conditions", [{}])[0],
+            lambda condition: "npu1" in condition.get("message", ""),
+        )
+        yield f"condition {condition['type']} is {condition['status']}: {condition['message']}"
         await self._fault("npu1", "ok")
         well = await self._plugin(lambda p: len(p.healthy()) == 2)
         yield f"it recovers: {self._listing(well)}"
@@ -250,18 +217,16 @@ class Tour:
 
     async def _waits(self) -> Lines:
         # The claim is gone with its Pod; it was not unprepared, as its container still runs.
-        self.api_server.forget(self._claims[0])
-        claim = self._claim("train-1", self._device)
-        yield f"the scheduler allocates {self._claimed} to {claim}"
-        self._waiting = asyncio.create_task(self.manager.prepare(self._driver, claim))
-        if (await asyncio.wait([self._waiting], timeout=_WAITS))[0]:
+        (first,) = self._claims
+        self.api_server.forget(first)
+        second = self._claim("train-1", self._device)
+        yield f"the scheduler allocates {self._claimed} to {second}"
+        waiting = asyncio.create_task(self.manager.prepare(self._driver, second))
+        if (await asyncio.wait([waiting], timeout=_WAITS))[0]:
             raise OSError("two claims have the same card, or the second was refused")
-        yield f"the agent does not answer yet: {self._claims[0]} still holds its cores"
-
-    async def _ends(self) -> Lines:
-        first, second = self._claims
+        yield f"the agent does not answer yet: {first} still holds its cores"
         yield await self._unprepared(first)
-        await self._waiting
+        await waiting
         yield f"{second} is prepared"
 
     async def _cuts(self) -> Lines:
@@ -287,15 +252,6 @@ class Tour:
         """What there is at the API server, once it is as `wanted`."""
         await self.api_server.version.until(lambda _: wanted(read()))
         return read()
-
-    async def _labels(self, count: int) -> Mapping[str, str]:
-        """The Node's labels, once they count so many cards."""
-        labels = REGISTRY.label_sets[REGISTRY.label_set]
-        (key,) = (label.key for label in labels.labels if label.source is LabelSource.COUNT)
-        return await self._seen(
-            lambda: self._node["metadata"]["labels"],
-            lambda mine: mine.get(labels.prefix + key) == str(count),
-        )
 
     async def _metrics(self, quantity: MetricSource, *texts: str) -> list[str]:
         """The lines of /metrics on `quantity` that have all `texts`, as soon as there are any."""

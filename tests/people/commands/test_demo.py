@@ -37,7 +37,7 @@ def test_tour_is_the_golden_one() -> None:
     assert found == golden(GOLDEN, found)
 
 
-CLAIMS = 12
+CLAIMS = 9
 """How many steps come before those on claims, which can do without them."""
 
 
@@ -65,14 +65,8 @@ CLAIMS = 12
         (
             "allocator.Allocator.prepare = give_all",
             CLAIMS,
-            "5. The Pod is deleted by force, so that its card looks free before it is",
+            "5. The Pod is deleted by force: the next waits until its container ends",
             "two claims have the same card, or the second was refused",
-        ),
-        (
-            "files.replace = keep",
-            CLAIMS,
-            "6. Its container has ended, and the next Pod gets the card",
-            ".json is still there",
         ),
     ],
 )
@@ -81,7 +75,6 @@ def test_step_that_does_not_happen_ends_the_tour_with_exit_1(
 ) -> None:
     program = f"""
 import asyncio, sys
-from npu_agent import files
 from npu_agent.cli import main as cli
 from npu_agent.people.commands import demo
 from npu_agent.core.grant import Refusal, RefusalError
@@ -97,10 +90,6 @@ async def refuse_all(_, refs):
 
 async def give_all(*_):
     pass
-
-async def keep(path, content, replace=files.replace, **options):
-    if content is not None:
-        await replace(path, content, **options)
 
 limit, steps = demo.DEADLINE, demo.Tour.steps
 {fault}
@@ -154,12 +143,11 @@ sys.exit(cli.main(["demo"]))
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_ctrl_c_or_a_hangup_in_the_middle_of_the_tour(number: signal.Signals) -> None:
+def test_a_hangup_in_the_middle_of_the_tour() -> None:
     with started("demo") as process:
         log = process.printed("the agent's log is in ").rpartition(" ")[2]
         process.printed("1. The agent registers")
-        code, out, err = process.end(number)
+        code, out, err = process.end(signal.SIGHUP)
     assert (code, err) == (0, "")
     assert "All steps passed" not in out
     assert not Path(log).parent.exists()
@@ -183,18 +171,13 @@ def test_a_reader_that_goes_away_in_the_middle_is_no_reason_to_complain() -> Non
     assert not Path(log).parent.exists()
 
 
-@pytest.mark.parametrize(
-    ("most", "why"), [(0, "No usable temporary directory"), (64, "File too large")]
-)
-def test_files_that_cannot_be_written_are_an_error_of_one_line(
-    tmp_path: Path, most: int, why: str
-) -> None:
-    """As on a full disk: no file may have more than `most` bytes."""
-    program = f"""
+def test_files_that_cannot_be_written_are_an_error_of_one_line(tmp_path: Path) -> None:
+    """As on a full disk: no file may have more than 64 bytes."""
+    program = """
 import resource, sys
 from npu_agent.cli import main as cli
 
-resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 sys.exit(cli.main(["demo", "--once"]))
 """
     done = subprocess.run(
@@ -206,7 +189,7 @@ sys.exit(cli.main(["demo", "--once"]))
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("npu-agent: error: ")
-    assert why in done.stderr
+    assert "File too large" in done.stderr
     assert done.stderr.endswith(
         ": set TMPDIR to a directory with 10 MB to spare, and a short path\n"
     )
