@@ -144,7 +144,7 @@ def _usages(snapshot: Snapshot, assignments: Sequence[Assignment]) -> Iterator[U
             yield Usage(*by_name[assignment.device], assignment)
 
 
-_GO_FIRST = ("Name", "Power", "Temp.", "Memory", "Load", "Pod", "Cut")
+_GO_FIRST = ("Name", "Power", "Temp.", "Memory", "Load", "Pod")
 """Columns that a narrow terminal has no room for, in the order in which they go."""
 _IDS_GO_FIRST = ("Device", "Resource")
 """The same of allocations."""
@@ -162,14 +162,13 @@ def cards_table(
 ) -> Table:
     """The cards for people, as wide as the terminal; `wide` has all that identifies a card.
 
-    The column of Pods is there only where some are known; the one that says how cards are cut, and
-    for whom, only where one of them has a part of a card. Other arguments as of `cards_as_json`.
+    The column of Pods is there only where some are known; in brackets the cores of a part of a
+    card. Other arguments as of `cards_as_json`.
     """
     cards = cards_as_json(snapshot, assignments, cordons, warnings)
     rows = [_cells(state, card) for state, card in zip(snapshot.cards, cards, strict=True)]
     columns = ["NPU", "Name", "Temp.", "Power", "Load", "Memory"]
     columns += ["PCI-BDF", "PCI-DEV", "Cores", "Health"] if wide else ["Health"]
-    columns += ["Cut"] if any(row["Cut"] != "-" for row in rows) else []
     columns += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
         columns += ["Limit", "Throttled", "Errors"]
@@ -190,10 +189,9 @@ def fitting(
     go_first: Sequence[str] = _GO_FIRST,
 ) -> list[str]:
     """The columns that `width` has room for; None: there is no limit."""
-    from rich.cells import cell_len  # a Korean letter takes two columns
 
     def wanted(name: str) -> int:
-        longest = max(cell_len(row[name]) for row in ({name: name}, *rows))
+        longest = max(len(row[name]) for row in ({name: name}, *rows))
         return min(longest, _FOLDED) if name in _FOLDS else longest
 
     left = list(columns)
@@ -215,7 +213,10 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
     memory, throttle = card["memory"], card["throttle"]
     errors = [f"{label} {count}" for label, count in (card["errors"] or {}).items() if count]
     errors += [card["error_text"]] if card["error_text"] else []
-    pods = [(pod["cores"], f"{pod['namespace']}/{pod['pod']}") for pod in card["pods"] or ()]
+    pods = [
+        f"{pod['namespace']}/{pod['pod']}" + (f" ({pod['cores']})" if pod["cores"] else "")
+        for pod in card["pods"] or ()
+    ]
     return {
         "NPU": card["name"],
         "Name": card["title"],
@@ -225,8 +226,7 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
         "PCI-DEV": card["pci_dev"] or "-",
         "Cores": str(card["cores"]),
         "Health": health,
-        "Cut": ", ".join(f"{cores} {name}" for cores, name in pods if cores) or "-",
-        "Pod": ", ".join(sorted({name for _, name in pods})) or "-",
+        "Pod": ", ".join(pods) or "-",
         "Load": "-" if card["load"] is None else f"{card['load']:.0f}%",
         "Memory": "-"
         if memory is None
@@ -311,7 +311,7 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
-_FOLDS = ("Health", "Cut", "Pod", "Throttled", "Errors", "Why")
+_FOLDS = ("Health", "Pod", "Throttled", "Errors", "Why")
 """Columns with texts, which may be folded."""
 
 

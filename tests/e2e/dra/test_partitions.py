@@ -121,7 +121,7 @@ def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
     (row,) = (line for line in info.splitlines() if f"npu{CARD} " in line)
     for name, mine in zip(names, cores, strict=True):
         span = "-".join(str(core) for core in dict.fromkeys((min(mine), max(mine))))
-        assert f"{span} default/{name}" in row, info
+        assert f"default/{name} ({span})" in row, info
     node.delete_pods(*names[1:])
     waits(node, "whole")
     node.delete_pods(names[0])

@@ -93,13 +93,6 @@ def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
     assert simulator.card("warboy", 0).uuid in rows[1]
 
 
-def test_letters_of_two_columns_count_as_two() -> None:
-    row = {"NPU": "npu0", "Name": "퓨리오사AI", "Health": "healthy"}
-    needed = len("| npu0 | ") + 10 + len(" | healthy |")
-    assert view.fitting(list(row), [row], needed) == list(row)
-    assert view.fitting(list(row), [row], needed - 1) == ["NPU", "Health"]
-
-
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     with npu_agent("info", "-w", "--host-root", root) as process:
         process.until("unhealthy: the driver")

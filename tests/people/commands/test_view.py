@@ -69,32 +69,32 @@ def test_the_pods_that_hold_a_card() -> None:
     ]
     assert "npu-uuid-1" in devices_by_name((CARD, other))
     table = view.cards_table(Snapshot((CARD, other)), held)
-    assert [row.split(" | ")[-1] for row in rows(table)] == ["Pod", "ai/a, ai/b", "-"]
+    assert [row.split(" | ")[-1] for row in rows(table)] == [
+        "Pod",
+        "ai/a (0), ai/b (1)",
+        "-",
+    ]
     table = view.cards_table(Snapshot((CARD, other)), held[-1:])
     assert [row.split(" | ")[-1] for row in rows(table)] == ["Pod", "-", "-"]
 
 
-def test_how_a_card_is_cut_and_for_whom() -> None:
-    card, whole = state("rngd", 0, id_="R"), state("rngd", 1, id_="S")
-
+def test_the_pods_that_hold_parts_of_a_card() -> None:
     def claim(pod: str, device: str) -> Assignment:
         return Assignment("ai", pod, "main", "npu.furiosa.ai", device, f"{pod}-npu")
 
     held = [
-        claim("c", "npu-r-cores-6"),
         claim("a", "npu-r-cores-4-5"),
         claim("b", "npu-r-cores-0-3"),
         claim("d", "npu-s"),
         claim("gone", "npu-x-cores-0"),
     ]
-    table = view.cards_table(Snapshot((card, whole)), held)
-    assert [row.split(" | ")[-2:] for row in rows(table)] == [
-        ["Cut", "Pod"],
-        ["0-3 ai/b, 4-5 ai/a, 6 ai/c", "ai/a, ai/b, ai/c"],
-        ["-", "ai/d"],
+    cards = (state("rngd", 0, id_="R"), state("rngd", 1, id_="S"))
+    table = view.cards_table(Snapshot(cards), held)
+    assert [row.split(" | ")[-1] for row in rows(table)] == [
+        "Pod",
+        "ai/b (0-3), ai/a (4-5)",
+        "ai/d",
     ]
-    table = view.cards_table(Snapshot((card, whole)), [claim("d", "npu-s")])
-    assert "Cut" not in rows(table)[0]
 
 
 def test_what_a_driver_writes_is_shown_and_never_obeyed() -> None:
