@@ -55,11 +55,6 @@ def addresses(metrics: MetricsConfig) -> tuple[Address, Address]:
     )
 
 
-async def report(metrics: MetricsConfig, deadline: float) -> Report | None:
-    """Returns the report of the agent on this host; None: none answers that may be read."""
-    return await status(addresses(metrics)[0], deadline)
-
-
 async def who(at: Address, deadline: float) -> Answer:
     if not at.port:
         return Answer.NONE
@@ -71,6 +66,7 @@ async def who(at: Address, deadline: float) -> Answer:
 
 
 async def status(at: Address, deadline: float) -> Report | None:
+    """Returns the agent's report; None: no agent answers there, or not to everyone."""
     _, body = await _get(at, "/status.json", deadline)
     try:
         return typedjson.decode(body, Report)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -61,8 +59,8 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
         except OSError as error:
             # The second name is that of the spec: the first one is of the file next to it.
             raise CommandError(
-                f"{error.filename2 or directory}: {error.strerror or error}: {_remedy(error)}"
-                "print the specs by --stdout"
+                f"{error.filename2 or directory}: {error.strerror or error}: run it as root, "
+                "with a directory there that can be written, or print the specs by --stdout"
             ) from error
         if content is not None:
             print(f"{path} written")
@@ -70,18 +68,6 @@ async def _put(directory: Path, specs: HostSpecs) -> None:
             print(f"{path} removed: there is no NPU to offer")
     for device in specs.names:
         print(device)
-
-
-def _remedy(error: OSError) -> str:
-    """Returns a remedy for specs that cannot be written; ends with "or" unless empty."""
-    match error.errno:
-        case errno.EACCES | errno.EPERM if os.geteuid():
-            return "run it as root, or "
-        case errno.EROFS:
-            return "mount it writable, or "
-        case errno.EISDIR | errno.ENOTDIR | errno.EEXIST:
-            return "move away the file that is in its place, or "
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
-    snapshot, report = await asyncio.gather(
-        read_once(vendors(args)), page.report(wanted.metrics, _ANSWER)
-    )
+    pages, _ = page.addresses(wanted.metrics)
+    snapshot, report = await asyncio.gather(read_once(vendors(args)), page.status(pages, _ANSWER))
     report = report or Report(cards=())
     snapshot, warnings = as_reported(snapshot, report)
     if not has_loads(snapshot):

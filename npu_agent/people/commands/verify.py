@@ -12,9 +12,8 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 
 from npu_agent.cli import FAILED
@@ -36,15 +35,8 @@ _NOT_GIVEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Cores of a card, as the environment names them; the family is not in the name."""
-
-    index: int
-    cores: CoreRange
-
-    def __str__(self) -> str:
-        return f"npu{self.index}pe{self.cores}"
+Named = tuple[int, CoreRange]
+"""Number of a card and some of its cores, as the environment names them, without the family."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -86,13 +78,13 @@ async def verify(
         named, findings = promised(vendor.profile.environment, environ)
         checks += findings
         most += len(named)
-        for index in sorted({core.index for core in named}):
+        for index in sorted({number for number, _ in named}):
             families = vendor.spec.families
             mine = [card for card in cards if card.family in families and card.index == index]
             if not mine:
                 checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
             for card in mine:
-                cores = [core.cores for core in named if core.index == index]
+                cores = [cores for number, cores in named if number == index]
                 granted[card], left = devices_of(card, cores)
                 detail = f"{card.title} has no such cores"
                 checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
@@ -110,44 +102,38 @@ async def verify(
 
 def promised(
     variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
-) -> tuple[tuple[Named, ...], list[Check]]:
+) -> tuple[list[Named], list[Check]]:
     """Returns the cores that the environment names by `Profile.environment`, and findings."""
-    lists: dict[str, tuple[Named, ...]] = {}
+    lists: dict[str, list[Named]] = {}
     checks = []
     for variable, form in variables:
-        value, pattern = environ.get(variable), _pattern(form)
-        items = [(item, pattern.fullmatch(item)) for item in (value or "").split(",")]
-        bad = [item for item, match in items if match is None]
+        value, pattern = environ.get(variable, ""), _pattern(form)
+        matches = [pattern.fullmatch(item) for item in value.split(",")]
         if not value:
-            detail = f"is {'not set' if value is None else 'empty'}: this container has no NPU"
             remedy = (
                 "add an NPU to this container's `resources.limits` (another container's limits "
                 "do not count)"
             )
-            checks.append(_wrong(variable, detail, remedy))
-        elif bad:
-            example = form.format(n=0, cores="0-1")
-            detail = f"{bad[0]!r} in {value!r} has not the form {example}"
+            checks.append(_wrong(variable, "is not set: this container has no NPU", remedy))
+        elif None in matches:
+            detail = f"{value!r} has not the form {form.format(n=0, cores='0-1')}"
             checks.append(_wrong(variable, detail, _OVERWRITTEN))
         else:
-            lists[variable] = tuple(
-                Named(
+            lists[variable] = [
+                (
                     int(match["n"]),
                     CoreRange(int(match["first"]), int(match["last"] or match["first"])),
                 )
-                for _, match in items
+                for match in matches
                 if match
-            )
-    named = next(iter(lists.values()), ())
-    if checks:
-        return named, checks
-    values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
-    if any(other != named for other in lists.values()):
-        return named, [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
-    for first, second in combinations(named, 2):
-        if first.index == second.index and first.cores.overlaps(second.cores):
-            return named, [_wrong("environment", f"{first} and {second} overlap", _OVERWRITTEN)]
-    return named, [Check("environment", State.OK, values)]
+            ]
+    named = next(iter(lists.values()), [])
+    if not checks:
+        values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
+        checks.append(Check("environment", State.OK, values))
+        if any(other != named for other in lists.values()):
+            checks = [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
+    return named, checks
 
 
 def _pattern(form: str) -> re.Pattern[str]:

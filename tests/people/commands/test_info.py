@@ -223,8 +223,8 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
     ]
     problem = {"subject": "card", "text": "npu2 is flapping: 6 changes", "cards": [ids[2], ids[0]]}
     async with serving(says({"cards": cards, "problems": [problem]})) as server:
-        metrics = MetricsConfig(listen=server.url.removeprefix("http://"))
-        report = await page.report(metrics, 10.0)
+        pages, _ = page.addresses(MetricsConfig(listen=server.url.removeprefix("http://")))
+        report = await page.status(pages, 10.0)
     assert report
     shown, warnings = as_reported(snapshot, report)
     rows = view.cards_as_json(shown, None, None, warnings)
@@ -234,7 +234,7 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
         ("healthy", ["is flapping: 6 changes"]),
     ]
     assert rows[0]["health_reason"] == "?[2J/dev/npu0pe0 missing"
-    assert await page.report(metrics, 10.0) is None, "no process listens there now"
+    assert await page.status(pages, 10.0) is None, "no process listens there now"
 
 
 def test_the_slow_card_among_its_siblings(
