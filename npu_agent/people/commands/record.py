@@ -18,7 +18,6 @@ import stat
 import sys
 import tarfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -190,7 +189,7 @@ class _Host:
         if names is None:
             return []
         self.directories.add(directory)
-        plain = [entry for entry in names if _fits(f"{directory}/{entry[0]}")]
+        plain = [entry for entry in names if PATH.fullmatch(f"{directory}/{entry[0]}")]
         if len(plain) < len(names):
             self.unread[f"{directory}/*"] = "names that do not fit into a record"
         return plain
@@ -220,15 +219,6 @@ class _Host:
         return None
 
 
-def _fits(path: str) -> bool:
-    """Whether a record can have this path."""
-    try:
-        tarfile.TarInfo(path).tobuf(tarfile.USTAR_FORMAT)
-    except ValueError:
-        return False
-    return PATH.fullmatch(path) is not None
-
-
 def _is_identity(path: str) -> bool:
     return path.rpartition("/")[2] in _IDENTITIES
 
@@ -255,7 +245,7 @@ def _packed(host: _Host, names: Names) -> bytes:
     text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         for name, content in ((MANIFEST, text), *contents.items()):
             member = tarfile.TarInfo(name)
@@ -266,10 +256,8 @@ def _packed(host: _Host, names: Names) -> bytes:
 
 def _summary(host: _Host, file: Path, size: int, names: Names) -> Iterator[str]:
     """What is in the record, for people, a line each."""
-    yield f"{file}: {len(host.contents)} files of this host, {(size + 999) // 1000} kB"
-    places = Counter("/".join(path.split("/")[:3]) for path in host.contents)
-    places["dev: names, types and numbers"] = len(host.nodes)
-    yield from (f"  {count:6} {place}" for place, count in sorted(places.items()))
+    yield f"{file}: {len(host.contents)} files of this host, {size} bytes"
+    yield f"names, types and numbers of {len(host.nodes)} device nodes"
     yield f"replaced by made-up ones: {names.count} serial numbers, UUIDs and host names"
     if host.unread:
         yield f"not read: {len(host.unread)}; {MANIFEST} says why"
