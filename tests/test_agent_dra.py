@@ -24,7 +24,6 @@ from npu_agent.config import (
     ResourceSpec,
 )
 from npu_agent.core.claim import ClaimRef
-from npu_agent.core.condition import condition
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
@@ -32,6 +31,7 @@ from npu_agent.kubelet import podresources
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
+from npu_agent.outputs.condition import condition
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
 from npu_agent.people.simulator.apiserver import GROUP, served

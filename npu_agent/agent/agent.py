@@ -16,7 +16,6 @@ from npu_agent.agent import parts
 from npu_agent.agent.parts import AgentTiming, Common, Host
 from npu_agent.config import Effective, Poller
 from npu_agent.core import plan
-from npu_agent.core.condition import maintenance
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.state import (
     AgentState,
@@ -144,7 +143,7 @@ class Agent:
             labels=labeller.state.value if labeller else None,
             condition=self.cluster.condition.state.value,
             trends=inventory.trends.value,
-            maintenance=maintenance(own.conditions, unschedulable=own.unschedulable) if own else "",
+            maintenance=own.maintenance if own else "",
             timeline=pages.recorder.timeline,
             restarts=self.restarts,
             lag=pages.lag.seconds,

@@ -117,6 +117,16 @@ async def apply_conditions(api: Api, name: str, *conditions: Condition) -> None:
     await api.ask(replace(request, subresource="status", manager=CONDITION_MANAGER))
 
 
+_LIFECYCLE = (
+    "MaintenancePlanned",
+    "MaintenanceInProgress",
+    "DrainInProgress",
+    "Drained",
+    "GracefulNodeShutdownInProgress",
+)
+"""Conditions by which people say that they work on a Node: KEP-5683."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnNode:
     """The watched parts of our Node; the rest of it changes much more often."""
@@ -127,6 +137,12 @@ class OwnNode:
     """Whether it is cordoned."""
     conditions: Mapping[str, str]
     """By type, the status: ``True``, ``False`` or ``Unknown``."""
+
+    @property
+    def maintenance(self) -> str:
+        """What people do on it; empty: nothing."""
+        phases = [type_ for type_ in _LIFECYCLE if self.conditions.get(type_) == "True"]
+        return ", ".join([*phases, *(["the Node is cordoned"] if self.unschedulable else [])])
 
 
 class NodeWatch:

@@ -1,6 +1,8 @@
-"""Writes the Node condition, and keeps the time of its last transition.
+"""The Node condition: what it is (`condition`), and since when (`ConditionWriter`).
 
-Repair systems wait for a status to last, counted from lastTransitionTime. So that never moves while
+Repair systems act on the status and on how long it has lasted; people read the message. So the
+status changes for what takes work away from the node, and never for what one should only know.
+They wait for a status to last, counted from lastTransitionTime. So that never moves while
 the status stays, and a status is not written before it has lasted a moment: a restart of kubelet or
 agent is not a fault, and a card that comes and goes is one throughout.
 """
@@ -11,7 +13,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,16 @@ import msgspec
 
 from npu_agent import files, typedjson
 from npu_agent.backoff import Backoff, spread
-from npu_agent.core.condition import NO_CARDS, NodeCondition, condition, usable
-from npu_agent.core.state import AgentState, ConditionState
+from npu_agent.core.advice import TRENDS, by_cause, plain_reason
+from npu_agent.core.hardware import CardState
+from npu_agent.core.problems import problems
+from npu_agent.core.state import AgentState, ConditionState, is_fenced
+from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, node
 from npu_agent.kube.objects import Condition
 from npu_agent.logs import Reporter, logger
+from npu_agent.text import listed
 from npu_agent.ticks import set_within, stamp
 
 log = logger(__name__)
@@ -33,6 +39,96 @@ log = logger(__name__)
 SEEN = ".npu-agent.seen.json"
 """In the plugin directory: what a restart must not forget, a `_Seen`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NO_CARDS = "NoCards"
+_NAMED = 4
+"""Cards that a message names; more are counted."""
+_LONGEST = 1000
+"""Characters of a message."""
+_SERVICES = {"resource": "NotRegistered", "dra": "DRANotServed", "cdi": "CDINotWritten"}
+"""By the subject of a problem that keeps Pods from getting their cards: its reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCondition:
+    """A condition of the Node, as the agent sees it now."""
+
+    status: bool
+    reason: str
+    """In CamelCase: ``CardUnhealthy``."""
+    message: str
+    transient: bool = False
+    """Whether it may be over in seconds: a restart of kubelet or agent looks the same."""
+
+
+def usable(state: AgentState) -> int:
+    """How many cards are healthy, or out of service because a person wants that."""
+    return sum(_excused(card, state) or not is_fenced(card) for card in state.snapshot.cards)
+
+
+def condition(state: AgentState, seen: int) -> NodeCondition | None:
+    """The condition; None before the cards are known.
+
+    `seen` is the most cards that were `usable` at a time since the Node booted.
+    """
+    if not state.snapshot.complete:
+        return None
+    healthy, expected = usable(state), state.expected_cards
+    wanted = seen if expected is None else expected
+    fenced = [*_fenced(state)]
+    gone = [card.state.card.name for card in state.missing] if healthy < wanted else []
+    services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
+    degraded = [
+        f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
+        for card in state.snapshot.cards
+        for kind in TrendKind
+        if (kind, card.id) in state.trends.found and not is_fenced(card)
+    ]
+    said = [f"{healthy} of {wanted} cards are healthy", *fenced]
+    if gone:
+        said.append(f"{listed(gone, _NAMED)}: gone from the host")
+    said += [note.text for note in services]
+    if expected is None and not wanted:
+        reason, said[0] = NO_CARDS, "no healthy card has been seen since the Node booted"
+    elif healthy < wanted:
+        reason = "CardUnhealthy" if fenced else "CardMissing" if gone else "TooFewCards"
+    elif services:
+        reason = _SERVICES[services[0].subject]
+    else:
+        reason = "NPUsDegraded" if fenced or degraded else "NPUsReady"
+    if reason == "TooFewCards":
+        said.append(
+            f"the host has shown {seen} since it booted: check the bus with `lspci` on the node, "
+            "or correct health.expectedCards"
+        )
+    said += degraded
+    said += (
+        f"{card.card.name} is cordoned: {state.cordons[card.id]}"
+        for card in state.snapshot.cards
+        if card.id in state.cordons
+    )
+    if state.maintenance:
+        said.append(f"the Node is under maintenance: {state.maintenance}")
+    message = "; ".join(said)
+    return NodeCondition(
+        status=reason in ("NPUsReady", "NPUsDegraded"),
+        reason=reason,
+        message=message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…",
+        transient=reason in _SERVICES.values(),
+    )
+
+
+def _fenced(state: AgentState) -> Iterator[str]:
+    """Describes the cards out of service, each cause once, with their Pods."""
+    fenced = (card for card in state.snapshot.cards if is_fenced(card))
+    for cards in by_cause(card for card in fenced if not _excused(card, state)):
+        pods, why = state.pods_of(cards), plain_reason(cards[0].health)
+        held = f", held by {listed(pods, _NAMED)}" if pods else ""
+        yield f"{listed((card.card.name for card in cards), _NAMED)}: {why}{held}"
+
+
+def _excused(card: CardState, state: AgentState) -> bool:
+    """Whether a person has taken the card out of service: that is nothing to repair."""
+    return state.is_disabled(card) or card.id in state.cordons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from npu_agent.feed import Feed
 from npu_agent.kube.follow import WatchTiming
 from npu_agent.kube.node import NodeWatch, OwnNode
@@ -139,3 +141,18 @@ async def test_nothing_is_asked_unless_wanted(tmp_path: Path) -> None:
     async with world(tmp_path, None) as here:
         await asyncio.sleep(0)
         assert not here.server.calls
+
+
+@pytest.mark.parametrize(
+    ("conditions", "unschedulable", "maintenance"),
+    [
+        ({"Ready": "True", "Drained": "False"}, False, ""),
+        ({"DrainInProgress": "True"}, False, "DrainInProgress"),
+        ({"MaintenancePlanned": "True"}, True, "MaintenancePlanned, the Node is cordoned"),
+    ],
+)
+def test_work_on_the_node_is_named(
+    conditions: dict[str, str], unschedulable: bool, maintenance: str
+) -> None:
+    own = OwnNode(labels={}, annotations={}, unschedulable=unschedulable, conditions=conditions)
+    assert own.maintenance == maintenance
