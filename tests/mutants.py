@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeAlias
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("npu_agent", "tests", "bench", "docs", "k8s", "packaging", "protos", "pyproject.toml")
@@ -33,6 +34,7 @@ WORKERS = 2
 DEADLINE = 600.0
 """Seconds for one run of tests. A fault that makes them hang counts as noticed."""
 
+Node: TypeAlias = ast.expr | ast.stmt
 REVERSED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt,
     ast.Gt: ast.Lt,
@@ -60,61 +62,51 @@ class Fault:
 
     file: str
     """Relative to the project."""
+    place: int
+    """Which of the file's changes it is."""
     line: int
-    start: int
-    end: int
-    """Bytes in the file that `new` replaces."""
-    new: str
     old: str
+    new: str
 
     def __str__(self) -> str:
-        old, new = (" ".join(text.split()) for text in (self.old, self.new))
-        return f"{self.file}:{self.line}: {old[:80]!r} -> {new[:80]!r}"
+        return f"{self.file}:{self.line}: {self.old[:80]!r} -> {self.new[:80]!r}"
 
 
 def faults_of(file: str, source: str) -> list[Fault]:
     """All faults that can be made in a file."""
-    starts = [0]
-    for line in source.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    found = []
-    for node, new in _changes(ast.parse(source)):
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
-        old = source.encode()[start:end].decode()
-        found.append(Fault(file, node.lineno, start, end, new, old))
-    return found
+    return [
+        Fault(file, place, old.lineno, ast.unparse(old), ast.unparse(new))
+        for place, (old, new) in enumerate(_changes(ast.parse(source)))
+    ]
 
 
-def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Each node inside functions that can be changed, with its new text."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in node.body:
-                yield from _changes_within(statement)
-        elif isinstance(node, ast.ClassDef | ast.If):
-            yield from _changes(node)
+def with_fault(source: str, place: int) -> str:
+    """The source with one of its faults."""
+    tree = ast.parse(source)
+    old, new = list(_changes(tree))[place]
+
+    class Change(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            return new if node is old else self.generic_visit(node)
+
+    return ast.unparse(Change().visit(tree))
 
 
-def _changes_within(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    if isinstance(node, ast.JoinedStr):
-        return  # Python 3.11 gives no true positions inside an f-string
-    if isinstance(node, ast.expr | ast.stmt) and (new := _changed(node)):
-        yield node, new
-    for condition in _conditions(node):
+def _changes(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[Node, Node]]:
+    """Each node inside functions that can be changed, and what is in its place."""
+    if inside and isinstance(tree, ast.expr | ast.stmt) and (new := _changed(tree)):
+        yield tree, new
+    for condition in _conditions(tree) if inside else ():
         if not _changed(condition):
-            yield condition, f"(not {ast.unparse(condition)})"
-    match node:
-        case ast.AnnAssign(value=value):
-            children: list[ast.AST] = [value] if value else []
-        case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
-            children = list(body)
-        case _:
-            children = list(ast.iter_child_nodes(node))
-    for child in children:
-        yield from _changes_within(child)
+            yield condition, ast.UnaryOp(op=ast.Not(), operand=condition)
+    for name, value in ast.iter_fields(tree):
+        if name not in ("annotation", "decorator_list", "returns") and not isinstance(
+            value, ast.arguments
+        ):
+            function = name == "body" and isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST):
+                    yield from _changes(child, inside=inside or function)
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:
@@ -126,30 +118,28 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _changed(node: ast.expr | ast.stmt) -> str | None:
-    """The text of `node` with a fault; None: no fault of it is known."""
+def _changed(node: ast.expr | ast.stmt) -> Node | None:
+    """`node` with a fault; None: no fault of it is known."""
+    nothing = ast.Constant(value=None)
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return f"bool({ast.unparse(operand)})"
+            return ast.Call(func=ast.Name(id="bool"), args=[operand], keywords=[])
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in REVERSED:
-            turned = ast.Compare(left=left, ops=[REVERSED[type(op)]()], comparators=[right])
-            return f"({ast.unparse(turned)})"
+            return ast.Compare(left=left, ops=[REVERSED[type(op)]()], comparators=[right])
         case ast.BoolOp(op=op, values=values):
-            other = ast.Or() if isinstance(op, ast.And) else ast.And()
-            return f"({ast.unparse(ast.BoolOp(op=other, values=values))})"
+            return ast.BoolOp(op=ast.Or() if isinstance(op, ast.And) else ast.And(), values=values)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in REPLACED:
-            turned_op = ast.BinOp(left=left, op=REPLACED[type(op)](), right=right)
-            return f"({ast.unparse(turned_op)})"
+            return ast.BinOp(left=left, op=REPLACED[type(op)](), right=right)
         case ast.Constant(value=bool() as value):
-            return str(not value)
+            return ast.Constant(value=not value)
         case ast.Constant(value=int() | float() as value):
-            return repr(value + 1)
+            return ast.Constant(value=value + 1)
         case ast.Expr(value=ast.Call() | ast.Await()):
-            return "pass"
+            return ast.Pass()
         case ast.Assign(targets=targets, value=value) if not _is_none(value):
-            return " = ".join([*map(ast.unparse, targets), "None"])
+            return ast.Assign(targets=targets, value=nothing, lineno=node.lineno)
         case ast.Return(value=ast.expr() as value) if not _is_none(value):
-            return "return None"
+            return ast.Return(value=nothing)
     return None
 
 
@@ -174,8 +164,8 @@ def runs_for(file: str, root: Path = ROOT) -> list[list[str]]:
 def noticed(fault: Fault, copy: Path) -> bool:
     """Whether a test fails with this fault in this copy of the project."""
     path = copy / fault.file
-    good = path.read_bytes()
-    path.write_bytes(good[: fault.start] + fault.new.encode() + good[fault.end :])
+    good = path.read_text()
+    path.write_text(with_fault(good, fault.place))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider"]
     env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -189,7 +179,7 @@ def noticed(fault: Fault, copy: Path) -> bool:
     except subprocess.TimeoutExpired:
         return True
     finally:
-        path.write_bytes(good)
+        path.write_text(good)
 
 
 def copy_project(target: Path) -> Path:

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from npu_agent.config.schema import DraConfig
-from npu_agent.core.problems import notes
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.people import simulator
 from npu_agent.people.simulator.pluginmanager import PrepareError
-from tests.kube.apiserver import COUNTERS
 from tests.outputs.dra.api import DRIVER, pools
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
 from tests.until import until
@@ -86,17 +84,6 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
         assert agent.state().dra[0].claims == ()
         # A pool of overlapping devices was never complete without its counters.
         assert all(len(counts) == 2 for counts in pools(room.cluster))
-
-
-async def test_a_card_is_whole_where_the_api_server_drops_counters(room: Room) -> None:
-    room.node.cards("rngd=1")
-    room.cluster.dropped = set(COUNTERS)
-    async with room.node.agent(allocation=DRA, dra=CUT, **NOTHING_ELSE) as agent:
-        await until(lambda: list(room.cluster.devices()) == [CARD])
-        await room.registered()
-        await room.prepared(room.claim("c", CARD))
-        offered_whole = "cards are offered whole"
-        await until(lambda: any(offered_whole in note.text for note in notes(agent.state())))
 
 
 async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None:

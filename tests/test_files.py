@@ -1,6 +1,5 @@
 """Regular files are read with a bound and replaced as a whole, whatever the file system does."""
 
-import asyncio
 import errno
 import os
 import threading
@@ -103,13 +102,6 @@ def test_a_file_that_cannot_be_seen_for_now_is_not_gone(
     assert files.gone(path, known)
 
 
-def test_content_is_the_beginning_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    assert files.content(file, 10) is None
-    file.write_bytes(b"0123456789")
-    assert files.content(file, 4) == b"0123"
-
-
 async def test_a_missing_directory_is_made_only_where_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await files.replace(tmp_path / "a" / "file", b"", make_directory=False)
@@ -177,14 +169,6 @@ async def test_a_file_that_hangs_has_one_thread_however_often_it_is_tried(
     assert all(future.cancelled() for future in waiting)
     free.set()
     assert await files.read(tmp_path / "file", 10, deadline=DEADLINE) == b""
-
-
-async def test_the_last_of_two_writers_wins(tmp_path: Path) -> None:
-    await files.replace(tmp_path / "file", b"second")
-    await asyncio.gather(
-        files.replace(tmp_path / "file", b"first"), files.replace(tmp_path / "file", b"second")
-    )
-    assert (tmp_path / "file").read_bytes() == b"second"
 
 
 async def test_files_that_were_used_once_are_forgotten(tmp_path: Path) -> None:

@@ -13,15 +13,11 @@ import pytest
 
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.backoff import Backoff
-from npu_agent.config import LabelsConfig, Poller
+from npu_agent.config import LabelsConfig
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kubelet.allocator import Allocator
-from npu_agent.kubelet.podresources import PodResources
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.session import Session
-from npu_agent.outputs.events import Events
-from npu_agent.outputs.labels.labeller import Labeller
-from npu_agent.outputs.web.history import History
 from tests.outputs.deviceplugin.client import Client, allocation
 from tests.outputs.deviceplugin.helpers import names
 from tests.test_agent import DEADLINE, NPU, UUIDS, Node, node
@@ -45,12 +41,7 @@ def hurried(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("inventory", Inventory),
         (f"plugin {NPU}", Session),
-        ("config", Poller),
-        ("pod resources", PodResources),
         ("allocator", Allocator),
-        ("labels", Labeller),
-        ("events", Events),
-        ("history", History),
     ],
 )
 @pytest.mark.usefixtures("hurried")

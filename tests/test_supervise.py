@@ -131,29 +131,6 @@ async def test_a_part_that_something_in_it_cancels_comes_back(
     assert caplog.messages == ["a part of the agent failed; restarting it"] * 2
 
 
-@pytest.mark.usefixtures("pauses")
-async def test_a_part_of_which_one_of_several_tasks_fails_comes_back() -> None:
-    """Before Python 3.13 a TaskGroup that waits for its tasks leaves its own task as cancelled."""
-    runs = 0
-    works = asyncio.Event()
-
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise OSError("the watch failed")
-
-    async def run() -> None:
-        nonlocal runs
-        runs += 1
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(asyncio.Event().wait())
-            if runs == 1:
-                parts.create_task(fails())
-            else:
-                works.set()
-
-    assert await until_cancelled(run, works) == {"inventory": 1}
-
-
 async def test_cancelling_twice_waits_for_the_part_all_the_same() -> None:
     started, ending, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ended = []

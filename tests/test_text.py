@@ -11,7 +11,6 @@ from npu_agent.text import closest, listed, natural, one_line, quoted, reason, s
     ("text", "short"),
     [
         ("10s", "10s"),
-        ("a b", "a b"),
         ("", '""'),
         (" a", '" a"'),
         ("a\nb", '"a\\nb"'),

@@ -35,7 +35,7 @@ def _twice(key: str, names: tuple[str, ...]) -> Iterator[Broken]:
     first: dict[str, int] = {}
     for index, name in enumerate(names):
         if first.setdefault(name, index) != index:
-            yield f"{name} is there twice: take one out", (key.format(index),)
+            yield f"{name} is there twice: change one of them", (key.format(index),)
 
 
 def _ports(config: Config) -> Iterator[Broken]:
@@ -50,35 +50,27 @@ def _ports(config: Config) -> Iterator[Broken]:
 
 def _tls(config: Config) -> Iterator[Broken]:
     tls = config.metrics.tls
-    cert, key, ca = (f"metrics.tls.{key}" for key in ("certFile", "keyFile", "clientCAFile"))
-    both = "give metrics.tls.certFile and keyFile as well"
-    if (tls.cert_file is None) != (tls.key_file is None):
-        present, missing = (cert, key) if tls.key_file is None else (key, cert)
-        yield f"{missing} is missing: a certificate and its key go together", (present,)
-    elif tls.client_ca_file is not None and tls.cert_file is None:
-        yield f"clients' certificates need TLS: {both}", (ca,)
-    elif config.metrics.authorization != "none" and tls.cert_file is None:
-        message = f"without TLS clients' tokens could be read on the way: {both}"
-        yield message, ("metrics.authorization",)
+    asked_for = {
+        "metrics.tls.certFile": tls.cert_file,
+        "metrics.tls.keyFile": tls.key_file,
+        "metrics.tls.clientCAFile": tls.client_ca_file,
+        # Without TLS clients' tokens could be read on the way.
+        "metrics.authorization": config.metrics.authorization != "none",
+    }
+    keys = tuple(key for key, asked in asked_for.items() if asked)
+    if keys and not (tls.cert_file and tls.key_file):
+        yield "needs TLS: give both metrics.tls.certFile and keyFile", keys
 
 
 def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Iterator[Broken]:
-    names: dict[str, int] = {}
-    named: dict[str, int] = {}
+    yield from _twice("resources[{}].name", tuple(spec.name for spec in config.resources))
+    # Nothing would keep two resources of one family from handing out the same core.
+    yield from _twice("resources[{}].family", tuple(spec.family for spec in config.resources))
     for index, spec in enumerate(config.resources):
-        here = f"resources[{index}]"
-        first, name, family = names.setdefault(spec.name, index), spec.name, spec.family
-        if first != index:
-            message = f"{name} is the name of resources[{first}] too: give each a name of its own"
-            yield message, (f"{here}.name",)
-        if (first := named.setdefault(family, index)) != index:
-            # Nothing would keep two resources from handing out the same core.
-            message = (
-                f"resources[{first}] offers {family} already, and a core can belong to one "
-                "resource only: take one out"
-            )
-            yield message, (f"{here}.family",)
-        width, widths = spec.cores_per_device, families[family]
+        width, widths = spec.cores_per_device, families[spec.family]
         if width is not None and width not in widths:
-            message = f"{family} has no device nodes for {width} cores together: must be "
-            yield message + any_of(map(str, sorted(widths))), (f"{here}.coresPerDevice",)
+            message = f"{spec.family} has no device nodes for {width} cores together: must be "
+            yield (
+                message + any_of(map(str, sorted(widths))),
+                (f"resources[{index}].coresPerDevice",),
+            )

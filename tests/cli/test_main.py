@@ -184,18 +184,6 @@ def test_common_options_go_before_and_after_the_command(
         assert {line["message"] for line in lines} >= {"card added"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_agent_ends_well_by_a_signal(
-    root: Path, plugin_dir: Path, number: signal.Signals
-) -> None:
-    """docs/cli.md: for what goes on until then, that is the end that it was started for."""
-    plugin_dir.mkdir()
-    options = ("--host-root", root, f"--plugin-dir={plugin_dir}", "--metrics-listen=127.0.0.1:0")
-    with started("run", *options) as agent:
-        agent.said("serving metrics and status")
-        assert agent.end(number)[0] == 0
-
-
 def test_allocations_by_device_and_by_claim(
     capsys: pytest.CaptureFixture[str], plugin_dir: Path, root: Path
 ) -> None:

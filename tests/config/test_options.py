@@ -96,14 +96,14 @@ def test_options_can_say_what_a_file_can(config: Config) -> None:
 
 ERRORS = [
     (["--socket-name", ""], "--socket-name: no value: write one, or leave it out"),
-    (["--labels-sets", "beta,beta"], "--labels-sets: beta is there twice: take one out"),
+    (
+        ["--labels-sets", "beta,beta"],
+        "--labels-sets: beta is there twice: change one of them",
+    ),
     (["--disabled-devices", "a,,b"], '--disabled-devices: must be DEVICE, not ""'),
     (
         ["--metrics-tls-cert-file", "/c"],
-        (
-            "--metrics-tls-cert-file: metrics.tls.keyFile is missing: a certificate and its key "
-            "go together"
-        ),
+        "--metrics-tls-cert-file: needs TLS: give both metrics.tls.certFile and keyFile",
     ),
     (["--resources", "rngd:4"], "--resources: must be NAME=FAMILY[:CORES], not rngd:4"),
     (

@@ -247,12 +247,13 @@ def test_that_cards_are_simulated_is_noted() -> None:
 
 
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
-    slices = SlicesState(published=True, dropped=("devices.taints",))
+    slices = SlicesState(published=True, dropped=("devices.taints", "sharedCounters"))
     state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
     assert problems(state) == ()
     (note,) = notes(state)
     assert note.subject == "dra"
     assert "devices.taints" in note.text
+    assert "cards are offered whole" in note.text
 
 
 def test_a_claim_whose_card_is_gone_is_a_problem() -> None:
