@@ -533,6 +533,10 @@ class Ledger:
         return replace(self, unreadable=Allocation(footprints=(), by=by, since=now))
 
     @property
+    def idle(self) -> bool:
+        return not (self.allocations or self.unreadable or self.prepared or self.orphans)
+
+    @property
     def pending_release(self) -> bool:
         """Whether another answer of pod-resources would soon end an allocation.
 

@@ -30,6 +30,8 @@ Listed = tuple[tuple[Assignment, ...], tuple[Assignment, ...]]
 
 DEADLINE = 5.0
 """Seconds for the kubelet's answer, and for reading it."""
+_IDLE = 3
+"""Intervals between two queries while no cores are in use: each query is some ten wake-ups."""
 _AT_LEAST = 0.1
 """Seconds between two queries: the kubelet takes 100 a second from all of a node."""
 
@@ -85,7 +87,7 @@ class PodResources:
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Asks nothing before `run`, then every `interval` seconds."""
+        """Asks nothing before `run`, then every `interval` seconds while cores are in use."""
         self.ledger = ledger
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self.pods = pods
@@ -146,7 +148,9 @@ class PodResources:
                 )
                 running = await self.pods.running(self.orphan_candidates(answered))
                 self.holdings.publish(replace(answered, running=running))
-            await set_within(self._now, until_tick(self._interval.value))
+            idle = self.ledger.value.idle and not self.holdings.value.error
+            pause = self._interval.value * (_IDLE if idle else 1)
+            await set_within(self._now, until_tick(pause))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:

@@ -342,6 +342,25 @@ async def test_the_question_for_one_grant_is_the_one_for_the_next_and_not_put_of
         granting.cancel()
 
 
+async def test_a_node_whose_cores_are_free_is_asked_about_a_third_as_often(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def paused(every: float) -> float:
+        pauses.append(every)
+        return every
+
+    monkeypatch.setattr(assignments, "until_tick", paused)
+    async with polled(socket, PodResources(HELD)) as kubelet:
+        await until(lambda: len(pauses) == 1)
+        name = DeviceName(NPU, "U1")
+        kubelet.ledger.publish(Ledger(allocations={name: Allocation(footprints=(), since=0.0)}))
+        await kubelet.answer()
+        await until(lambda: len(pauses) == 2)
+    assert pauses[0] == 3 * pauses[1]
+
+
 async def test_what_the_kubelet_offers(socket: Path) -> None:
     pod_resources = assignments.PodResources(socket, Feed(3600.0), LivingPods(), Feed(Ledger()))
     assert await pod_resources.offered() is None
