@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +13,7 @@ from npu_agent.agent.agent import Agent
 from npu_agent.config import AllocationConfig, poller
 from npu_agent.core.problems import notes
 from npu_agent.people.simulator.pluginmanager import PrepareError
+from npu_agent.supervise import background
 from tests.kube.helpers import drops, status
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
@@ -49,17 +47,6 @@ async def listed(room: Room, *uuids: str) -> None:
     await room.node.told(lambda plugin: set(plugin.healthy()) == set(uuids))
 
 
-@asynccontextmanager
-async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work` until the context ends."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 @pytest.fixture
 async def never_both(room: Room) -> AsyncIterator[None]:
     """At no moment kubelet and API server both offer a card."""
@@ -73,7 +60,7 @@ async def never_both(room: Room) -> AsyncIterator[None]:
                 both.append(names)
             await asyncio.sleep(0)
 
-    async with meanwhile(follow()):
+    async with background(follow()):
         yield
     assert not both
 
@@ -90,7 +77,7 @@ async def deletes_slices(room: Room, *, after: float) -> AsyncIterator[None]:
             if not room.manager.instances.value:
                 return room.cluster.delete()
 
-    async with meanwhile(follow()):
+    async with background(follow()):
         yield
 
 
@@ -158,23 +145,6 @@ async def test_a_card_that_a_claim_holds_is_listed_when_it_is_unprepared(room: R
         assert agent.state().dra == ()
 
 
-async def test_an_edited_api_waits_for_a_restart(room: Room) -> None:
-    def configure(api: str) -> Path:
-        return room.configure(
-            f"allocation: {{api: {api}, nodes: [{{nodeName: this-node, api: {api}}}]}}\n"
-            f"resources: [{{name: {NPU}, family: warboy, api: {api}}}]\ncordon: false\n"
-        )
-
-    async with room.node.agent(config_file=configure("device-plugin")) as agent:
-        await listed(room, *UUIDS)
-        configure("dra")
-        waits = "waits for a restart of the agent: resources, allocation.api, allocation.nodes"
-        await until(lambda: waits in [note.text for note in notes(agent.state())])
-        assert reasons(agent) == []
-        await listed(room, *UUIDS)
-        assert room.cluster.calls == []
-
-
 async def test_while_the_api_server_is_away_cards_stay_in_their_slice(room: Room) -> None:
     async with agent_of(room, DRA):
         await room.registered()
@@ -206,18 +176,3 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(room:
         await listed(room, *UUIDS)
         assert agent.state().dra == ()
         await until(lambda: reasons(agent) == [])
-
-
-async def test_without_the_right_to_see_slices_the_last_claim_is_answered_for(room: Room) -> None:
-    """A kubelet that has not got the answer asks again, and needs the driver for that."""
-    times(room, linger=1.0)
-    ref = room.claim("c", NAMES[0])
-    await room.prepared_before(ref)
-    room.cluster.instead["list"] = status(403, "not allowed")
-    async with agent_of(room, PLUGIN) as agent:
-        await room.registered()
-        await until(lambda: agent.kubelet.drivers[0].slices.no_access)
-        await room.manager.unprepare(DRIVER, ref)
-        since = time.monotonic()
-        await first(room.manager.instances, lambda now: not now)
-        assert time.monotonic() - since > 0.5

@@ -295,16 +295,6 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
             await watching
 
 
-async def test_cdi_specs_are_there_before_the_device_is_offered(tmp_path: Path) -> None:
-    async with offering(tmp_path, by_cdi=True) as room:
-        spec = json.loads(room.spec.read_text())
-        assert spec["kind"] == "furiosa.ai/npu"
-        assert [device["name"] for device in spec["devices"]] == [room.card.id]
-        room.snapshots.publish(Snapshot((), complete=True))
-        await room.until(lambda d: not d)
-        assert not room.spec.exists()
-
-
 async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ async def test_a_plugin_with_more_devices_than_pod_resources_is_read_for_is_left
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "{", "[]", "{}", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [1]}}', "[" * 9999),
+        *("", "[]", '{"Data": {"PodDeviceEntries": [1]}}', "[" * 9999),
         json.dumps({"Data": {"PodDeviceEntries": [entry(A) | {"DeviceIDs": ["U0"]}]}}),
     ],
 )
@@ -104,7 +104,6 @@ async def test_notes_in_another_form_are_reported_once(
     "name",
     [
         f"kubepods/pod{A}",
-        f"kubepods/besteffort/pod{A}",
         f"kubelet/kubepods/burstable/pod{A}",
         f"kubepods.slice/kubepods-pod{A.replace('-', '_')}.slice",
         f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{A.replace('-', '_')}.slice",
@@ -167,9 +166,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, number: int) ->
 
 
 @pytest.mark.parametrize("call", ["scandir", "content"])
-@pytest.mark.parametrize(
-    "number", [errno.ENOENT, errno.ENODEV, errno.EMFILE, errno.EACCES], ids=errno.errorcode.get
-)
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EACCES], ids=errno.errorcode.get)
 async def test_what_cannot_be_read_lives_unless_it_has_gone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,13 +3,13 @@
 import asyncio
 import os
 import socket as sockets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from grpclib.const import Cardinality, Handler
+from grpclib.protocol import H2Protocol
 from grpclib.server import Stream
 
 from npu_agent import files
@@ -22,7 +22,6 @@ from npu_agent.kubelet.rpc import (
     sweep,
 )
 from npu_agent.kubelet.wire import v1beta1 as wire
-from tests.kubelet.closing import closed_when_connected
 from tests.outputs.deviceplugin.helpers import names, short_directory
 
 DEADLINE = 20.0
@@ -84,6 +83,22 @@ async def test_a_call_that_is_given_up_takes_its_connection_with_it(socket: Path
             await ended.wait()
 
 
+def closed_when_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each connection of the running loop closed before anything is sent on it."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_unix_connection
+
+    async def connect_and_be_closed(
+        factory: Callable[[], H2Protocol], path: str, **_: object
+    ) -> tuple[asyncio.Transport, H2Protocol]:
+        transport, protocol = await connect(factory, path)
+        while not protocol.connection.is_closing():
+            await asyncio.sleep(0.001)
+        return transport, protocol
+
+    monkeypatch.setattr(loop, "create_unix_connection", connect_and_be_closed)
+
+
 async def test_a_server_that_accepts_and_closes(
     socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,26 +151,18 @@ async def test_a_live_socket_is_never_taken_over(socket: Path, server: UnixServe
     assert server.exists()
 
 
-@pytest.mark.parametrize("when", ["identity", "start"])
 async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
-    socket: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = UnixServer([], socket)
-    where = server if when == "start" else files
-    then = getattr(where, when)
+    identity = files.identity
 
-    def swept(*args: Any, **kwargs: Any) -> Any:
+    def swept(path: Path) -> tuple[int, int]:
         socket.unlink()
-        return then(*args, **kwargs)
+        return identity(path)
 
-    monkeypatch.setattr(where, when, swept)
-    if when == "identity":
-        with pytest.raises(FileNotFoundError, match=str(socket)):
-            await server.listen()
-    else:
-        await server.listen()
-        assert not server.exists()
-        await server.shutdown()
+    monkeypatch.setattr(files, "identity", swept)
+    with pytest.raises(FileNotFoundError, match=str(socket)):
+        await UnixServer([], socket).listen()
     assert str(socket) not in Path("/proc/net/unix").read_text()  # no process listens
 
 

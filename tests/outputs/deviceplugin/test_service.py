@@ -29,7 +29,6 @@ from tests.outputs.deviceplugin.client import (
     Client,
     allocation,
     asleep,
-    listed,
     preference,
 )
 from tests.outputs.deviceplugin.helpers import crowd, devices, short_directory, state
@@ -132,24 +131,6 @@ async def test_call_without_any_message_is_refused(served: Served, method: str) 
         await asyncio.to_thread(call, iter(()), timeout=DEADLINE, wait_for_ready=True)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.details() == "the call carries no request"
-
-
-async def test_list_is_sent_at_once_and_again_on_change_only(served: Served) -> None:
-    stream = served.client.watch()
-    first = await asyncio.to_thread(next, stream)
-    assert first == device_list(LISTED)
-
-    served.devices.publish(tuple(LISTED))  # the same list once more: nothing is sent
-    ill = (replace(LISTED[0], healthy=False, reason="dead"), *LISTED[1:])
-    served.devices.publish(ill)
-    second = await asyncio.to_thread(listed, stream)
-    assert second[0] == ("UUID-A", "Unhealthy")
-
-    served.devices.publish(())
-    assert await asyncio.to_thread(listed, stream) == []
-    stream.cancel()
-    await served.streams(0)
-    assert served.counts.messages == 3
 
 
 async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:

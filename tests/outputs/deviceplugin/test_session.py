@@ -64,17 +64,14 @@ class Room:
         wanted = self.asked.asks + count
         await until(lambda: self.asked.asks >= wanted)
 
-    def session(self) -> Session:
-        return Session(
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Session]:
+        one = self.one = Session(
             Plugin(resource=RESOURCE, directory=self.directory, socket_name="npu"),
             self.allocator,
             Ownership(self.directory, timing=ownership.Timing(try_every=0.005, settle=self.settle)),
             self.timing,
         )
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Session]:
-        one = self.one = self.session()
         task = asyncio.create_task(one.run())
         try:
             yield one
@@ -178,6 +175,7 @@ async def test_the_devices_are_listed_and_after_a_change_once_more(
         await looks.more(5)
         assert (await room.told()).messages == 3
         assert (room.kubelet.calls, one.status.value.registrations) == (1, 1)
+        assert one.counts.messages == 3
 
 
 async def test_end_is_in_order(room: Room) -> None:
@@ -433,30 +431,6 @@ async def test_no_cards_at_all_is_quiet_until_one_appears(
         room.devices.publish(CARDS[:1])
         plugin = await room.registered()
         assert plugin.devices == (("UUID-A", "Healthy"),)
-
-
-@pytest.mark.usefixtures("unhurried")
-async def test_second_agent_stands_by_harms_nothing_and_takes_over(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
-) -> None:
-    looks = Tries(monkeypatch, UnixServer, "exists")
-    older = room.session()
-    running = asyncio.create_task(older.run())
-    before = await room.registered()
-    async with room.running() as second:
-        status = await first(second.status, lambda s: s.phase is SessionPhase.STANDBY)
-        assert status.reason.startswith("served by npu-agent ")
-        assert f"pid {os.getpid()}" in status.reason
-        await looks.more(5)
-        assert await room.told() == before
-        assert room.kubelet.calls == 1
-        assert said().count("another agent serves this node; waiting for it to end") == 1
-
-        await ended(running)
-        after = await room.registered(after=before.endpoint)
-        assert len(after.healthy()) == 2
-        assert room.kubelet.calls == 2
-        await first(second.status, lambda s: s.phase is SessionPhase.REGISTERED)
 
 
 @pytest.mark.usefixtures("unhurried")
