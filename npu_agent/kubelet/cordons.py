@@ -54,7 +54,7 @@ class _Known:
         except ValueError as error:
             return replace(self, unreadable=str(error))
 
-    def of(self, snapshot: Snapshot, disabled: Collection[str] = ()) -> _Known:
+    def of(self, snapshot: Snapshot, disabled: Collection[str]) -> _Known:
         """Returns the state with the cards that names mean for the first time."""
         names = [*self.named, *disabled]
         return replace(self, first_ids=first_ids(names, snapshot, self.first_ids))
@@ -111,7 +111,6 @@ class CordonStore:
         self._seen: Feed[bool] = Feed(False)
         """Whether the annotation has been read since the start."""
         self._saving = Reporter(log, "cannot write the cordons to disk for the next agent")
-        self._reading = Reporter(log, "some cordons of this Node are not in force")
 
     async def run(self) -> None:
         pause = Backoff(first=1.0, longest=60.0)
