@@ -16,7 +16,7 @@ from npu_agent.cli import CommandError, catalogue
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.kubelet.cordons import FILE
 from npu_agent.people import simulator
-from npu_agent.people.commands import cordon, drain
+from npu_agent.people.commands import cordon, drain, kubectl
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
 from npu_agent.people.simulator.apiserver import NODES, served
@@ -244,6 +244,27 @@ async def test_the_node_of_this_pod_has_what_names_meant_first_on_its_disk(
     cluster.server.annotate(ANNOTATION, annotation)
     await _change(catalogue.parse(["cordon", "npu1", "--reason", "swap"]))
     assert cluster.annotation == {"npu1": "fan", uuids[1]: "swap"}
+
+
+async def test_as_commands_of_kubectl_npu(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.held = {"a": "npu1"}
+    for words in (
+        ("cordon", NODE, "npu1", "--reason=fan"),
+        ("uncordon", NODE, "npu1"),
+        ("drain", NODE, "npu1", "--dry-run"),
+        ("drain", NODE, "npu0", "--reason=fan"),
+    ):
+        assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
+    assert cluster.annotation == {"UUID-0": "fan"}
+    assert capsys.readouterr().out.splitlines() == [
+        "npu1 of Node n1 is cordoned",
+        "npu1 of Node n1 is uncordoned",
+        "would evict ml/a",
+        "npu0 of Node n1 is cordoned: fan",
+        "npu0 is free and can be reset; then `kubectl npu uncordon n1 npu0`",
+    ]
 
 
 async def test_of_people_who_cordon_together_none_is_lost(cluster: Cluster) -> None:

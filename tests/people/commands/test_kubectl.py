@@ -16,10 +16,9 @@ from aiohttp import web
 
 from npu_agent.cli import CommandError
 from npu_agent.cli import main as cli
-from npu_agent.kube import Api, ApiError
-from npu_agent.outputs.web.report import ReportedCard
+from npu_agent.kube import ApiError
 from npu_agent.people.cluster import fetch
-from npu_agent.people.commands import cordon, drain, kubectl, screen
+from npu_agent.people.commands import kubectl, screen
 from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import Reply, says, status
 from tests.people.cluster.build import (
@@ -465,39 +464,3 @@ async def test_an_api_server_that_has_too_much_to_do_for_long(
     monkeypatch.setattr(fetch, "_PATIENCE", 0.2)
     with pytest.raises(ApiError, match=r"overloaded for 0\.2 s: try again later"):
         await shown()
-
-
-@pytest.mark.usefixtures("cluster")
-async def test_a_card_is_cordoned_and_brought_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """tests/people/commands/test_cordon.py has the rest of these commands."""
-    written: list[tuple[str, str | None]] = []
-
-    async def set_cordon(
-        _: Api, name: str, card: ReportedCard, first_ids: object, reason: str | None
-    ) -> None:
-        assert (name, first_ids) == ("n2", {})
-        written.append((card.id, reason))
-
-    async def empty(*_: object) -> None:
-        """No Pod has the card."""
-
-    monkeypatch.setattr(cordon, "set_cordon", set_cordon)
-    monkeypatch.setattr(drain, "set_cordon", set_cordon)
-    monkeypatch.setattr(drain, "_empty", empty)
-    for words in (
-        ("cordon", "n2", "npu1", "--reason=fan"),
-        ("uncordon", "n2", "npu1"),
-        ("drain", "n2", "npu1", "--dry-run"),
-        ("drain", "n2", "npu0", "--reason=fan"),
-    ):
-        assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
-    assert written == [("UUID-1", "fan"), ("UUID-1", None), ("UUID-0", "fan")]
-    assert capsys.readouterr().out.splitlines() == [
-        "npu1 of Node n2 is cordoned",
-        "npu1 of Node n2 is uncordoned",
-        "would evict ml/p1",
-        "npu0 of Node n2 is cordoned: fan",
-        "npu0 is free and can be reset; then `kubectl npu uncordon n2 npu0`",
-    ]
