@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
-from npu_agent.people.cluster import cel, view
-from npu_agent.people.cluster.fetch import AgentPages, agents
+from npu_agent.people.cluster import cel, rows
+from npu_agent.people.cluster.fetch import AgentPages
 from npu_agent.people.cluster.objects import (
     Cluster,
     DeviceClass,
@@ -22,7 +22,7 @@ from npu_agent.people.cluster.objects import (
     condition,
     expressions,
 )
-from npu_agent.people.cluster.view import Words
+from npu_agent.people.cluster.rows import Words
 from npu_agent.text import closest, listed, natural, one_line
 
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
@@ -86,7 +86,7 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
 
 
 def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
-    resources = {name: n for name, n in view.requests(pod).items() if _extended(name)}
+    resources = {name: n for name, n in rows.requests(pod).items() if _extended(name)}
     asks = [f"{n} {name}" for name, n in resources.items()]
     asks += [f"claim {claim.name}" for claim in pod.spec.resource_claims]
     yield Fact("requests", ", ".join(asks) or "no NPU and no other device")
@@ -127,11 +127,11 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
         return
     used: Counter[str] = Counter()
     for pod in cluster.pods:
-        used[pod.spec.node_name] += view.requests(pod).get(name, 0)
+        used[pod.spec.node_name] += rows.requests(pod).get(name, 0)
     offers = {
-        node.name: (view.number(node.status.allocatable.get(name, "0")), count)
+        node.name: (rows.number(node.status.allocatable.get(name, "0")), count)
         for node in cluster.nodes
-        if (count := view.number(node.status.capacity.get(name, "0")))
+        if (count := rows.number(node.status.capacity.get(name, "0")))
     }
     most = sorted(offers, key=lambda node: (used[node] - offers[node][0], natural(node)))
     if offers:
@@ -228,7 +228,7 @@ class _Published:
     """The devices of all slices, and the time within which selectors are judged by them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._devices = view.devices(cluster)
+        self._devices = rows.devices(cluster)
         self._until = time.monotonic() + _SECONDS
 
     def selected(self, selectors: Sequence[tuple[str, str]]) -> str:
@@ -250,8 +250,8 @@ class _Published:
         return f"{text}: {where}" if where and selectors else text
 
     def _matching(
-        self, expression: str, offered: Sequence[view.PublishedDevice]
-    ) -> tuple[list[view.PublishedDevice], list[tuple[str, cel.CelError]]]:
+        self, expression: str, offered: Sequence[rows.PublishedDevice]
+    ) -> tuple[list[rows.PublishedDevice], list[tuple[str, cel.CelError]]]:
         """The devices that meet a selector, and the names and errors of those on which it fails."""
         matching, failed = [], []
         for device in offered:
@@ -267,27 +267,23 @@ class _Published:
 
 def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
     """Yields a fact about each Node with NPUs, those with most free cores first."""
-    if not (pod.spec.resource_claims or any(map(_extended, view.requests(pod)))):
+    if not (pod.spec.resource_claims or any(map(_extended, rows.requests(pod)))):
         return
     nodes = {node.name: node for node in cluster.nodes}
     held: dict[str | None, dict[str, None]] = defaultdict(dict)
-    for holding in view.holdings(cluster, words, AgentPages()):
+    for holding in rows.holdings(cluster, words, AgentPages()):
         held[holding.node][f"{holding.namespace}/{holding.pod}"] = None
-    running, tainted = agents(cluster), _tainted(cluster, words)
-    rows = view.node_rows(cluster, words)
-    for row in sorted(rows, key=lambda row: (-(row.free or 0), natural(row.node))):
+    tainted = _tainted(cluster, words)
+    npu_nodes = rows.node_rows(cluster, words)
+    for row in sorted(npu_nodes, key=lambda row: (-(row.free or 0), natural(row.node))):
         parts = [*_numbers(row), *_node_state(nodes[row.node]), *tainted.get(row.node, ())]
         if held[row.node]:
             parts.append(f"in use by {listed(held[row.node], _NAMED)}")
-        for pod in running[row.node][:1]:
-            ready = condition(pod.status.conditions, "Ready")
-            if ready is None or ready.status != "True":
-                parts.append(f"its agent, Pod {pod.key}, is not ready")
         if parts:
             yield Fact(row.node, "; ".join(parts))
 
 
-def _numbers(row: view.NodeRow) -> Iterator[str]:
+def _numbers(row: rows.NodeRow) -> Iterator[str]:
     if row.cards is not None:
         yield f"{row.healthy} of {row.cards} cards healthy"
     if row.free is not None:
@@ -311,7 +307,7 @@ def _node_state(node: Node) -> Iterator[str]:
 def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     """The taints of devices with their cards, by Node."""
     cards: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
-    for device in view.devices(cluster):
+    for device in rows.devices(cluster):
         for taint in device.device.taints if device.driver in words.drivers else ():
             if taint.bars:
                 cards[device.pool][_taint(taint)][device.card.name] = None
@@ -328,7 +324,7 @@ def _taint(taint: ApiTaint) -> str:
 def _devices(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Iterator[Fact]:
     """Yields the devices of a Pod that has a Node."""
     alone = Cluster(pods=(pod,), claims=own.claims, slices=cluster.slices)
-    for row in view.holdings(alone, words, AgentPages()):
+    for row in rows.holdings(alone, words, AgentPages()):
         cores = f", cores {row.cores}" if row.cores else ""
         yield Fact(row.of, f"{row.card or 'no device'}{cores}")
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):

@@ -18,7 +18,7 @@ from npu_agent.cli.common import quiet
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.outputs.web.report import Report, ReportedCard
-from npu_agent.people.cluster import view
+from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentPages, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.commands.cordon import (
@@ -33,7 +33,7 @@ from npu_agent.vendors import DRIVERS
 
 _EVERY = 1.0
 """Seconds between two questions to the agent."""
-_WORDS = view.Words(drivers=DRIVERS, domain=DRIVERS[0].partition(".")[2], cores={})
+_WORDS = rows.Words(drivers=DRIVERS, domain=DRIVERS[0].partition(".")[2], cores={})
 
 
 def main(args: argparse.Namespace) -> int:
@@ -77,10 +77,10 @@ async def _holders(
         raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
     holding: list[Pod] = []
     unclear: list[str] = []
-    rows = view.holdings(cluster, _WORDS, AgentPages({node: report}))
+    holdings = rows.holdings(cluster, _WORDS, AgentPages({node: report}))
     named = {(holder.namespace, holder.pod, f"claim/{holder.claim}") for holder in card.holders}
     for pod in cluster.pods:
-        of_pod = [row for row in rows if f"{row.namespace}/{row.pod}" == pod.key]
+        of_pod = [row for row in holdings if f"{row.namespace}/{row.pod}" == pod.key]
         # Of a device that has left the slices the objects say no more than that the Pod has it.
         if any(
             _is(card, row) or (row.cores is None and (row.namespace, row.pod, row.of) in named)
@@ -99,7 +99,7 @@ async def _holders(
     return holding, unclear
 
 
-def _is(card: ReportedCard, row: view.Holding) -> bool:
+def _is(card: ReportedCard, row: rows.Holding) -> bool:
     """Whether a Pod has this card; the kubelet's word (KEP-4680) is an ID of the device."""
     if row.cores is None:
         return bool(card.uuid) and str(card.uuid).lower() in str(row.card).lower()

@@ -24,7 +24,7 @@ from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.outputs.web.report import ReportedHolder
-from npu_agent.people.cluster import view as rows
+from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, pages, report_of, status_of
 from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from npu_agent.people.cluster.fetch import KINDS
 from npu_agent.people.cluster.objects import Cluster
-from npu_agent.people.cluster.view import Words
+from npu_agent.people.cluster.rows import Words
 from npu_agent.typedjson import convert
 
 DRIVER = "npu.furiosa.ai"

@@ -9,7 +9,7 @@ import pytest
 from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import AgentPages
 from npu_agent.people.cluster.objects import Pod
-from npu_agent.people.cluster.view import holdings, node_rows, requests
+from npu_agent.people.cluster.rows import holdings, node_rows, requests
 from tests.people.cluster.build import (
     NPU,
     WORDS,
