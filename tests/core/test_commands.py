@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from npu_agent.cli import catalogue
-from npu_agent.core.advice import ADVICE, GONE, TRENDS, UNREADABLE, device_paths, typed
+from npu_agent.core.advice import ADVICE, TRENDS, device_paths, typed
 from npu_agent.core.cordon import Trouble
 from npu_agent.core.hardware import CardState, Cause, SkippedDevice
 from npu_agent.core.problems import Note, notes, problems
@@ -121,14 +119,6 @@ def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
     assert typed("npu-agent cordon npu0", ON_THE_HOST, None) == "", "there is no Node to write to"
 
 
-def test_what_is_typed_by_the_texts_of_events_and_log_is_too() -> None:
-    tables = [*(one.remedy for one in ADVICE.values()), *(one.remedy for one in TRENDS.values())]
-    commands = [text for remedy in (*tables, GONE, UNREADABLE) for text in remedy.split("`")[1::2]]
-    assert commands
-    for command in commands:
-        check(shlex.split(command))
-
-
 def check(words: list[str]) -> None:
     """The words are of a program that would take them."""
     match words:
@@ -172,15 +162,3 @@ def test_the_paths_of_a_card_are_its_own_nodes_and_no_others(tmp_path: Path, fam
         }
         assert found == {node for each in wanted for node in each.access.nodes()}
         assert len(words) <= 2 * len(named), "a person reads it"
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@FAMILY
-def test_a_shell_expands_them_as_python_does(tmp_path: Path, family: str) -> None:
-    card_2 = FAMILIES[family].card(2, product=family)
-    for node in card_2.access.nodes():
-        (tmp_path / node).parent.mkdir(exist_ok=True)
-        (tmp_path / node).touch()
-    paths = device_paths([card_2]).replace("/dev/", f"{tmp_path}/")
-    shown = subprocess.run(["bash", "-ic", f"ls {paths}"], capture_output=True, text=True)
-    assert shown.stdout.split() == sorted(f"{tmp_path}/{node}" for node in card_2.access.nodes())

@@ -117,17 +117,11 @@ def test_garbage(annotation: str, why: str) -> None:
         ("swap\nfan \x1b[1m", "swap fan ?[1m"),
         ("", "no reason given"),
         (7, "no text: 7"),
-        (None, "no text: None"),
+        ("x" * 10_000, "x" * 255 + "…"),
     ],
 )
 def test_reasons_are_lines(given: object, shown: str) -> None:
     assert entries(json.dumps({"npu3": given})) == {"npu3": shown}
-
-
-def test_a_long_reason_is_cut() -> None:
-    (reason,) = entries(json.dumps({"npu3": "x" * 10_000})).values()
-    assert len(reason) == 256
-    assert reason.endswith("…")
 
 
 @given(st.text() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))

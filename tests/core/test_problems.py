@@ -132,12 +132,6 @@ def test_all_is_well() -> None:
     assert texts(scene) == noted(scene) == []
 
 
-def test_an_unhealthy_card_is_a_problem_and_its_holders_are_named() -> None:
-    card = fenced(state(), "alive says 0", 60)
-    scene = Scene(cards=(card,), holdings=Holdings(assignments=(held(card, "yolo"),)))
-    assert texts(scene) == ["npu0 is unhealthy: alive says 0; in use by default/yolo"]
-
-
 def test_a_card_that_vanished_under_a_pod_is_a_problem() -> None:
     scene = Scene(holdings=Holdings(assignments=(held(state(), "yolo"),)))
     assert texts(scene) == ["default/yolo holds WARBOY-0, whose card is gone"]
@@ -239,11 +233,10 @@ def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
 def test_that_cards_are_simulated_is_noted() -> None:
     real = state()
     simulated = replace(real, card=replace(real.card, simulated=True))
-    texts = [
-        [note.text for note in notes(Scene(cards=(one,)).state())] for one in (real, simulated)
+    assert noted(Scene(cards=(real,))) == []
+    assert noted(Scene(cards=(simulated,))) == [
+        "the cards are simulated: Pods that hold them get /dev/null"
     ]
-    assert texts[0] == []
-    assert texts[1] == ["the cards are simulated: Pods that hold them get /dev/null"]
 
 
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
@@ -590,12 +583,8 @@ def test_the_expected_cards_are_missed_for_longer_than_those_before_the_restart(
     assert texts(scene) == ["1 of 2 cards are here: health.expectedCards is 2"]
 
 
-@pytest.mark.parametrize("jump", [0.0, 315e6, -315e6])
-def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day(
-    jump: float,
-) -> None:
-    """However the wall clock is set meanwhile."""
-    scene = Scene(timeline=gone(3600), jump=jump)
+def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day() -> None:
+    scene = Scene(timeline=gone(3600))
     assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]
     assert noted(scene) == []
     scene.timeline = gone(7 * 3600)
