@@ -54,14 +54,6 @@ async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
     assert room.manager.failures == []
 
 
-async def test_an_agent_that_stands_by_is_not_registered(room: Room) -> None:
-    """Else each claim would wait for it where two agents were installed."""
-    room.node.cards("warboy=2")
-    async with rollout(room):
-        assert len(list(room.root.glob("plugins_registry/*"))) == 1
-        await room.prepared(room.claim("c", NAMES[0]))
-
-
 async def test_the_health_is_reported_by_the_one_that_serves(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -352,13 +352,7 @@ class Allocator:
         reason = self._record.error or ""
         if unwritten and not (self.owned and reason):
             return  # the record is another agent's
-        if claims.unwritten.publish(reason if unwritten else "") and unwritten:
-            log.warning(
-                "cards stay out of the ResourceSlices until the record can be written",
-                driver=claims.names.driver,
-                cards=", ".join(sorted(unwritten)),
-                reason=reason,
-            )
+        claims.unwritten.publish(reason if unwritten else "")
         devices = plan.claim_pool(
             self.facts(),
             claims.wishes.value,

@@ -109,20 +109,6 @@ async def test_second_waits_is_told_who_owns_it_and_takes_over(
     running.cancel()
 
 
-async def test_sessions_of_one_agent_share_it_and_the_last_one_lets_go(tmp_path: Path) -> None:
-    ours, theirs = ownership(tmp_path), Second(tmp_path)
-    async with asyncio.timeout(DEADLINE):
-        async with ours.held(nobody):
-            async with ours.held(nobody) as still_ours:
-                running = asyncio.create_task(theirs.run())
-                await theirs.waited()
-            assert still_ours()
-            await theirs.waited(len(theirs.told) + 3)
-            assert not theirs.owns.is_set()
-        await theirs.owns.wait()
-    running.cancel()
-
-
 async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
     tmp_path: Path,
 ) -> None:
@@ -164,15 +150,18 @@ async def test_who_leaves_late_does_not_lose_the_lock_that_was_taken_again(
             lost.assert_called_once_with()
 
 
-async def test_nothing_is_left_when_the_last_one_ends(tmp_path: Path) -> None:
+async def test_sessions_of_one_agent_share_it_and_nothing_is_left_when_the_last_one_ends(
+    tmp_path: Path,
+) -> None:
     ours, second = ownership(tmp_path), Second(tmp_path)
     async with asyncio.timeout(DEADLINE):
         async with ours.held(nobody):
-            async with ours.held(nobody):
-                pass
-            assert lock_path(tmp_path).exists()
-            running = asyncio.create_task(second.run())
-            await second.waited()
+            async with ours.held(nobody) as still_ours:
+                running = asyncio.create_task(second.run())
+                await second.waited()
+            assert still_ours()
+            await second.waited(len(second.told) + 3)
+            assert not second.owns.is_set()
         # Who waits does not own the file that the first one took away with it, but a new one.
         await second.owns.wait()
         assert lock_path(tmp_path).exists()
