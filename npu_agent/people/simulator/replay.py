@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from npu_agent import files, typedjson
 from npu_agent.people.simulator.picture import Content, Link, Picture, Special
@@ -117,10 +117,22 @@ def _load(path: Path) -> Record:
     return record
 
 
+class _Member(tarfile.TarInfo):
+    """A plain file. tarfile searches extended headers with patterns that may take for ever."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_LONGNAME):
+            raise RecordError(f"{quoted(member.name)} is not a plain file")
+        return member
+
+
 def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """The files of the tar, one after the other."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(_unpacked(file)), mode="r:") as tar:
+        plain = io.BytesIO(_unpacked(file))
+        with tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as tar:
             for count, member in enumerate(tar):
                 yield member.name, _content(tar, member, count)
     except RecordError:
@@ -141,8 +153,6 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, count: int) -> bytes
     name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
     if count > MOST_FILES:
         raise RecordError(f"it has more than {MOST_FILES} files")
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-        raise RecordError(f"{name} is not a plain file")
     if member.size > most:
         raise RecordError(f"{name} has more than {most} bytes")
     content = tar.extractfile(member)
