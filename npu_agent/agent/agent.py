@@ -139,7 +139,6 @@ class Agent:
             disabled=wishes.disabled,
             config=common.poller.states.value,
             stale_after=stale_after(config.metrics.interval),
-            max_temperature=config.health.max_temperature,
             labels=labeller.state.value if labeller else None,
             condition=self.cluster.condition.state.value,
             trends=inventory.trends.value,

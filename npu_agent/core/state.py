@@ -292,8 +292,6 @@ class AgentState:
     config: ConfigState
     stale_after: float
     """Seconds after which a reading is stale: see `stale_after`."""
-    max_temperature: float | None = None
-    """°C above which a card is fenced; None: temperature does not count."""
     labels: LabelState | None = None
     """None: labels are switched off."""
     condition: ConditionState | None = None

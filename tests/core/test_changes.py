@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from npu_agent.core import changes
 from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
@@ -31,39 +33,34 @@ ONE, TWO = state(uuid="A"), state(index=1, uuid="B")
 UNHEALTHY = ("bad", "npu0 became unhealthy: the driver reports the card dead (alive says 0)")
 
 
-def test_cards_that_fail_recover_come_and_go() -> None:
-    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(dead(ONE))))) == [
-        UNHEALTHY
-    ]
-    assert reported(changes.card_entries(changes.card_changes(seen(dead(ONE)), seen(ONE)))) == [
-        ("good", "npu0 recovered: works")
-    ]
-    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE, TWO)))) == [
-        ("good", "npu1 was added: FuriosaAI Warboy")
-    ]
-    assert reported(changes.card_entries(changes.card_changes(seen(ONE, TWO), seen(ONE)))) == [
-        ("bad", "npu1 is gone")
-    ]
-    moved = replace(TWO, card=replace(TWO.card, index=4))
-    assert reported(changes.card_entries(changes.card_changes(seen(TWO), seen(moved)))) == [
-        ("plain", "npu1 is npu4 now")
-    ]
-    came_unhealthy = changes.card_changes(seen(TWO), seen(dead(ONE), TWO))
-    assert [text for _, text in reported(changes.card_entries(came_unhealthy))] == [
-        "npu0 was added: FuriosaAI Warboy",
-        UNHEALTHY[1],
-    ]
-    assert reported(changes.card_entries(changes.card_changes(seen(ONE), seen(ONE)))) == []
+def of_cards(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
+    return reported(changes.card_entries(changes.card_changes(before, after)))
 
 
-def test_the_cards_that_are_there_at_the_start_are_no_news_but_the_sick_ones() -> None:
-    assert reported(
-        changes.card_entries(changes.card_changes(Snapshot(), seen(dead(ONE), TWO)))
-    ) == [UNHEALTHY]
+MOVED = replace(TWO, card=replace(TWO.card, index=4))
+ADDED = ("good", "npu1 was added: FuriosaAI Warboy")
 
 
-def test_what_is_not_known_yet_is_no_news() -> None:
-    assert reported(changes.card_entries(changes.card_changes(seen(ONE), Snapshot()))) == []
+@pytest.mark.parametrize(
+    ("before", "after", "news"),
+    [
+        (seen(ONE), seen(dead(ONE)), [UNHEALTHY]),
+        (seen(dead(ONE)), seen(ONE), [("good", "npu0 recovered: works")]),
+        (seen(ONE), seen(ONE, TWO), [ADDED]),
+        (seen(TWO), seen(dead(ONE), TWO), [(ADDED[0], ADDED[1].replace("1", "0")), UNHEALTHY]),
+        (seen(ONE, TWO), seen(ONE), [("bad", "npu1 is gone")]),
+        (seen(TWO), seen(MOVED), [("plain", "npu1 is npu4 now")]),
+        (seen(ONE), seen(ONE), []),
+        # At the start, those that are there are no news but the unhealthy ones.
+        (Snapshot(), seen(dead(ONE), TWO), [UNHEALTHY]),
+        # What is not known yet is none either.
+        (seen(ONE), Snapshot(), []),
+    ],
+)
+def test_cards_that_fail_recover_come_and_go(
+    before: Snapshot, after: Snapshot, news: list[tuple[str, str]]
+) -> None:
+    assert of_cards(before, after) == news
 
 
 def test_a_card_that_is_exchanged_is_neither_gone_nor_added() -> None:
@@ -171,13 +168,10 @@ def test_other_words_of_the_driver_about_errors_are_news_once() -> None:
     def says(text: str | None) -> Snapshot:
         return seen(replace(ONE, reading=Reading(at=1.0, error_text=text)))
 
-    def entries(before: Snapshot, after: Snapshot) -> list[tuple[str, str]]:
-        return reported(changes.card_entries(changes.card_changes(before, after)))
-
-    assert entries(says("0x0"), says("0x1")) == [("warn", "npu0 reports other errors: 0x1")]
+    assert of_cards(says("0x0"), says("0x1")) == [("warn", "npu0 reports other errors: 0x1")]
     for before, after in (
         (says("0x1"), says("0x1")),
         (says(None), says("0x1")),
         (seen(ONE), says("1")),
     ):
-        assert entries(before, after) == []
+        assert of_cards(before, after) == []

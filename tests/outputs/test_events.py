@@ -375,15 +375,6 @@ async def test_what_repeats_after_a_long_time_is_another_event(room: Room) -> No
         assert one.results == {"sent": 3}
 
 
-async def test_an_event_that_was_deleted_is_created_again(room: Room) -> None:
-    async with room.running():
-        await room.show(dead(0), card(1))
-        room.server.objects.clear()
-        await room.show(card(0), card(1))
-        await room.show(dead(0), card(1))
-    assert sorted(room.server.table()) == [("NPURecovered", 1), ("NPUUnhealthy", 2)]
-
-
 async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,18 +11,6 @@ from npu_agent.core.ledger import Assignment, card_of
 from npu_agent.core.problems import Note, notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, SessionStatus
 
-_NOTE = (
-    "subject",
-    "severity",
-    "text",
-    "card",
-    "remedy",
-    "command",
-    "last_command",
-    "runbook",
-    "unready",
-)
-
 
 def as_json(state: AgentState) -> dict[str, Any]:
     """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more."""
@@ -92,11 +80,8 @@ def _pick(value: object, *names: str) -> dict[str, Any]:
 
 
 def _note(note: Note, state: AgentState) -> dict[str, Any]:
-    return {
-        **_pick(note, *_NOTE),
-        "since": None if note.since is None else iso(state.wall(note.since)),
-        **_pick(note, "cards", "pods"),
-    }
+    since = None if note.since is None else iso(state.wall(note.since))
+    return {**asdict(note), "card": note.card, "since": since}
 
 
 def _session(session: SessionStatus) -> dict[str, Any]:

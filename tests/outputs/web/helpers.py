@@ -213,7 +213,6 @@ class Scene:
             disabled=self.disabled,
             config=self.config,
             stale_after=self.stale_after,
-            max_temperature=self.max_temperature,
             labels=self.labels,
             trends=self.trends(),
             timeline=self.timeline,

@@ -117,13 +117,6 @@ def test_the_first_line_says_whether_all_is_well() -> None:
     assert "<title>npu2 is unhealthy (+3) - npu-rack3" in page(night().state(), night().history.of)
 
 
-def test_a_problem_says_since_when_and_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped(monkeypatch)
-    text = shown(night()).text.replace(NBSP, " ")
-    assert "since 12 min 34 s ago" in text
-    assert "kubectl delete pod -n default whisper-large-5c9d7b6f4-x8kzq" in text
-
-
 def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
     found = shown(night())
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
@@ -175,10 +168,6 @@ def test_what_a_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_too_hot_stands_out() -> None:
     assert re.findall('value hot">([^<]*)', html(night())) == ["97.4\N{NO-BREAK SPACE}°C"]
-
-
-def test_a_node_without_dra_shows_no_section_of_it() -> None:
-    assert "DRA" not in shown(night()).text
 
 
 def test_old_figures_are_not_drawn_as_those_of_now() -> None:
@@ -419,21 +408,6 @@ def test_whether_it_is_ready_and_why_not() -> None:
     assert "Not ready: beta.furiosa.ai/npu: blocked: mount it" in shown(blocked).text
     blocked.config = replace(blocked.config, error="c.yaml:1:1: bad")
     assert "blocked: mount it (and 1 more)" in shown(blocked).text
-
-
-def test_a_card_that_is_gone_is_shown_by_its_name() -> None:
-    left = state(index=3, id_="LEFT", uuid="LEFT")
-    scene = Scene(
-        cards=(read(state()),),
-        holdings=Holdings(assignments=(held(left, "yolo"),)),
-        timeline=Timeline().left([left], [], time.monotonic() - 60),
-    )
-    text = shown(scene).text
-    assert "npu3 is gone: it was here while this agent ran; in use by default/yolo" in text
-    assert "held by default / yolo" in text
-    assert "gone: npu3" in text
-    scene.timeline = Timeline()
-    assert f"default/yolo holds {left.id}, whose card is gone" in shown(scene).text
 
 
 @pytest.mark.parametrize("jump", [315e6, -315e6])
