@@ -12,13 +12,6 @@ import shtab
 
 from npu_agent.cli.catalogue import all_commands, top
 from npu_agent.people.simulator.faults import FAULTS
-from npu_agent.vendors import REGISTRY
-
-_WORDS = {
-    "fault": (*FAULTS,),
-    "config.resourceName": (REGISTRY.resource_name,),
-}
-"""By the argument's `dest`."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,7 +30,7 @@ def _add_values(parser: argparse.ArgumentParser) -> None:
                 _add_values(choice)
         elif action.type is Path:
             action.complete = shtab.FILE if metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif action.dest in _WORDS:
-            action.choices = _WORDS[action.dest]
+        elif action.dest == "fault":
+            action.choices = [*FAULTS]
         elif metavar.startswith("{"):
             action.choices = metavar[1:].partition("}")[0].split(",")

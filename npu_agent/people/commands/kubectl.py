@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,10 +66,7 @@ _CHANGES = ("cordon", "uncordon", "drain")
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments; exits if they are wrong or ask for help."""
-    args = argparse.Namespace(**DEFAULTS)
-    args = parser().parse_args(given, args)
-    args.command = args.command or "nodes"
-    return args
+    return parser().parse_args(given)
 
 
 def parser() -> Parser:
@@ -85,8 +81,12 @@ def parser() -> Parser:
     _add_login(top)
     _add_listing(top)
     commands = top.add_subparsers(metavar="COMMAND", dest="command")
+    top.set_defaults(command="nodes")
     for name, summary in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        # What stands before the command is not overwritten by defaults.
+        command = commands.add_parser(
+            name, help=summary, description=summary, argument_default=argparse.SUPPRESS
+        )
         command.set_defaults(command=name)
         _add_login(command)
         if name in _CHANGES:
@@ -96,8 +96,8 @@ def parser() -> Parser:
                 command.add_argument("--reason", default="", metavar="TEXT", help="for people")
             if name == "drain":
                 command.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS")
-                command.add_argument("--grace-period", type=int, metavar="SECONDS")
-                command.add_argument("--dry-run", action="store_true")
+                command.add_argument("--grace-period", type=int, default=None, metavar="SECONDS")
+                command.add_argument("--dry-run", action="store_true", default=False)
         else:
             _add_listing(command)
             if name == "why":
@@ -107,22 +107,8 @@ def parser() -> Parser:
     return top
 
 
-DEFAULTS: dict[str, Any] = {
-    "kubeconfig": None,
-    "context": None,
-    "impersonate": "",
-    "groups": [],
-    "namespace": None,
-    "all_namespaces": False,
-    "output": "table",
-    "watch": False,
-    "no_headers": False,
-    "selector": "",
-}
-
-
 def _add_login(parser: Parser) -> None:
-    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add = parser.add_argument
     add("--kubeconfig", type=Path, metavar="FILE", help="in place of $KUBECONFIG")
     add("--context", metavar="NAME", help="of the kubeconfig (default: the current one)")
     add("--as", dest="impersonate", metavar="USER", help="act as another user")
@@ -130,7 +116,7 @@ def _add_login(parser: Parser) -> None:
 
 
 def _add_listing(parser: Parser) -> None:
-    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add = parser.add_argument
     add("-n", "--namespace", metavar="NAME", help="of Pods (default: that of the context)")
     add("-A", "--all-namespaces", action="store_true", help="Pods of all namespaces")
     outputs = ("table", "wide", "json", "yaml", "name")
@@ -146,7 +132,7 @@ def flags(args: argparse.Namespace) -> tuple[str, ...]:
         ("kubeconfig", args.kubeconfig),
         ("context", args.context),
         ("as", args.impersonate),
-        *(("as-group", group) for group in args.groups),
+        *(("as-group", group) for group in args.groups or ()),
     )
     return tuple(f"--{name}={value}" for name, value in given if value)
 

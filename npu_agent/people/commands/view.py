@@ -217,29 +217,32 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
         f"{pod['namespace']}/{pod['pod']}" + (f" ({pod['cores']})" if pod["cores"] else "")
         for pod in card["pods"] or ()
     ]
-    return {
+    cells = {
         "NPU": card["name"],
         "Name": card["title"],
-        "Temp.": "-" if card["temperature"] is None else f"{card['temperature']:.0f}°C",
-        "Power": "-" if card["power"] is None else f"{card['power']:.2f} W",
-        "PCI-BDF": card["pci_bus_id"] or "-",
-        "PCI-DEV": card["pci_dev"] or "-",
+        "Temp.": _quantity("{:.0f}°C", card["temperature"]),
+        "Power": _quantity("{:.2f} W", card["power"]),
+        "PCI-BDF": card["pci_bus_id"],
+        "PCI-DEV": card["pci_dev"],
         "Cores": str(card["cores"]),
         "Health": health,
-        "Pod": ", ".join(pods) or "-",
-        "Load": "-" if card["load"] is None else f"{card['load']:.0f}%",
-        "Memory": "-"
-        if memory is None
-        else f"{memory['used'] / _GIB:.1f}/{memory['total'] / _GIB:.0f} GiB",
+        "Pod": ", ".join(pods),
+        "Load": _quantity("{:.0f}%", card["load"]),
+        "Memory": memory and f"{memory['used'] / _GIB:.1f}/{memory['total'] / _GIB:.0f} GiB",
         "Limit": _limit(card["limits"] or {}),
-        "Throttled": "-" if throttle is None else ", ".join(map(plain, throttle)) or "no",
-        "Errors": ", ".join(errors) or "-",
-        "UUID": card["uuid"] or "-",
-        "Serial": card["serial"] or "-",
-        "Driver": card["driver_version"] or "-",
-        "Firmware": card["firmware_version"] or "-",
-        "NUMA": "-" if card["numa_node"] is None else str(card["numa_node"]),
+        "Throttled": None if throttle is None else ", ".join(map(plain, throttle)) or "no",
+        "Errors": ", ".join(errors),
+        "UUID": card["uuid"],
+        "Serial": card["serial"],
+        "Driver": card["driver_version"],
+        "Firmware": card["firmware_version"],
+        "NUMA": _quantity("{}", card["numa_node"]),
     }
+    return {column: text or "-" for column, text in cells.items()}
+
+
+def _quantity(form: str, value: float | None) -> str:
+    return "" if value is None else form.format(value)
 
 
 def _limits_as_json(state: CardState) -> dict[str, float] | None:
@@ -250,7 +253,7 @@ def _limits_as_json(state: CardState) -> dict[str, float] | None:
 
 def _limit(limits: Mapping[str, float]) -> str:
     if "power" not in limits:
-        return "-"
+        return ""
     power = limits["power"]
     default = limits.get("default_power", power)
     return f"{power:g} of {default:g} W" if power < default else f"{power:g} W"

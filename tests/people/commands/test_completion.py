@@ -62,7 +62,7 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
 def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
     (tmp_path / "config-file.yaml").write_text("")
     (tmp_path / "directory").mkdir()
-    for name in ("dead", "fau", "beta"):  # none of them is meant where a word is
+    for name in ("dead", "fau"):  # none of them is meant where a word is
         (tmp_path / name).mkdir()
     with shell_with_completion(shell, tmp_path) as running:
         for typed, ran in (
@@ -78,7 +78,6 @@ def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
             (f"info --host-root {tmp_path}/dir", f"info --host-root {tmp_path}/directory"),
             (f"config check {tmp_path}/config-f", f"config check {tmp_path}/config-file.yaml"),
             ("run --labels-sets curr", "run --labels-sets current"),
-            ("run --resource-name be", "run --resource-name beta.furiosa.ai/npu"),
             ("simulate host fau", "simulate host fault"),
             ("simulate host fault npu0 dea", "simulate host fault npu0 dead"),
         ):

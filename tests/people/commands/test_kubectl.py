@@ -179,6 +179,13 @@ async def shown(*words: str) -> str:
     return "\n".join([found, *(f"! {note}" for note in notes)])
 
 
+@pytest.mark.parametrize("words", ["-A --as=eve pods -o wide", "-o wide pods --as=eve -A"])
+def test_options_may_stand_before_the_command_and_after_it(words: str) -> None:
+    args = kubectl.parse(words.split())
+    assert (args.command, args.all_namespaces, args.output) == ("pods", True, "wide")
+    assert kubectl.flags(args) == ("--as=eve",)
+
+
 async def test_nodes_by_both_apis(cluster: Cluster) -> None:
     cluster.busy = 2
     lines = (await shown("nodes")).splitlines()
