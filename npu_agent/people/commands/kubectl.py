@@ -138,7 +138,7 @@ def flags(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Does it."""
+    """Runs `kubectl npu`."""
     gc.set_threshold(10**6)  # millions of objects that all stay: to look through them takes seconds
     try:
         args.kubectl = flags(args)

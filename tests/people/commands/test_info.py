@@ -163,7 +163,7 @@ def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:
         assert process.ended() == 130
 
 
-def test_watch_for_programs_prints_a_document_at_every_change(root: Path) -> None:
+def test_watch_for_programs_prints_a_document_when_it_differs(root: Path) -> None:
     with started("info", "-w", "-o", "yaml", "--host-root", root) as process:
         assert process.printed("---") == "---\n"
         process.printed("health: unhealthy")
