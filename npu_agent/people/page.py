@@ -14,8 +14,8 @@ import msgspec
 from npu_agent import typedjson
 from npu_agent.config import MetricsConfig
 from npu_agent.outputs.web.authorization import HOW
-from npu_agent.outputs.web.report import Report
 from npu_agent.outputs.web.tls import tls_files
+from npu_agent.people.report import Report
 
 _LARGEST = 1 << 22
 

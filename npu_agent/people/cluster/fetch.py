@@ -22,8 +22,8 @@ from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import IS_IT_KUBERNETES
 from npu_agent.kube.objects import Object, Struct
 from npu_agent.kube.request import Request
-from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.objects import AGENT, Cluster, Pod
+from npu_agent.people.report import Report
 from npu_agent.typedjson import InvalidJsonError, convert
 
 T = TypeVar("T")

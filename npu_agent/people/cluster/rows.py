@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.kube.objects import Node, SliceDevice
-from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, Container, Pod, condition, quantity
+from npu_agent.people.report import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,11 @@ from npu_agent.kube.credentials import in_pod
 from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kube.request import Request
 from npu_agent.kubelet.cordons import last_cordons
-from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cards import read_once
 from npu_agent.people.cluster.fetch import report_of
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.screen import run_until_signal
+from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line, shown
 
 _RIGHTS = (

@@ -22,9 +22,9 @@ from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
 from npu_agent.core.vendor_spec import LabelSource, MetricSource
 from npu_agent.kubelet import cdi
-from npu_agent.outputs.web.report import ReportedCard
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import set_cordon
+from npu_agent.people.report import ReportedCard
 from npu_agent.people.simulator.apiserver import NODES, Object, StandInApiServer
 from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager

@@ -17,7 +17,6 @@ from npu_agent.cli import CommandError
 from npu_agent.cli.common import quiet
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
-from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentPages, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
@@ -28,6 +27,7 @@ from npu_agent.people.commands.cordon import (
     set_cordon,
 )
 from npu_agent.people.commands.screen import run_until_signal
+from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS
 

@@ -17,11 +17,11 @@ from npu_agent.core.trends import Trends
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
-from npu_agent.outputs.web.report import Report, ReportedCard
 from npu_agent.people import page
 from npu_agent.people.cards import has_loads, read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
+from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS
 

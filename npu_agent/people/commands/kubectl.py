@@ -22,7 +22,6 @@ from npu_agent.cli.parser import Parser
 from npu_agent.core.vendor_spec import LabelSource
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
-from npu_agent.outputs.web.report import ReportedHolder
 from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, pages, report_of, status_of
 from npu_agent.people.cluster.objects import AGENT
@@ -30,6 +29,7 @@ from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.why import lines, why
 from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch
+from npu_agent.people.report import ReportedHolder
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS, REGISTRY
 

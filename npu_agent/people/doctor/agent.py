@@ -15,11 +15,11 @@ from pathlib import Path
 
 from npu_agent.files import regular
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
-from npu_agent.outputs.web.report import Report, ReportedProblem
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
 from npu_agent.people.doctor.check import Check, Context, Lines, note, ok, wrong
 from npu_agent.people.page import Answer
+from npu_agent.people.report import Report, ReportedProblem
 from npu_agent.text import one_line
 
 _LONGEST = 1000

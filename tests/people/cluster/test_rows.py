@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from npu_agent.outputs.web.report import Report
 from npu_agent.people.cluster.fetch import AgentPages
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.cluster.rows import holdings, node_rows, requests
+from npu_agent.people.report import Report
 from tests.people.cluster.build import (
     NPU,
     WORDS,

@@ -11,11 +11,11 @@ import pytest
 
 from npu_agent.cli.main import main
 from npu_agent.config import MetricsConfig
-from npu_agent.outputs.web.report import Core, Report, ReportedCard, ReportedReading
 from npu_agent.people import page, simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.info import as_reported
+from npu_agent.people.report import Core, Report, ReportedCard, ReportedReading
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import tree
 from tests.kube.helpers import says, serving

@@ -1,4 +1,4 @@
-"""/status.json as our own commands read it, of an agent of any version: see `status`."""
+"""/status.json as our own commands read it, of an agent of any version (`outputs/web/status`)."""
 
 from __future__ import annotations
 
