@@ -12,7 +12,7 @@ import grpc
 from bench.apiserver import Node
 from bench.figure import Figure, quantiles
 from bench.process import DEADLINE, Agent, running
-from npu_agent.core.claim import ClaimRef
+from npu_agent.core.pool import ClaimRef
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.people import simulator
 from npu_agent.people.simulator.pluginmanager import Instance

@@ -42,7 +42,7 @@ from bench.process import (
     program,
     running,
 )
-from npu_agent.core.claim import ClaimRef
+from npu_agent.core.pool import ClaimRef
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
 from tests.cluster import agent, workload

@@ -23,8 +23,8 @@ from npu_agent.config import (
     MetricsConfig,
     ResourceSpec,
 )
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.ledger import Assignment, PreparedClaim
+from npu_agent.core.pool import ClaimRef
 from npu_agent.core.problems import unready
 from npu_agent.core.state import SessionPhase
 from npu_agent.kubelet import podresources

@@ -1,4 +1,4 @@
-"""Snapshot -> the devices that DRA can offer: names and attributes. Pure.
+"""Snapshot -> the devices that DRA can offer: names and attributes; and names of claims. Pure.
 
 `npu_agent.core.plan` leaves out and taints some; `npu_agent.outputs.dra.slices` writes them as
 ResourceSlices. Prepare finds in them what an allocated name stands for.
@@ -24,6 +24,9 @@ are one for each core and those of `Description.counters`."""
 _PART = "-cores-"
 """Between the name of a card's device and the cores, where it is a part of the card."""
 _LIKE_A_PART = re.compile(rf"{_PART}\d+(-\d+)?$")
+
+UID = r"[A-Za-z0-9._-]{1,128}"
+"""Part of the name of the claim's CDI spec, and of its devices' there."""
 
 Value = int | str | bool
 """Of an attribute: an `int`, a `string` or a `bool` of the API; a `Version` is a `version`."""
@@ -223,3 +226,19 @@ def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
     """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
     return f"{name[: longest - 9].rstrip('-')}-{digest}"
+
+
+def is_uid(text: str) -> bool:
+    return re.fullmatch(UID, text) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRef:
+    """A claim as the kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"ResourceClaim {self.namespace}/{self.name}"

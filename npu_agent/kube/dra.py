@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from npu_agent.core.claim import UID
+from npu_agent.core.pool import UID
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
 from npu_agent.kube.objects import Meta, Name, ResourceClaim, ResourceSlice, Results, Versioned

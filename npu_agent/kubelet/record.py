@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from npu_agent import files, typedjson
-from npu_agent.core.claim import is_uid
 from npu_agent.core.ledger import (
     Allocation,
     DeviceName,
@@ -23,6 +22,7 @@ from npu_agent.core.ledger import (
     PreparedClaim,
     PublishedCard,
 )
+from npu_agent.core.pool import is_uid
 from npu_agent.logs import Reporter, logger
 
 log = logger(__name__)

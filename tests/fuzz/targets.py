@@ -29,10 +29,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from npu_agent.config import ConfigError
 from npu_agent.config.load import parse as parse_config
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.ledger import DeviceName, Ledger
 from npu_agent.core.offer import cut, device_id
+from npu_agent.core.pool import ClaimRef
 from npu_agent.core.vendor import NotServedError
 from npu_agent.feed import Feed
 from npu_agent.kube import ThisNode, client, dra, errors, reviews

@@ -20,11 +20,11 @@ from weakref import WeakSet
 
 from npu_agent import text
 from npu_agent.core import plan
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.counts import DraCounts
 from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, footprint
 from npu_agent.core.offer import Device
+from npu_agent.core.pool import ClaimRef
 from npu_agent.feed import Feed
 from npu_agent.kube import Api, dra, objects
 from npu_agent.kube.errors import ApiError, ErrorKind

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from npu_agent.core.claim import ClaimRef, is_uid
-from npu_agent.core.pool import PoolDevice
+from npu_agent.core.pool import ClaimRef, PoolDevice, is_uid
 from npu_agent.feed import Feed
 from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import (

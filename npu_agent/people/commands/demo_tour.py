@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from npu_agent.agent.agent import Agent
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
+from npu_agent.core.pool import ClaimRef
 from npu_agent.core.vendor_spec import LabelSource, MetricSource
 from npu_agent.kubelet import cdi
 from npu_agent.people import simulator

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from npu_agent.core.claim import ClaimRef
+from npu_agent.core.pool import ClaimRef
 from npu_agent.feed import Feed
 
 NODES = "/api/v1/nodes"

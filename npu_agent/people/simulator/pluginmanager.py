@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef
+from npu_agent.core.pool import ClaimRef
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import UNANSWERED, Channel, GRPCError, UnixChannel, apart
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1

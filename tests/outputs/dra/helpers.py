@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.pool import Description, PoolDevice
+from npu_agent.core.pool import ClaimRef, Description, PoolDevice
 from npu_agent.feed import Feed
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.dra.claims import Claims

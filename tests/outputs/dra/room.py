@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
-from npu_agent.core.pool import Description, PoolDevice, pool
+from npu_agent.core.pool import ClaimRef, Description, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, ErrorKind

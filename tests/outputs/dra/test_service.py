@@ -16,8 +16,8 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from npu_agent.core.claim import ClaimRef
 from npu_agent.core.hardware import HealthState
+from npu_agent.core.pool import ClaimRef
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire import v1 as health_v1
