@@ -208,7 +208,9 @@ class Ownership:
                 owner = read_owner(self._descriptor)
                 if str(owner) != self._owner:
                     self._owner = str(owner)
-                    log.info("another agent serves this node; waiting for it to end", owner=owner)
+                    log.info(
+                        "another agent serves this node; waiting for it to end", owner=self._owner
+                    )
                 waiting(self._owner)
                 if following:
                     if owner.ends and not registered:
