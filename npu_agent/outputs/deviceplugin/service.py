@@ -64,7 +64,6 @@ class DevicePlugin:
         allocator: Allocator,
         *,
         by_cdi: bool = False,
-        counts: Counts | None = None,
     ) -> None:
         self.devices = devices
         """What is served now; closing it ends the streams."""
@@ -73,10 +72,10 @@ class DevicePlugin:
         self.opened: Feed[int] = Feed(0)
         """Streams since the start: shows one that opened and ended unseen."""
         self.allocating: Feed[int] = Feed(0)
+        self.counts = Counts()
         self._resource = resource
         self._allocator = allocator
         self._by_cdi = by_cdi
-        self._counts = counts if counts is not None else Counts()
 
     def __mapping__(self) -> dict[str, Handler]:
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
@@ -105,7 +104,7 @@ class DevicePlugin:
         with count_call(self.streams):
             async for devices in self.devices.watch():
                 await stream.send_message(Encoded(device_list(devices)))
-                self._counts.messages += 1
+                self.counts.messages += 1
                 log.debug("device list sent", resource=self._resource, devices=len(devices))
 
     async def _prefer(self, stream: Stream[wire.PreferredAllocationRequest, Encoded]) -> None:
@@ -123,7 +122,7 @@ class DevicePlugin:
                 for container in request.container_requests
             ]
         for choice in choices:
-            self._counts.preferred[choice.reason] += 1
+            self.counts.preferred[choice.reason] += 1
             log.debug(
                 "allocation preferred",
                 resource=self._resource,
@@ -148,7 +147,7 @@ class DevicePlugin:
             result = _RESULT.get(error.status, result)
             raise
         finally:
-            self._counts.allocated(result, time.perf_counter() - began)
+            self.counts.allocated(result, time.perf_counter() - began)
         log.info("allocated", resource=self._resource, devices=", ".join(granted))
 
     async def _grant(self, stream: Stream[wire.AllocateRequest, Encoded]) -> list[str]:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
-from npu_agent.core.counts import Counts
 from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
@@ -96,7 +95,6 @@ class Session:
         self.timing = timing
         self._tracker = RegistrationTracker(plugin.resource)
         self.status = self._tracker.status
-        self.counts = Counts()
         self._config = plugin
         self._resource = plugin.resource
         self._allocator = allocator
@@ -112,9 +110,8 @@ class Session:
         self._lost = False
         self._early: tuple[UnixServer, contextlib.AsyncExitStack] | None = None
         """What the kubelet has had since before the node was ours, and what ends it."""
-        self._plugin = DevicePlugin(
-            plugin.resource, self._devices, allocator, by_cdi=plugin.by_cdi, counts=self.counts
-        )
+        self._plugin = DevicePlugin(plugin.resource, self._devices, allocator, by_cdi=plugin.by_cdi)
+        self.counts = self._plugin.counts
 
     async def run(self) -> None:
         """Serves until cancelled; then ends its stream, so that the kubelet sees it."""

@@ -10,7 +10,6 @@ from grpclib.exceptions import StreamTerminatedError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Grant, Refusal, RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
@@ -50,7 +49,6 @@ class Served:
     plugin: DevicePlugin
     server: UnixServer
     client: Client
-    counts: Counts
 
     async def streams(self, number: int) -> None:
         """Waits until so many ListAndWatch streams are open."""
@@ -61,12 +59,11 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     with short_directory() as directory:
         feed: Feed[Devices] = Feed(LISTED)
-        counts = Counts()
-        plugin = DevicePlugin(RESOURCE, feed, StandInAllocator(feed), counts=counts)
+        plugin = DevicePlugin(RESOURCE, feed, StandInAllocator(feed))
         server = UnixServer([plugin], directory / "npu.sock")
         await server.listen()
         client = Client(server.path)
-        yield Served(feed, plugin, server, client, counts)
+        yield Served(feed, plugin, server, client)
         await asyncio.to_thread(client.close)
         await server.shutdown()
 
@@ -87,7 +84,7 @@ async def test_preferred_allocation(served: Served) -> None:
     answer = await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
     response = wire.PreferredAllocationResponse().parse(answer)
     assert [one.device_i_ds for one in response.container_responses] == [["UUID-A"]]
-    assert served.counts.preferred == {"one card": 1}
+    assert served.plugin.counts.preferred == {"one card": 1}
     # The kubelet asks for this only if it is an option.
     answer = await asyncio.to_thread(served.client.call, "GetDevicePluginOptions")
     assert wire.DevicePluginOptions().parse(answer).get_preferred_allocation_available
@@ -182,14 +179,14 @@ async def test_allocations_are_counted_by_how_they_end(served: Served) -> None:
         b"\x0b",  # wire type 3 for a message: betterproto reads a None
     ):
         await asyncio.to_thread(served.client.refused, "Allocate", request)
-    assert served.counts.allocations == {
+    assert served.plugin.counts.allocations == {
         "granted": 2,
         "invalid": 2,
         "unknown": 1,
         "unhealthy": 1,
         "failed": 1,
     }
-    seconds = served.counts.allocation_seconds
+    seconds = served.plugin.counts.allocation_seconds
     assert sum(seconds.counts) == 7
     assert 0 < seconds.total < DEADLINE
 
