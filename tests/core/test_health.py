@@ -165,8 +165,3 @@ def test_heat_is_no_reason_unless_asked_for_and_known() -> None:
 def test_a_dead_card_is_dead_and_not_hot() -> None:
     dead = LETTERS["d"]
     assert health.with_heat(dead, 200, None, HOT_AT_90) == dead
-
-
-def test_the_reason_says_how_hot() -> None:
-    verdict = health.with_heat(LETTERS["g"], 95.5, None, HOT_AT_90)
-    assert verdict.reason == "95.5 °C, above 90 °C"

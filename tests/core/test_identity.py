@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.hardware import Card, CoreRange, Reading, Sensor, SensorKind
+from npu_agent.core.hardware import Card, CoreRange
 from npu_agent.core.identity import identify, remember
 from npu_agent.core.offer import device_id
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -124,34 +124,3 @@ def test_core_ranges_are_sets_of_cores(one: CoreRange, other: CoreRange) -> None
     assert len(one) == len(mine)
     assert one.includes(other) == (its <= mine)
     assert one.overlaps(other) == bool(mine & its)
-
-
-def test_the_hottest_sensor_and_the_largest_power_are_shown() -> None:
-    kinds = SensorKind
-    reading = Reading(
-        at=0.0,
-        sensors=(
-            Sensor(kinds.TEMPERATURE, "ambient", 31_000),
-            Sensor(kinds.TEMPERATURE, "peak", 62_500),
-            Sensor(kinds.POWER, "core", 900_000),
-            Sensor(kinds.POWER, "total", 1_370_000),
-            Sensor(kinds.VOLTAGE, "0", 99_000_000),
-        ),
-    )
-    assert (reading.temperature(), reading.power()) == (62.5, 1.37)
-    assert Reading(at=0.0).temperature() is None
-
-
-@pytest.mark.parametrize(
-    ("family", "device_type", "soc_rev", "product"),
-    [
-        ("warboy", "Warboy", "B0", "warboyB0"),
-        ("warboy", "warboy", "b0", "warboyB0"),
-        ("warboy", "Warboy", None, "warboy"),
-        ("warboy", "RNGD", "B0", None),
-        ("rngd", "RNGD", "B0", "rngd"),
-        ("rngd", "Warboy", "B0", None),
-    ],
-)
-def test_products(family: str, device_type: str, soc_rev: str | None, product: str | None) -> None:
-    assert FAMILIES[family].product(device_type, soc_rev) == product

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CoreRange, CoreReading
-from npu_agent.core.utilization import LONGEST_PAUSE, Tally, UtilizationTracker, interval
+from npu_agent.core.utilization import LONGEST_PAUSE, Tally, UtilizationTracker
 
 WRAP = 1 << 32
 SINGLE, FUSED = CoreRange(0, 0), CoreRange(0, 1)
@@ -76,28 +76,6 @@ def test_utilization_is_unknown_or_within_0_and_100(looks: list[CoreReading], wr
         utilization = found.utilization()
         assert utilization is None or 0 <= utilization <= 100
         assert found.cycles >= found.task_cycles >= 0
-
-
-@given(LOOKS, LOOKS, st.booleans())
-def test_a_reading_has_nothing_of_the_time_before_the_one_before(
-    before: list[CoreReading], after: list[CoreReading], wraps: bool
-) -> None:
-    known = tally(*before, wraps=wraps).renewed()
-    again = tally(*before[-1:], wraps=wraps)
-    assert known == again
-    for one in after:
-        known, again = known.add(one, wraps=wraps), again.add(one, wraps=wraps)
-    assert known.utilization() == again.utilization()
-
-
-@given(before=st.integers(1, 2**64 - 1), after=st.integers(0, 2**64 - 1), task=st.integers(0, 9))
-def test_cycles_that_go_back_are_a_reset_and_no_interval(
-    before: int, after: int, task: int
-) -> None:
-    if after >= before:
-        before, after = after + 1, before
-    for wraps in (True, False):
-        assert interval(look(before, task), look(after, task), wraps=wraps) is None
 
 
 # Single cases.

@@ -67,11 +67,6 @@ def _other_management_name(root: Path) -> None:
     (links / "rngd!npu0mgmt").rename(links / "rngd!npu0_mgmt")
 
 
-def _both_management_names(root: Path) -> None:
-    links = root / "sys/class/rngd_mgmt"
-    (links / "rngd!npu0_mgmt").symlink_to((links / "rngd!npu0mgmt").readlink())
-
-
 def _pci(root: Path, index: int) -> Path:
     address = (management(root, index) / "busname").read_text()
     return (root / "sys/bus/pci/devices" / address).resolve()
@@ -79,10 +74,6 @@ def _pci(root: Path, index: int) -> Path:
 
 def _no_hwmon(root: Path) -> None:
     shutil.rmtree(_pci(root, 0) / "hwmon")
-
-
-def _no_numa(root: Path) -> None:
-    write(_pci(root, 0) / "numa_node", "-1\n")
 
 
 def _same_uuid(root: Path) -> None:
@@ -130,12 +121,9 @@ HOSTS: dict[str, tuple[str, Edit]] = {
     "old-rngd": ("rngd=1", _old_rngd),
     "old-driver": ("warboy=1", _files(OLD)),
     "rngd-other-management-name": ("rngd=1", _other_management_name),
-    "rngd-both-management-names": ("rngd=1", _both_management_names),
     "no-hwmon": ("warboy=1", _no_hwmon),
-    "no-numa": ("warboy=1", _no_numa),
     "fpga-sample": ("warboy=2", _files({"platform_type": "VITIS\n"})),
     "other-vendor": ("warboy=2", _files({"platform_type": "Acme\n"})),
-    "unknown-type": ("warboy=2", _files({"device_type": "Warboy2\n"})),
     "same-uuid": ("warboy=2", _same_uuid),
     "no-identity": ("warboy=1", _files(dict.fromkeys(("device_uuid", "device_sn", "busname"), ""))),
     "damaged": ("warboy=1", _damaged),

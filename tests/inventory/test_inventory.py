@@ -140,27 +140,6 @@ async def test_intervals_are_followed_while_it_runs(root: Path) -> None:
         await watched.looks(2)
 
 
-async def test_a_driver_that_never_says_is_served_and_comes_back(root: Path) -> None:
-    write(management(root, 0) / "alive", None)
-    async with watching(root) as watched:
-        assert watched.record.value.cards[0].health.state is UNKNOWN
-        node = root / "dev/npu0pe1"
-        node.unlink()
-        assert "/dev/npu0pe1 missing" in (await watched.card("npu0", UNHEALTHY)).health.reason
-        node.touch()
-        await watched.card("npu0", UNKNOWN)
-
-
-async def test_many_missing_nodes_are_told_in_few_words(root: Path) -> None:
-    async with watching(root) as watched:
-        for node in (root / "dev").glob("npu0*"):
-            node.unlink()
-        fenced = await watched.card("npu0", UNHEALTHY)
-        assert fenced.health.reason == (
-            "/dev/npu0, /dev/npu0_mgmt, /dev/npu0ch0 and 6 more missing"
-        )
-
-
 async def test_nodes_that_udev_makes_late_are_taken_in(root: Path) -> None:
     (root / "dev/npu0pe1").unlink()
     async with watching(root) as watched:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.people.simulator import FAULTS, apply_fault, card, cards, make, tick
-from npu_agent.people.simulator.furiosa.driver import core, liveness, management
+from npu_agent.people.simulator.furiosa.driver import liveness, management
 from tests.until import wait_until
 
 from .helpers import listing
@@ -138,20 +138,6 @@ def test_swap_is_another_card_in_the_same_place(root: Path) -> None:
     assert (directory / "busname").read_text() == SPECS[0].pci_bus_id
     tick(root)
     assert (directory / "device_uuid").read_text() == f"{cards(root)[0].spec.uuid}\n"
-
-
-def test_busy_one_is_one_core_in_use_and_the_others_free(root: Path) -> None:
-    warboy, rngd = SPECS
-    for name in ("npu0", "npu1"):
-        apply_fault(root, name, "busy-one")
-    tick(root)
-    assert "CycleCount: 0x" in (root / core(warboy, "0") / "perf_regs").read_text()
-    for pe in ("1", "0-1"):
-        assert (root / core(warboy, pe) / "perf_regs").read_text() == ""
-    occupied = (root / management(rngd) / "pe_occupancy").read_text().splitlines()
-    assert occupied == ["1", *"0000000"]
-    assert "dram_usage: 0x" in (root / core(rngd, "0") / "alloc_status").read_text()
-    assert (root / core(rngd, "1") / "alloc_status").read_text() == ""
 
 
 @both

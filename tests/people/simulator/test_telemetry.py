@@ -44,19 +44,6 @@ def test_what_is_busy_is_hot_and_takes_power_and_counts_task_cycles(family: str)
 
 
 @each_family
-def test_single_is_load_on_the_first_core_alone(family: str) -> None:
-    state = with_workload(fresh(family), "single")
-    later = after(state, 60)
-    others = families()[family].cores - 1
-    for moment in (state, later):
-        assert moment.load[0] > 0.7
-        assert moment.load[1:] == (0.0,) * others
-    assert later.task_cycles[0] > 0
-    assert later.task_cycles[1:] == (0,) * others
-    assert max(later.temperature) == later.temperature[0]
-
-
-@each_family
 def test_auto_alternates_between_idle_and_busy(family: str) -> None:
     rng, state, targets = Random(7), fresh(family), set()
     for _ in range(600):
