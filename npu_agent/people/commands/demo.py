@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import sys
 import tempfile
@@ -123,7 +122,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                 last = log.read_text().splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
             elif walk.done():
-                print(f"\n{_bold('All steps passed.')}", flush=True)
+                print(f"\n{_styled('All steps passed.')}", flush=True)
                 if not once:
                     await _stay_up(tour, ended)
             walk.cancel()
@@ -132,11 +131,13 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
 
 
 async def _stay_up(tour: Tour, ended: asyncio.Task[bool]) -> None:
+    called = sys.argv[0]
+    command = called if Path(called).name == "npu-agent" else f"{sys.executable} -m npu_agent"
     print(
         f"The agent stays up until Ctrl-C: see\n"
         f"   http://{await tour.address()}/   and try:\n"
-        f"   {_command()} info --host-root {tour.root}\n"
-        f"   {_command()} simulate {tour.root} fault npu0 dead     (and: ... npu0 ok)\n"
+        f"   {command} info --host-root {tour.root}\n"
+        f"   {command} simulate {tour.root} fault npu0 dead     (and: ... npu0 ok)\n"
         f"   an edit of {tour.config}\n"
         "   simulated cards in a cluster: Helm value or component `simulate`\n"
         "Its log from here on:",
@@ -149,7 +150,7 @@ async def _stay_up(tour: Tour, ended: asyncio.Task[bool]) -> None:
 async def _walk(tour: Tour, deadline: float) -> bool:
     """Prints each step as it happens; returns whether all did, and stops at a failure."""
     for number, (title, step) in enumerate(tour.steps(), 1):
-        print(f"\n{_bold(f'{number}. {title}')}", flush=True)
+        print(f"\n{_styled(f'{number}. {title}')}", flush=True)
         try:
             async with asyncio.timeout(deadline):
                 lines = [line async for line in step()]
@@ -160,17 +161,8 @@ async def _walk(tour: Tour, deadline: float) -> bool:
         except (NotEnoughError, PrepareError, simulator.SimulatorError, OSError) as error:
             return _failed(str(error))
         for line in lines:
-            print(f"   {_green('✔')} {line}", flush=True)
+            print(f"   {_styled('✔', 32)} {line}", flush=True)
     return True
-
-
-def _command() -> str:
-    """Returns the command to type: as this process was started, if it is not on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "npu-agent":
-        return f"{sys.executable} -m npu_agent"
-    path = shutil.which("npu-agent")
-    return "npu-agent" if path and called.exists() and called.samefile(path) else str(called)
 
 
 def _log_to(path: Path) -> None:
@@ -180,12 +172,9 @@ def _log_to(path: Path) -> None:
     logging.getLogger().handlers[:] = [handler]
 
 
-def _bold(text: str) -> str:
-    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
-
-
-def _green(text: str) -> str:
-    return f"\033[32m{text}\033[0m" if sys.stdout.isatty() else text
+def _styled(text: str, style: int = 1) -> str:
+    """The text, bold or in a colour of ANSI on a terminal."""
+    return f"\033[{style}m{text}\033[0m" if sys.stdout.isatty() else text
 
 
 def _failed(reason: str) -> bool:
