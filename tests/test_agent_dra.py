@@ -336,17 +336,6 @@ async def test_a_kubelet_that_restarts_finds_driver_and_slices_again(
         assert doubted == [agent.allocator]  # it does not list all of its Pods yet
 
 
-async def test_a_claim_that_the_api_server_has_no_more_is_swept(room: Room) -> None:
-    room.node.timing = timing(collect_every=0.2)
-    room.node.cards("warboy=1")
-    gone = room.claim("gone", NAMES[0])
-    async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        await room.registered()
-        await room.prepared(gone)
-        room.cluster.forget(gone)
-        await until(lambda: not (agent.allocator.prepared.value or room.specs()))
-
-
 async def test_claims_in_use_are_found_although_their_record_is_lost_and_no_card_is_for_dra(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,17 +361,6 @@ async def test_restarts_of_the_kubelet_are_still_counted_when_a_resource_is_serv
         agent.kubelet.sessions[0].counts.returns = 3
         assert agent.state().resources == ()
         assert agent.state().kubelet_restarts == 3
-
-
-async def test_a_node_is_one_agents_by_both_apis(room: Room) -> None:
-    room.node.cards("warboy=1")
-    async with room.node.agent(**NOTHING_ELSE):
-        await room.node.listed(1)
-        async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as other:
-            await first(
-                other.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY
-            )
-            assert room.manager.instances.value == ()
 
 
 async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) -> None:

@@ -155,11 +155,11 @@ async def publishing(node: Node, directory: Path) -> AsyncIterator[World]:
     [
         pool_of(card("warboy", 0), card("rngd", 1)),
         pool_of(),
-        rngd(64, sick=tuple(range(64))),
+        rngd(64, unhealthy=tuple(range(64))),
         rngd(70),
         parts(20),
     ],
-    ids=["mixed", "none", "all-sick", "many", "cut-on-demand"],
+    ids=["mixed", "none", "all-unhealthy", "many", "cut-on-demand"],
 )
 async def test_it_is_taken_as_it_was_sent_and_not_written_again(
     node: Node, tmp_path: Path, devices: tuple[PoolDevice, ...]
@@ -200,11 +200,11 @@ def test_a_template_of_slices_is_taken_as_it_is_printed(
 async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:
     """The API server begins a taint again with each write that leaves out its time."""
     async with publishing(node, tmp_path) as world:
-        await world.put(rngd(3, sick=(0,)))
+        await world.put(rngd(3, unhealthy=(0,)))
         ((name, before),) = (await world.taints()).items()
         # The API server's times have whole seconds: another one has begun.
         await asyncio.sleep(1.1)
-        world.devices.publish(rngd(3, sick=(0, 2)))
+        world.devices.publish(rngd(3, unhealthy=(0, 2)))
 
         async def two() -> bool:
             return len(await world.taints()) == 2
@@ -230,7 +230,7 @@ async def test_a_taint_makes_a_slice_of_more_than_64_devices_invalid(
     async with publishing(node, tmp_path) as world:
         await dra.apply_slice(world.api, whole(rngd(128)))
         with pytest.raises(ApiError, match="64") as caught:
-            await dra.apply_slice(world.api, whole(rngd(65, sick=(3,))))
+            await dra.apply_slice(world.api, whole(rngd(65, unhealthy=(3,))))
         assert caught.value.status == 422
 
 

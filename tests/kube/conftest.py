@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.kube import Api, credentials
-from tests.kube.helpers import Authority, Server, authority, client, kubeconfig, says, serving
-
-NODE_META = {"name": "n1", "uid": "7b0c", "resourceVersion": "42"}
+from tests.kube.helpers import NODE, Authority, Server, authority, client, kubeconfig, says, serving
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +37,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with serving(says({"kind": "PartialObjectMetadata", "metadata": NODE_META})) as server:
+    async with serving(says(NODE)) as server:
         yield server
 
 

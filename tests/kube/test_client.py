@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -102,25 +101,6 @@ async def test_a_call_that_hangs_delays_no_other(server: Server, api: Api) -> No
     hanging.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hanging
-
-
-async def test_credentials_are_loaded_on_a_daemon_thread(server: Server) -> None:
-    threads: list[threading.Thread] = []
-
-    def load() -> credentials.Credentials:
-        threads.append(threading.current_thread())
-        return credentials.at(server.url, "a test")
-
-    async with Api(load, deadline=DEADLINE) as api:
-        await node.read(api, "n1")
-    assert [thread.daemon for thread in threads] == [True]
-
-
-async def test_a_wait_that_is_asked_for(server: Server, api: Api) -> None:
-    server.replies = [status(429, "later", Retry_After="7")]
-    error = await trouble(api)
-    assert (error.status, error.retry_after) == (429, 7.0)
-    assert "(later)" in str(error)
 
 
 # Answers that are none.
@@ -272,16 +252,9 @@ async def test_in_a_pod(
     assert credentials.of_pod().server.startswith("https://[fd00::1]:")
 
 
-@pytest.mark.parametrize("where", ["environment", "home"])
-async def test_kubeconfig_of_the_environment_or_the_home(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    path = kubeconfig(tmp_path, server.url)
-    if where == "environment":
-        monkeypatch.setenv("KUBECONFIG", f"/nonexistent:{path}")
-    else:
-        (tmp_path / ".kube").mkdir()
-        path.rename(tmp_path / ".kube" / "config")
+async def test_the_kubeconfig_of_the_home(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path, server.url).rename(tmp_path / ".kube" / "config")
     async with Api(deadline=DEADLINE) as api:
         assert (await node.read(api, "n1")).name == "n1"
 
@@ -309,7 +282,7 @@ async def test_no_credentials_at_all(
             "labels.output: none",
         ):
             assert words in str(error)
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+        monkeypatch.setenv("KUBECONFIG", f"/nonexistent:{kubeconfig(tmp_path, server.url)}")
         assert (await node.read(api, "n1")).name == "n1"  # the next call tries again
 
 

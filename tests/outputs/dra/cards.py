@@ -54,12 +54,14 @@ def card(family: str, index: int, **more: Any) -> CardState:
     return state(family, index, **(facts | more))
 
 
-def rngd(count: int, sick: tuple[int, ...] = (), **options: Any) -> tuple[PoolDevice, ...]:
+def rngd(count: int, unhealthy: tuple[int, ...] = (), **options: Any) -> tuple[PoolDevice, ...]:
     """The pool of so many RNGD cards, of which those with these numbers are unhealthy."""
-    health = (HealthState.UNHEALTHY if at in sick else HealthState.HEALTHY for at in range(count))
+    health = (
+        HealthState.UNHEALTHY if at in unhealthy else HealthState.HEALTHY for at in range(count)
+    )
     return pool_of(*(card("rngd", at, health=one) for at, one in enumerate(health)), **options)
 
 
-def parts(count: int, sick: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
+def parts(count: int, unhealthy: tuple[int, ...] = ()) -> tuple[PoolDevice, ...]:
     """The same of cards that are cut on demand."""
-    return rngd(count, sick, partitions=True)
+    return rngd(count, unhealthy, partitions=True)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npu_agent.core.hardware import Card, CardState, CoreRange, Snapshot
+from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
-from npu_agent.core.pool import ClaimRef, Description, PoolDevice, pool
+from npu_agent.core.pool import ClaimRef, PoolDevice, pool
 from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
@@ -26,14 +26,6 @@ from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import DRIVER, NODE, Kubelet, allocator_of
 
 NPU = "beta.furiosa.ai/npu"
-
-
-def describe(card: Card, cores: CoreRange) -> Description:
-    attributes = {"index": card.index, "cores": len(cores)}
-    return Description(attributes=attributes, capacity={}, counters={})
-
-
-DRA = replace(NAMES, describe=describe)
 
 
 def ref(name: str = "c") -> ClaimRef:
@@ -81,7 +73,7 @@ class Room:
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         families = frozenset(card.card.family for card in self.cards)
         wishes = Feed(DraWishes(families=frozenset()))
-        pool = ClaimPool(DRA, families, wishes, self.snapshots)
+        pool = ClaimPool(NAMES, families, wishes, self.snapshots)
         pool.known = self.devices
         self.allocator = allocator_of(
             self.kubelet,
@@ -134,7 +126,7 @@ class Room:
         """It is known which devices there are."""
         families = {card.card.family for card in self.cards}
         self.devices.publish(
-            pool(self.snapshots.value, dra=DRA, families=families, partitions=True)
+            pool(self.snapshots.value, dra=NAMES, families=families, partitions=True)
         )
 
     def says(

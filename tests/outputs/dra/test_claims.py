@@ -19,6 +19,7 @@ from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import Assignment, DeviceName, Ledger
 from npu_agent.core.offer import Device
+from npu_agent.core.pool import PoolDevice
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kubelet import allocator
 from npu_agent.kubelet.podresources import Holdings
@@ -490,7 +491,7 @@ async def test_an_administrator_is_let_in_and_holds_nothing(room: Room) -> None:
     assert room.allocator.states.value.orphans == {}
 
 
-async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
+async def test_an_unhealthy_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
     room = Room(tmp_path, state(health=HealthState.UNHEALTHY, reason="the driver says dead"))
     await room.owned()
     room.claim("c", result(ZERO))
@@ -508,7 +509,7 @@ async def test_a_sick_card_is_refused_unless_tolerated(tmp_path: Path) -> None:
     assert await room.prepared("e") == answer(("npu", ZERO), uid="uid-e")
 
 
-async def test_a_card_that_falls_sick_is_prepared_again(held: Room) -> None:
+async def test_a_card_that_becomes_unhealthy_is_prepared_again(held: Room) -> None:
     """After a restart of the kubelet, for a container that runs."""
     held.have(state(health=HealthState.UNHEALTHY, reason="dead"))
     assert await held.prepared() == answer(("npu", ZERO))
@@ -523,14 +524,6 @@ async def test_unprepare_needs_nothing(held: Room) -> None:
     assert held.specs() == []
     assert json.loads(held.record.read_bytes())["prepared"] == {}
     assert held.claims.counts.unprepares["unprepared"] == 2
-
-
-async def test_two_claims_for_one_device_at_the_same_time(room: Room) -> None:
-    names = ["c", "d", "e"]
-    for name in names:
-        room.claim(name, result(ZERO))
-    found = await room.claims.prepare([ref(name) for name in names])
-    assert sum(not isinstance(one, str) for one in found.values()) == 1
 
 
 async def test_while_an_api_call_hangs_others_go_on(room: Room) -> None:
@@ -919,3 +912,60 @@ async def test_a_claim_for_the_next_pod_waits_for_the_pod_before(patient: Room) 
     patient.kubelet.node.alive.clear()
     patient.says()
     assert await preparing == answer(("npu", ZERO))
+
+
+# Parts of cards. That no core is given twice is the device plugin's test_exclusive.
+
+CARD = "npu-rngd-0"
+
+
+@pytest.fixture
+async def cut(tmp_path: Path) -> Room:
+    """A node that is ours, with a card that is offered in parts."""
+    room = Room(tmp_path, state("rngd", 0))
+    await room.owned()
+    return room
+
+
+async def part(room: Room, name: str, *cores: str) -> Any:
+    """What the kubelet is answered for a claim of these cores of the card."""
+    room.claim(name, *(result(f"{CARD}-cores-{each}") for each in cores))
+    return await room.prepared(name)
+
+
+async def test_a_container_is_given_its_part_and_nothing_of_the_others(cut: Room) -> None:
+    """What is free is given, in whatever parts it was before."""
+    for name, cores in (("a", "0-3"), ("b", "4-5"), ("c", "6"), ("d", "7")):
+        (device,) = await part(cut, name, cores)
+        assert device.device_name == f"{CARD}-cores-{cores}"
+    edits = spec(cut, "furiosa.ai-claim-uid-b.json")["uid-b-npu"]
+    assert edits["env"] == ["NPU_DEVNAME=npu0pe4-5", "FURIOSA_DEVICES=npu:0:4-5"]
+    granted = {node for node in nodes(edits) if "pe" in node}
+    assert granted == {"/dev/rngd/npu0pe4", "/dev/rngd/npu0pe4-5", "/dev/rngd/npu0pe5"}
+    for name in ("b", "c"):
+        await cut.unprepared(name)
+    assert isinstance(await part(cut, "e", "4-7"), str)
+    for name, cores in (("f", "4"), ("g", "5"), ("h", "6")):
+        assert not isinstance(await part(cut, name, cores), str)
+
+
+async def test_one_claim_may_not_have_a_core_twice(cut: Room) -> None:
+    assert "has the same cores twice" in await part(cut, "a", "0-1", "1")
+    assert cut.allocator.prepared.value == {}
+    assert not isinstance(await part(cut, "a", "0-1", "2"), str)
+
+
+async def test_a_part_that_is_no_longer_in_the_pool_keeps_its_card(cut: Room) -> None:
+    """The scheduler counts the cores of the devices that it sees."""
+
+    def held(listed: tuple[PoolDevice, ...]) -> set[str]:
+        facts, names = cut.allocator.facts(), {device.name for device in listed}
+        conflicts = facts.ledger.conflicts(facts.cards, without=names)
+        return {device.name for device in listed if conflicts.against(None, device.device)}
+
+    await part(cut, "a", "0-3")
+    parts = cut.devices.value or ()
+    whole = tuple(device for device in parts if not device.is_part)
+    assert (held(parts), held(whole)) == (set(), {CARD})
+    await cut.unprepared("a")
+    assert held(whole) == set()

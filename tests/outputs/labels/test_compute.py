@@ -70,7 +70,7 @@ def dmi(vendor: str | None, name: str | None) -> tuple[Snapshot, Machine]:
     return host(card()), Machine(vendor=vendor, name=name)
 
 
-SICK = Health(state=HealthState.UNHEALTHY, reason="alive says 0", since=0.0)
+UNHEALTHY = Health(state=HealthState.UNHEALTHY, reason="alive says 0", since=0.0)
 SAMPLE = SkippedDevice("/sys/class/npu_mgmt/npu1_mgmt", "an FPGA sample", sample_of="warboy")
 UNREAD = SkippedDevice("/sys/class/npu_mgmt/npu1_mgmt", "no answer within 0.5 s", unread=True)
 FOREIGN = SkippedDevice(
@@ -80,7 +80,7 @@ FOREIGN = SkippedDevice(
 HOSTS: dict[str, tuple[Snapshot, Machine]] = {
     "one-warboy": (host(card()), SERVER),
     "one-rngd": (host(card("rngd")), SERVER),
-    "one-sick-of-two": (host(card(), replace(card(index=1), health=SICK)), SERVER),
+    "one-unhealthy-of-two": (host(card(), replace(card(index=1), health=UNHEALTHY)), SERVER),
     "mixed-products": (
         host(card(index=0), card(index=1, product="warboy"), card("rngd", 2)),
         SERVER,

@@ -114,7 +114,7 @@ async def test_labels_are_put_once_and_not_again_while_nothing_changes(room: Roo
         assert one.state.value.labels == labels
         assert one.state.value.applied_at is not None
         # A card fails and recovers; the labels are what they were.
-        for snapshot in (HOSTS["one-sick-of-two"][0], cards(2)) * 10:
+        for snapshot in (HOSTS["one-unhealthy-of-two"][0], cards(2)) * 10:
             room.snapshots.publish(snapshot)
             await asyncio.sleep(0)
         assert len(room.place.puts.value) == 1
