@@ -7,10 +7,4 @@ from npu_agent.kube.client import Api
 from npu_agent.kube.errors import ApiError, ErrorKind
 from npu_agent.kube.node import NodeMeta, ThisNode
 
-__all__ = [
-    "Api",
-    "ApiError",
-    "ErrorKind",
-    "NodeMeta",
-    "ThisNode",
-]
+__all__ = ["Api", "ApiError", "ErrorKind", "NodeMeta", "ThisNode"]

@@ -7,7 +7,7 @@ change one: they are watched, and put back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,15 +241,14 @@ class SlicePublisher:
         self._generation = slices.newest(live, self._generation)
         return slices.plan(live, self._wanted, generation=self._generation)
 
-    def _wanted(self, generation: int) -> list[Slice]:
-        wanted = slices.slices(
+    def _wanted(self, generation: int) -> Sequence[Slice]:
+        return slices.slices(
             expressible(self._devices.value or (), self._dropped),
             driver=self._driver,
             node=self._node_name,
             uid=self._uid or "",
             generation=generation,
         )
-        return [slices.without(item, self._dropped) for item in wanted]
 
     async def _execute(self, plan: Plan) -> None:
         before = self.live.value or {}

@@ -6,14 +6,15 @@ Format: ``ResourceSlice`` of resource.k8s.io/v1 (k8s.io/api/resource/v1, types.g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.pool import Effect, PoolDevice, Value, Version
-from npu_agent.core.state import COUNTERS, NOTES
+from npu_agent.core.state import COUNTERS, NOTES, TAINTS
 
 Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
@@ -190,42 +191,16 @@ def _plain(value: object) -> object:
 def dropped(sent: Slice, reply: Slice) -> tuple[str, ...]:
     """Returns fields, such as ``devices.taints``, that were sent and are not in the reply.
 
-    The API server omits what belongs to a feature that is off.
+    The API server omits what belongs to a feature that is off; it may be off for these.
     """
-    return tuple(sorted(set(_missing(sent["spec"], reply.get("spec"), ""))))
+    fields = (*sorted(COUNTERS), TAINTS)
+    return tuple(field for field in fields if _has(sent, field) and not _has(reply, field))
 
 
-def _missing(sent: object, reply: object, path: str) -> Iterator[str]:
-    match sent, reply:
-        case Mapping(), Mapping():
-            for key, value in sent.items():
-                within = f"{path}.{key}" if path else key
-                if key in reply:
-                    yield from _missing(value, reply[key], within)
-                elif value not in (None, [], {}):
-                    yield within
-        case [list(), list()]:
-            for item, other in zip(sent, reply, strict=False):
-                yield from _missing(item, other, path)
-
-
-def without(whole: Slice, fields: Collection[str]) -> Slice:
-    """Returns a slice without these fields, which are as of `dropped`."""
-    return {**whole, "spec": _without(whole["spec"], fields)}
-
-
-def _without(value: Any, fields: Collection[str], path: str = "") -> Any:
-    match value:
-        case Mapping():
-            paths = {key: f"{path}.{key}" if path else key for key in value}
-            return {
-                key: _without(inner, fields, paths[key])
-                for key, inner in value.items()
-                if paths[key] not in fields
-            }
-        case list():
-            return [_without(item, fields, path) for item in value]
-    return value
+def _has(slice_: Slice, field: str) -> bool:
+    spec = slice_["spec"]
+    devices, _, key = field.rpartition(".")
+    return any(key in part for part in (spec.get(devices) or () if devices else (spec,)))
 
 
 def newer(sent: Slice) -> tuple[str, ...]:
@@ -233,8 +208,8 @@ def newer(sent: Slice) -> tuple[str, ...]:
     spec = sent["spec"]
     if "sharedCounters" in spec:
         return tuple(COUNTERS)
-    taints = (taint for device in spec.get("devices") or () for taint in device.get("taints") or ())
-    return (NOTES,) if any(taint["effect"] == Effect.NONE.value for taint in taints) else ()
+    effects = {taint["effect"] for _, taint in _taints(sent)}
+    return (NOTES,) if Effect.NONE.value in effects else ()
 
 
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
@@ -244,33 +219,26 @@ def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     some seconds would do so again after every write.
     """
     since = {
-        (device["name"], *_what(taint)): taint["timeAdded"]
+        _named(device, taint): taint["timeAdded"]
         for slice_ in live.values()
-        for device in slice_["spec"].get("devices") or ()
-        for taint in device.get("taints") or ()
+        for device, taint in _taints(slice_)
         if "timeAdded" in taint
     }
-
-    def timed(device: Mapping[str, Any]) -> dict[str, Any]:
-        if "taints" not in device:
-            return dict(device)
-        times = [since.get((device["name"], *_what(taint))) for taint in device["taints"]]
-        return {
-            **device,
-            "taints": [
-                {**taint, "timeAdded": time} if time else taint
-                for taint, time in zip(device["taints"], times, strict=True)
-            ],
-        }
-
-    spec = wanted["spec"]
-    if "devices" not in spec:
-        return dict(wanted)
-    return {**wanted, "spec": {**spec, "devices": [timed(device) for device in spec["devices"]]}}
+    timed = copy.deepcopy(dict(wanted))
+    for device, taint in _taints(timed):
+        if time := since.get(_named(device, taint)):
+            taint["timeAdded"] = time
+    return timed
 
 
-def _what(taint: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(taint.get(key) or "" for key in ("key", "effect", "value"))
+def _taints(slice_: Slice) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for device in slice_["spec"].get("devices") or ():
+        for taint in device.get("taints") or ():
+            yield device, taint
+
+
+def _named(device: Mapping[str, Any], taint: Mapping[str, Any]) -> tuple[str, ...]:
+    return (device["name"], *(taint.get(key) or "" for key in ("key", "effect", "value")))
 
 
 def is_incomplete(live: Mapping[str, Slice]) -> bool:

@@ -530,20 +530,6 @@ async def test_another_api_server_may_keep_what_was_dropped(tmp_path: Path) -> N
         assert len(world.server.taints()) == 1
 
 
-async def test_whatever_else_is_dropped_is_written_once_only(tmp_path: Path) -> None:
-    async with running(tmp_path, rngd(3)) as world:
-        world.server.dropped = {"capacity"}
-        state = await first(world.publisher.state, lambda state: state.dropped and state.published)
-        assert state.dropped == ("devices.capacity",)
-        world.publisher.ask_now()
-        await world.quiet()
-        assert world.server.writes == [f"apply {NAME}"]
-        world.devices.publish(rngd(2))
-        await world.in_place()
-        world.server.put(NAME, devices=[])
-        await world.in_place()
-
-
 # Cards that are cut on demand.
 
 
