@@ -133,7 +133,7 @@ def _group(written: ParsedFile, mapping: dict[str, Value], group: Group, path: s
         at, expected = prefix + name, group.keys.get(name)
         if expected is None:
             written.wrong(at, _unknown(name, group, prefix))
-        elif isinstance(value, Null) and (expected.many or expected.is_group):
+        elif isinstance(value, Null) and (expected.many or isinstance(expected.of, Group)):
             # A group or list whose lines are all commented out: it has the default.
             del written.places[at]
         elif expected.many:

@@ -21,8 +21,6 @@ from npu_agent.core.vendor_spec import LabelSet, MetricSchema, VendorSpec
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _LAST_PORT = 65535
-# Of a name with a part that is empty, or longer than DNS's 63 characters, getaddrinfo raises a
-# UnicodeError.
 _IPV4 = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
 _IPV6 = r"\[[0-9A-Fa-f:]{1,39}(\.[0-9]{1,3}){0,3}\]"
 # What Kubernetes takes as an extended resource: IsExtendedResourceName in
@@ -403,10 +401,6 @@ class Key:
     @property
     def option(self) -> str:
         return "--" + "-".join(self.attributes).replace("_", "-")
-
-    @property
-    def is_group(self) -> bool:
-        return isinstance(self.of, Group) and not self.many
 
     def value(self, config: Config) -> object:
         value: object = reduce(getattr, self.attributes, config)

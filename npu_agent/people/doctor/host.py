@@ -10,7 +10,7 @@ from pathlib import Path
 
 from npu_agent.core.advice import UNREADABLE, advice, device_paths, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
-from npu_agent.files import SIMULATION, content, is_device
+from npu_agent.files import SIMULATION, content
 from npu_agent.kubelet.pods import CGROUPS
 from npu_agent.people.cards import read_once
 from npu_agent.people.doctor.agent import reported
@@ -219,3 +219,9 @@ def _odd(odd: SkippedDevice) -> Check:
         f"{odd.entry} is not served: {odd.reason}",
         "" if odd.sample_of else "install a newer npu-agent if the card is newer",
     )
+
+
+def is_device(path: Path, root: Path) -> bool:
+    """Whether this is a character device, or what stands for one in a simulated tree."""
+    mode = path.stat().st_mode
+    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())
