@@ -104,6 +104,9 @@ def test_a_config_that_is_applied_refused_and_corrected() -> None:
     assert reported(changes.config_entries(bad, applied)) == [
         ("good", "a new config is applied; a restart is needed for pluginDir")
     ]
+    assert reported(changes.config_entries(good, replace(good, generation=2))) == [
+        ("good", "a new config is applied")
+    ]
 
 
 def test_a_kubelet_that_restarts() -> None:

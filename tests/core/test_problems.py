@@ -472,6 +472,13 @@ def test_a_hot_card_is_a_problem_without_the_option() -> None:
     assert "stop the load now" in note.remedy
 
 
+def test_several_hot_cards_are_one_problem_with_the_temperature_of_each() -> None:
+    cards = read(well(0), temperature=91), read(well(1), temperature=92)
+    assert texts(Scene(cards=cards)) == ["npu0, npu1 are hot: npu0 91.0 °C; npu1 92.0 °C"]
+    alike = read(well(0), temperature=91), read(well(1), temperature=91)
+    assert texts(Scene(cards=alike)) == ["npu0, npu1 are hot: 91.0 °C"]
+
+
 def test_the_option_makes_it_hot_earlier_and_never_later() -> None:
     assert hot(81.0, max_temperature=80.0)
     assert hot(HOT + 0.1, max_temperature=105.0)
