@@ -15,7 +15,11 @@ def natural(text: str) -> tuple[list[str | int], str]:
     return [int(part) if at % 2 else part for at, part in enumerate(parts)], text
 
 
-def listed(names: Iterable[str], most: int) -> str:
+NAMED = 4
+"""The most cards, Pods or files that a sentence names."""
+
+
+def listed(names: Iterable[str], most: int = NAMED) -> str:
     """The first `most` of the names, and how many more there are: ``npu0, npu1 and 62 more``."""
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""

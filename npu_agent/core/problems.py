@@ -31,7 +31,7 @@ from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus, is_fenced
 from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import VERY_HOT, Trend, TrendKind, is_above
-from npu_agent.text import listed, natural
+from npu_agent.text import NAMED, listed, natural
 
 Subject = Literal[
     "card",
@@ -176,9 +176,9 @@ def _lasting(
         end = "no Pod holds it, so end the host's process"
         end = f"delete the Pods that hold it ({_LOST})" if pods else end
         words, remedy = words.replace("hot", "very hot"), f"stop the load now: {end}; {remedy}"
-        paths = device_paths(card.card for card in cards[:_NAMED])
+        paths = device_paths(card.card for card in cards[:NAMED])
         command = _delete(pods) if pods else f"fuser -v {paths}"
-    details = {card.card.name: _detail(kind, card, trends[card.id]) for card in cards[:_NAMED]}
+    details = {card.card.name: _detail(kind, card, trends[card.id]) for card in cards[:NAMED]}
     if len({*details.values()}) > 1:
         detail = "; ".join(f"{name} {detail}" for name, detail in details.items())
     else:
@@ -205,15 +205,13 @@ def _detail(kind: TrendKind, card: CardState, trend: Trend) -> str:
 
 
 _LOST = "a Pod without a controller does not come back"
-_NAMED = 4
-"""The most cards or Pods that are named; of more there is the number."""
 
 
 def _names(cards: Sequence[CardState], everything: bool = False) -> str:
     """``npu0, npu1``; where they are all that there are, and many, ``64 cards``."""
-    if everything and len(cards) > _NAMED:
+    if everything and len(cards) > NAMED:
         return f"{len(cards)} cards"
-    return listed((card.card.name for card in cards), _NAMED)
+    return listed(card.card.name for card in cards)
 
 
 def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
@@ -221,7 +219,7 @@ def _ids(cards: Iterable[CardState]) -> tuple[str, ...]:
 
 
 def _used(pods: Sequence[str]) -> str:
-    return f"; in use by {listed(sorted(pods, key=natural), _NAMED)}" if pods else ""
+    return f"; in use by {listed(sorted(pods, key=natural))}" if pods else ""
 
 
 def _delete(pods: Sequence[str]) -> str:
@@ -245,7 +243,7 @@ def _unhealthy(cards: Sequence[CardState], state: AgentState) -> Note:
         text += f": {cause.shared}"
     remedy, command, last = cause.remedy, cause.command, ""
     if cards[0].health.cause is Cause.NODES:
-        command = f"ls -l {device_paths(card.card for card in cards[:_NAMED])}"
+        command = f"ls -l {device_paths(card.card for card in cards[:NAMED])}"
     if several and every and state.node:
         remedy = f"cordon the Node, so that new Pods go to other Nodes; then {remedy}"
         command = shlex.join(("kubectl", "cordon", state.node))
@@ -372,7 +370,7 @@ def _fewer(state: AgentState) -> Iterator[Note]:
     if before:
         yield Note(
             "hardware",
-            f"{listed(before, _NAMED)} {'were' if len(before) > 1 else 'was'} here before the "
+            f"{listed(before)} {'were' if len(before) > 1 else 'was'} here before the "
             "restart of the agent, and is gone",
             remedy=GONE,
             runbook="npucardmissing",
@@ -534,7 +532,7 @@ def _of_the_host(state: AgentState) -> Iterator[Note]:
         if entry.unread:
             unread.setdefault(entry.reason, []).append(entry.entry)
     for reason, entries in unread.items():
-        text = f"{listed(entries, _NAMED)} cannot be read: {reason}"
+        text = f"{listed(entries)} cannot be read: {reason}"
         runbook = "a-node-offers-no-npus-or-too-few"
         command = advice(None).command
         yield Note("hardware", text, remedy=UNREADABLE, runbook=runbook, command=command)
@@ -661,7 +659,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             text += "" if cordoned is None else f", cordoned: {cordoned}"
             yield Note("card", text, runbook="npucardmissing")
     if state.monotonic - state.started_at >= _MISSED and (before := _before(state)):
-        text = f"{listed(before, _NAMED)}: here before the restart of the agent, and gone"
+        text = f"{listed(before)}: here before the restart of the agent, and gone"
         yield Note("hardware", text, runbook="npucardmissing")
     for card in state.snapshot.cards:
         name = card.card.name
@@ -697,7 +695,7 @@ def _notes(state: AgentState) -> Iterator[Note]:
             _ids(stray),
             remedy="stop the host's process that has it open, or cordon the card",
             runbook="npuloadwithoutpod",
-            command=f"fuser -v {device_paths(card.card for card in stray[:_NAMED])}",
+            command=f"fuser -v {device_paths(card.card for card in stray[:NAMED])}",
         )
     for resource in state.resources:
         for device in state.withheld(resource):

@@ -40,8 +40,6 @@ SEEN = ".npu-agent.seen.json"
 """In the plugin directory: what a restart must not forget, a `_Seen`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NO_CARDS = "NoCards"
-_NAMED = 4
-"""Cards that a message names; more are counted."""
 _LONGEST = 1000
 """Characters of a message."""
 _SERVICES = {"resource": "NotRegistered", "dra": "DRANotServed", "cdi": "CDINotWritten"}
@@ -85,7 +83,7 @@ def condition(state: AgentState, seen: int) -> NodeCondition | None:
     ]
     said = [f"{healthy} of {wanted} cards are healthy", *fenced]
     if gone:
-        said.append(f"{listed(gone, _NAMED)}: gone from the host")
+        said.append(f"{listed(gone)}: gone from the host")
     said += [note.text for note in services]
     if expected is None and not wanted:
         reason, said[0] = NO_CARDS, "no healthy card has been seen since the Node booted"
@@ -122,8 +120,8 @@ def _fenced(state: AgentState) -> Iterator[str]:
     fenced = (card for card in state.snapshot.cards if is_fenced(card))
     for cards in by_cause(card for card in fenced if not _excused(card, state)):
         pods, why = state.pods_of(cards), plain_reason(cards[0].health)
-        held = f", held by {listed(pods, _NAMED)}" if pods else ""
-        yield f"{listed((card.card.name for card in cards), _NAMED)}: {why}{held}"
+        held = f", held by {listed(pods)}" if pods else ""
+        yield f"{listed(card.card.name for card in cards)}: {why}{held}"
 
 
 def _excused(card: CardState, state: AgentState) -> bool:

@@ -33,8 +33,6 @@ log = logger(__name__)
 
 NAMESPACE = "default"
 COMPONENT = "npu-agent"
-_NAMED = 4
-"""The most Pods that a message names."""
 _LONGEST = 1024
 """Characters of a message: the API server's limit."""
 _SETTLE = 10.0
@@ -149,7 +147,7 @@ def events(
             if state := by_id.get(entry.card or ""):
                 message = _named(state) + message.removeprefix(state.card.name)
                 pods = _pods(state, usages) if warning else ()
-            message += f"; in use by {listed(pods, _NAMED)}" if pods else ""
+            message += f"; in use by {listed(pods)}" if pods else ""
             message += f": {entry.remedy}" if entry.remedy else ""
             yield Event(reason=entry.reason, message=message, warning=warning, pods=pods)
 
