@@ -123,17 +123,23 @@ async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], wha
     assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors
 
 
-async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free, opened = threading.Event(), files.regular
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, files called slow hang."""
+    event, opened = threading.Event(), files.regular
 
     def hang(path: Path, flags: int) -> int:
-        if "slow" in path.name:
-            free.wait(DEADLINE)
+        if path.name == "slow":
+            event.wait(DEADLINE)
         return opened(path, flags)
 
     monkeypatch.setattr(files, "regular", hang)
+    return event
+
+
+async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
+    tmp_path: Path, free: threading.Event
+) -> None:
     slow = tmp_path / "slow"
     with pytest.raises(TimeoutError) as caught:
         await files.replace(slow, b"old", deadline=0.05)
@@ -148,27 +154,21 @@ async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
 
 
 async def test_a_file_that_hangs_has_one_thread_however_often_it_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, free: threading.Event
 ) -> None:
-    free, opened = threading.Event(), files.regular
-
-    def hang(path: Path, flags: int) -> int:
-        free.wait(DEADLINE)
-        return opened(path, flags)
-
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(files, "regular", hang)
+    slow = tmp_path / "slow"
+    slow.touch()
     before = set(working())
     for _ in range(5):
         with pytest.raises(TimeoutError):
-            await files.read(tmp_path / "file", 10, deadline=0.01)
+            await files.read(slow, 10, deadline=0.01)
         with pytest.raises(TimeoutError):
-            await files.replace(tmp_path / "file", b"content", deadline=0.01)
+            await files.replace(slow, b"content", deadline=0.01)
     assert sum(thread not in before for thread in working()) == 1
-    waiting = [future for future, _ in files._thread_of(tmp_path / "file")._calls]
+    waiting = [future for future, _ in files._thread_of(slow)._calls]
     assert all(future.cancelled() for future in waiting)
     free.set()
-    assert await files.read(tmp_path / "file", 10, deadline=DEADLINE) == b""
+    assert await files.read(slow, 10, deadline=DEADLINE) == b""
 
 
 async def test_files_that_were_used_once_are_forgotten(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
 from npu_agent.people import simulator
 from npu_agent.people.commands import version
-from npu_agent.people.commands.config import json_schema
 from tests.inventory.helpers import tree
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, pod
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -149,12 +148,6 @@ def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
     assert version.commit_of(package) is None
 
 
-def test_config_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = called(capsys, "config", "schema")
-    assert code == 0
-    assert json.loads(out) == json.loads(json.dumps(json_schema()))
-
-
 def test_info_names_the_pods_that_hold_a_card(
     capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +158,7 @@ def test_info_names_the_pods_that_hold_a_card(
     _, out, _ = called(capsys, "info", "--host-root", root)
     rows = {row.split("|")[1].strip(): row for row in out.splitlines() if "|" in row}
     assert rows["NPU"].rstrip(" |").endswith("Pod")
-    assert rows["npu0"].rstrip(" |").endswith("ml/train")
+    assert rows["npu0"].rstrip(" |").endswith("ml/train (0)")
     assert rows["npu1"].rstrip(" |").endswith("-")
     _, out, _ = called(capsys, "info", "--host-root", root, "-o", "json")
     held = {"namespace": "ml", "pod": "train", "cores": "0"}

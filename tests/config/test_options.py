@@ -136,11 +136,6 @@ def test_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("interval: 5\n")
     assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), REGISTRY)
-    path.write_text("resources: [{name: a/b, family: warboy, coresPerDevice: 4}]\n")
-    assert error_of("--config-file", str(path)) == (
-        f"{path}:1: resources[0].coresPerDevice: "
-        "warboy has no device nodes for 4 cores together: must be 1 or 2"
-    )
 
 
 def test_options_before_and_after_a_command_join() -> None:
