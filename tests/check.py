@@ -34,7 +34,6 @@ ELSEWHERE: Mapping[str, Sequence[str]] = {
         "tests/outputs/web/test_page.py",
         "tests/outputs/web/test_status.py",
     ),
-    "npu_agent/core/problems.py": ("tests/docs/test_readiness.py",),
     "docs/*.md": (*_PAGES, "tests/docs/test_links.py"),
     "README*.md": ("tests/docs/test_readme.py", "tests/docs/test_links.py"),
 }

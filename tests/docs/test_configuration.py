@@ -26,12 +26,6 @@ def test_the_reference_is_what_the_schema_says() -> None:
     assert made.returncode == 0, made.stderr
 
 
-def test_the_reference_has_every_key() -> None:
-    """In case that the generator forgets some."""
-    rows = re.findall(r"^\| `(.+?)` \|.+\| (live|restart) \|", PAGE, re.MULTILINE)
-    assert rows == [(k.name, "live" if k.live else "restart") for k in KEYS]
-
-
 def test_an_option_is_named_as_the_page_says() -> None:
     """In lower case with dashes: `metrics.podLabels` is `--metrics-pod-labels`."""
     assert "`--metrics-pod-labels`" in PAGE

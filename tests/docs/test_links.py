@@ -1,4 +1,4 @@
-"""Links lead somewhere, `make` targets that are named exist, lines are short, tables whole."""
+"""Links lead somewhere, `make` targets that are named exist, tables are whole."""
 
 from __future__ import annotations
 
@@ -73,13 +73,6 @@ def test_every_page_of_the_documentation_is_in_its_index() -> None:
     listed = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links}
     there = {*(ROOT / "docs").rglob("*.md")} - {index.path}
     assert there <= listed
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_lines_have_at_most_120_characters(page: Page) -> None:
-    """But for rows of tables, pictures and what is shown as it is printed."""
-    lines = (line for line in page.prose.splitlines() if not line.lstrip().startswith(("|", "<")))
-    assert [line for line in lines if len(line) > 120 and not line.startswith("![")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
