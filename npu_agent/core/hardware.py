@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -146,7 +145,8 @@ class Card:
     @property
     def identities(self) -> frozenset[str]:
         """Identifiers of the card: ``uuid:...``, ``serial:...``, ``pci:...``."""
-        return _identities(self.uuid, self.serial, self.pci_bus_id)
+        texts = (self.uuid, self.serial, self.pci_bus_id)
+        return frozenset(f"{kind}:{text}" for kind, text in zip(_KINDS, texts, strict=True) if text)
 
     def as_json(self) -> dict[str, str | int | bool | None]:
         """The JSON of a card for status.json, `info -o json` and other programs."""
@@ -166,11 +166,6 @@ class Card:
     def same_as(self, other: Card) -> bool:
         """False only if the best identifier that both report differs."""
         return same_card(self.identities, other.identities) is not False
-
-
-@lru_cache(256)  # asked for with each device that is compared
-def _identities(*texts: str | None) -> frozenset[str]:
-    return frozenset(f"{kind}:{text}" for kind, text in zip(_KINDS, texts, strict=True) if text)
 
 
 class SensorKind(enum.Enum):

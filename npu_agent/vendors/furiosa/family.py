@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import Access, Card
@@ -87,7 +86,20 @@ class Family:
     unproven: tuple[Unproven, ...] = ()
 
     def access(self, index: int) -> Access:
-        return _access(self, index)
+        def paths(nodes: Iterable[str]) -> tuple[str, ...]:
+            return tuple(self.dev_dir + node.format(n=index) for node in nodes)
+
+        core_nodes = paths(f"npu{{n}}pe{cores}" for cores in self.core_ranges)
+        return Access(
+            shared_nodes=paths(self.shared_nodes),
+            whole_nodes=paths(self.whole_nodes),
+            optional_nodes=paths(self.optional_nodes),
+            core_nodes=tuple(zip(self.core_ranges, core_nodes, strict=True)),
+            environment=tuple(
+                (name, form.replace("{n}", str(index))) for name, form in ENVIRONMENT
+            ),
+            cdi_kind=CDI_KIND,
+        )
 
     def nodes(self, index: int) -> tuple[str, ...]:
         """Paths below /dev of every node that card `index` may have."""
@@ -110,21 +122,3 @@ class Family:
     def widths(self) -> tuple[int, ...]:
         """The numbers of cores that a device can have: those with nodes, and the whole card."""
         return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))
-
-
-@lru_cache(1024)
-def _access(family: Family, index: int) -> Access:
-    """Kept, so that all readings of a card share one value."""
-
-    def paths(nodes: Iterable[str]) -> tuple[str, ...]:
-        return tuple(family.dev_dir + node.format(n=index) for node in nodes)
-
-    core_nodes = paths(f"npu{{n}}pe{cores}" for cores in family.core_ranges)
-    return Access(
-        shared_nodes=paths(family.shared_nodes),
-        whole_nodes=paths(family.whole_nodes),
-        optional_nodes=paths(family.optional_nodes),
-        core_nodes=tuple(zip(family.core_ranges, core_nodes, strict=True)),
-        environment=tuple((name, form.replace("{n}", str(index))) for name, form in ENVIRONMENT),
-        cdi_kind=CDI_KIND,
-    )
