@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
@@ -30,7 +30,6 @@ from tests.inventory.helpers import tree
 GOLDEN = Path(__file__).parent / "golden.txt"
 SETS = tuple(BY_NAME.values())
 BETA = BY_NAME["beta"]
-KEYS = {name: set_.keys for name, set_ in BY_NAME.items()}
 
 # Kubernetes, "Labels and Selectors", and apimachinery's IsValidLabelValue.
 VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -209,47 +208,6 @@ def test_a_value_is_valid_for_every_text(text: str) -> None:
 @given(st.from_regex(VALUE, fullmatch=True).filter(lambda text: len(text) <= LONGEST))
 def test_a_valid_value_stays_as_it_is(text: str) -> None:
     assert value(text) == text
-
-
-TEXT = (
-    st.none() | st.text(max_size=80) | st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}(~\w*)?,? ?\w*")
-)
-ODD = st.builds(
-    SkippedDevice,
-    st.text(),
-    st.text(),
-    unread=st.booleans(),
-    sample_of=st.sampled_from([None, "rngd"]),
-)
-
-
-@settings(max_examples=40)  # a whole host takes a while to draw
-@given(
-    cards=st.lists(
-        st.builds(
-            card,
-            st.sampled_from(["warboy", "rngd"]),
-            st.integers(0, 99),
-            driver_version=TEXT,
-            firmware_version=TEXT,
-        ),
-        max_size=6,
-    ),
-    odd=st.lists(ODD, max_size=2),
-    machine=st.builds(Machine, vendor=TEXT, name=TEXT),
-)
-def test_labels_are_valid_whatever_the_hardware_says(
-    cards: list[CardState], odd: list[SkippedDevice], machine: Machine
-) -> None:
-    found = labels(host(*cards, skipped=tuple(odd)), machine, SETS)
-    for key, text in found.items():
-        assert any(key in keys for keys in KEYS.values())
-        assert len(text) <= LONGEST
-        assert VALUE.fullmatch(text), (key, text)
-    if not cards:
-        assert not any(key in found for key in KEYS["beta"] + KEYS["current"])
-    else:
-        assert found["furiosa.ai/npu.count"] == str(len(cards))
 
 
 def test_keys_are_valid_and_ours() -> None:
