@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.e2e.dra.conftest import OVERLAY
 from tests.e2e.manifests import Thing, container, npu_pod, pod, small
 from tests.e2e.node import SOON, Node
 from tests.e2e.rollout.conftest import CONFIG
-from tests.e2e.rollout.systemd import systemd
 
 DEVICE = 10, 237
 """loop-control, which every Linux has: to open it does nothing. Not one of the defaults of runc
@@ -82,12 +80,12 @@ def watching(made: Thing) -> Thing:
 
 def opened(node: Node, name: str) -> int:
     """How often a Pod has opened its nodes."""
-    return int(inside(node.cluster, name, "cat", "/opened"))
+    return int(inside(node, name, "cat", "/opened"))
 
 
 def failed(node: Node, name: str) -> str:
     """What a Pod failed to open."""
-    return inside(node.cluster, name, "cat", "/failed")
+    return inside(node, name, "cat", "/failed")
 
 
 def goes_on(node: Node, name: str) -> None:
@@ -119,7 +117,7 @@ def test_a_container_opens_no_device_that_it_was_not_granted(node: Node) -> None
     script = f"mknod /null c 1 3; mknod /card c {major} {minor}; sleep 100000"
     run(node, pod("ungranted", container(command=script)))
     tried = [
-        inside(node.cluster, "ungranted", "sh", "-c", f"true <>/{each} && echo opens")
+        inside(node, "ungranted", "sh", "-c", f"true <>/{each} && echo opens")
         for each in ("null", "card")
     ]
     node.delete_pods("ungranted")
@@ -139,33 +137,6 @@ def test_the_runtime_was_told_of_each_node(node: Node, name: str) -> None:
         if one["allow"]
     ]
     assert ("c", *DEVICE) in allowed
-
-
-def test_systemd_makes_the_rules_anew(node: Node, tmp_path: Path) -> None:
-    """At `systemctl daemon-reload`, with what the runtime set for one of the containers."""
-    name = "claim"
-    linux = spec(node, name)["linux"]
-    devices = {"devices": linux["devices"]}
-    devices["resources"] = {"devices": linux["resources"]["devices"]}
-    with systemd(tmp_path) as init:
-        root = init.start(name, WATCH, devices)
-
-        def rounds() -> int:
-            opened = root / "opened"
-            return int(opened.read_text()) if opened.exists() else 0
-
-        def check_opens() -> None:
-            before = node.wait_for("it to begin", rounds)
-            node.wait_for("it to go on", lambda: rounds() > before + ROUNDS)
-            assert (root / "failed").read_text() == ""
-
-        check_opens()
-        for how in ("daemon-reload", "daemon-reload", "daemon-reexec"):
-            init.run("systemctl", how)
-            check_opens()
-        # So these are the rules in force, and they are systemd's.
-        init.run("systemctl", "set-property", "--runtime", f"npu-{name}.scope", "DeviceAllow=")
-        node.wait_for("the loss", lambda: "not permitted" in (root / "failed").read_text())
 
 
 def test_the_kubelet_changes_the_resources_of_containers(node: Node) -> None:
