@@ -203,14 +203,14 @@ LEADER_WORKER_SET = GoBuild(
     module="sigs.k8s.io/lws",
     version="v0.8.0",
     checksum="h1:DdhJ8QabwTfWgbgaHH2gdf8twliioHaoSfmDXRYEVU0=",
-    packages=("cmd",),
+    packages=(),
 )
 JOB_SET = GoBuild(
     name="jobset-0.11.1",
     module="sigs.k8s.io/jobset",
     version="v0.11.1",
     checksum="h1:WgLEBnXTeX+4MxfVkIbfm4jIVgjvIY6Jfaei2okxKNk=",
-    packages=("",),
+    packages=(),
 )
 KSERVE = GoBuild(
     name="kserve-0.20.0",
@@ -230,7 +230,6 @@ _PROGRAMS = {
     ETCD: "etcd",
     NODE_READINESS_CONTROLLER: "node-readiness-controller",
     NODE_HEALTHCHECK_OPERATOR: "node-healthcheck-operator",
-    LEADER_WORKER_SET: "lws",
 }
 """Programs that would else have the name of their directory."""
 _MANIFESTS = {
@@ -261,19 +260,13 @@ _MANIFESTS = {
             )
         ),
     ),
-    LEADER_WORKER_SET: (
-        "config/webhook/manifests.yaml",
-        "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
-    ),
+    LEADER_WORKER_SET: ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
     KSERVE: (
         "config/crd/full/serving.kserve.io_inferenceservices.yaml",
         "config/crd/minimal/llmisvc/serving.kserve.io_llminferenceservices.yaml",
     ),
     KUBERAY: ("config/crd/bases/ray.io_rayclusters.yaml",),
-    JOB_SET: (
-        "config/components/webhook/manifests.yaml",
-        "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
-    ),
+    JOB_SET: ("config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",),
 }
 """By build, the manifests of its module that are kept, with its programs if it has some."""
 _INSTEAD = {NODE_HEALTHCHECK_OPERATOR: {"k8s.io/kube-aggregator": "v0.34.8"}}

@@ -93,16 +93,16 @@ def selected(attribute: str) -> Thing:
     return {"selectors": [{"cel": {"expression": expression}}]}
 
 
-def claim(name: str, *requests: Thing, namespace: str = "default", **devices: Any) -> Thing:
+def claim(name: str, *requests: Thing, **devices: Any) -> Thing:
     """A ResourceClaim; by default for one card of any kind."""
     spec = {"devices": {"requests": requests or [request()], **devices}}
-    return thing("ResourceClaim", name, DRA_API, namespace=namespace, spec=spec)
+    return thing("ResourceClaim", name, DRA_API, spec=spec)
 
 
-def template(name: str, *requests: Thing, namespace: str = "default", **devices: Any) -> Thing:
+def template(name: str, *requests: Thing, **devices: Any) -> Thing:
     """A ResourceClaimTemplate; by default for one card of any kind."""
     spec = {"spec": claim(name, *requests, **devices)["spec"]}
-    return thing("ResourceClaimTemplate", name, DRA_API, namespace=namespace, spec=spec)
+    return thing("ResourceClaimTemplate", name, DRA_API, spec=spec)
 
 
 NPUS = ({"name": "npus"},)
@@ -130,7 +130,7 @@ def claim_pod(
         containers: for each container its `resources.claims`.
         image: of all containers.
         command: of all containers.
-        spec: more of the Pod's spec, and its `namespace`.
+        spec: more of the Pod's spec.
     """
     named = {"resourceClaimName": of_claim} if of_claim else {}
     source = named or {"resourceClaimTemplateName": of_template}
@@ -144,6 +144,23 @@ def claim_pod(
 def small(name: str, **fields: Any) -> Thing:
     """A Pod as `claim_pod`, of an image that starts as fast as one can."""
     return claim_pod(name, image=WORKLOAD, **fields)
+
+
+def custom_resource(kind: str, group: str) -> Thing:
+    """A CustomResourceDefinition of version v1, whose objects have any fields."""
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {"kind": kind, "plural": plural}
+    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
+    api = "apiextensions.k8s.io/v1"
+    return thing("CustomResourceDefinition", f"{plural}.{group}", api, namespace="", spec=spec)
 
 
 def device_class(name: str, expression: str, resource: str = "") -> Thing:

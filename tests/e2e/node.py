@@ -228,6 +228,10 @@ class Node:
         found: dict[str, str] = self.get("node", self.name)["metadata"]["labels"]
         return found
 
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        """The Node's conditions, by type."""
+        return {one["type"]: one for one in self.get("node", self.name)["status"]["conditions"]}
+
     def fault(self, fault: str, *cards: str) -> None:
         """Does something to simulated cards."""
         for card in cards:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from npu_agent.kubelet.pods import Pods
 from tests.e2e.manifests import RESOURCE, container, pod
-from tests.e2e.node import Node, unified
+from tests.e2e.node import Node
 
 STILL = "(not listed by the kubelet, but its containers still run)"
 OLD, NEXT = "100123", "100456"
@@ -61,18 +57,6 @@ def test_a_pod_is_deleted_by_force(node: Node) -> None:
     assert STILL in node.log()
 
 
-@pytest.mark.one_kubelet
-@pytest.mark.usefixtures("forgotten")
-def test_the_next_pod_waits_and_is_not_failed(node: Node) -> None:
-    """The next Pod comes when the agent knows already that the one before lives on."""
-    time.sleep(4)  # two answers of pod-resources without it, a second or more apart
-    node.apply(both("next", NEXT, nodeName=node.name))
-    node.wait_for("its Allocate to wait", lambda: STILL in node.log())
-    node.end_sleep(OLD)
-    node.wait_phase("next", "Running")
-    node.delete_pods("next")
-
-
 @pytest.mark.usefixtures("forgotten")
 def test_a_pod_that_is_not_listed_lives_on(node: Node) -> None:
     """Its cards are unhealthy until its containers end, over a restart of the agent too."""
@@ -105,22 +89,3 @@ def test_such_a_pod_keeps_its_cores_without_the_agents_record(node: Node) -> Non
     node.wait_allocatable(4)
     node.configure({})
     node.wait_equal("two cards", node.capacity, 2)
-
-
-def test_cgroups_of_each_version_that_the_machine_has(node: Node, tmp_path: Path) -> None:
-    """The agent of these tests sees those of version 2: others are read here."""
-    node.apply(both("one", OLD))
-    uid = node.wait_phase("one", "Running")["metadata"]["uid"]
-    (tmp_path / "sys/fs").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup").symlink_to(unified())
-    each = [Pods(tmp_path, root) for root in {Path("/"), tmp_path}]
-
-    def living() -> list[frozenset[str]]:
-        async def asked() -> list[frozenset[str]]:
-            return [await pods.running({uid, "another"}) for pods in each]
-
-        return asyncio.run(asked())
-
-    assert living() == [{uid}, {uid}]
-    node.delete_pods("one")
-    assert living() == [frozenset(), frozenset()]

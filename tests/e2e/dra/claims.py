@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster import Cluster
 from tests.e2e.manifests import DRIVER, Thing
 from tests.e2e.node import SOON, Node
 
@@ -36,22 +35,19 @@ class Seen:
         return frozenset(map(int, re.findall(r"npu(\d+)pe", self.environment["NPU_DEVNAME"])))
 
 
-def inside(
-    cluster: Cluster, name: str, *command: str, container: str = "main", namespace: str = "default"
-) -> str:
+def inside(node: Node, name: str, *command: str, container: str = "main") -> str:
     """What a command prints in a container, whether it fails or not."""
-    where = ("--namespace", namespace, name, "--container", container)
-    return cluster.kubectl("exec", *where, "--", *command, check=False)
+    where = (f"pod/{name}", "--namespace=default", f"--container={container}")
+    return node.kubectl("exec", *where, "--", *command, check=False)
 
 
-def seen(node: Node, name: str, container: str = "main", namespace: str = "default") -> Seen:
+def seen(node: Node, name: str, container: str = "main") -> Seen:
     """What a container has: each of its nodes is proven to open for reading and writing."""
     script = (
         'for n in /dev/npu* /dev/rngd/*; do [ ! -e "$n" ] || { : <>"$n" && echo "$n"; }; done;'
         "env | grep -E '^(NPU|FURIOSA)_'; echo done"
     )
-    where = {"container": container, "namespace": namespace}
-    *lines, last = inside(node.cluster, name, "sh", "-c", script, **where).splitlines()
+    *lines, last = inside(node, name, "sh", "-c", script, container=container).splitlines()
     assert last == "done", (lines, last)
     return Seen(
         nodes=frozenset(line for line in lines if line.startswith("/dev/")),
@@ -59,15 +55,13 @@ def seen(node: Node, name: str, container: str = "main", namespace: str = "defau
     )
 
 
-def verified(
-    node: Node, name: str, expect: int, container: str = "main", namespace: str = "default"
-) -> Seen:
+def verified(node: Node, name: str, expect: int, container: str = "main") -> Seen:
     """What a container has, once `npu-agent verify` has found exactly that many cards in it."""
     command = ("npu-agent", "verify", "--expect", str(expect))
-    said = inside(node.cluster, name, *command, container=container, namespace=namespace)
+    said = inside(node, name, *command, container=container)
     assert "wrong" not in said, said
     assert said.count("each one opens for reading and writing") == expect, said
-    found = seen(node, name, container, namespace)
+    found = seen(node, name, container)
     assert found.cards == found.named, found
     assert len(found.cards) == expect
     return found
@@ -78,14 +72,14 @@ def run(node: Node, *things: Thing) -> None:
     node.apply(list(things))
     for thing in things:
         if thing["kind"] == "Pod":
-            running(node, thing["metadata"]["name"], thing["metadata"]["namespace"])
+            running(node, thing["metadata"]["name"])
 
 
-def running(node: Node, name: str, namespace: str = "default", timeout: float = SOON) -> None:
+def running(node: Node, name: str, timeout: float = SOON) -> None:
     """Waits until a Pod runs, with all of its containers."""
 
     def reached() -> bool:
-        status = node.get("pod", name, namespace)["status"]
+        status = node.pod(name)["status"]
         assert status["phase"] == "Running", status
         return all(one["ready"] for one in status["containerStatuses"])
 

@@ -17,20 +17,8 @@ from tests.e2e.dra.claims import (
     verified,
 )
 from tests.e2e.dra.conftest import unprepared
-from tests.e2e.manifests import (
-    DRIVER,
-    NPUS,
-    claim,
-    claim_pod,
-    request,
-    small,
-    template,
-    thing,
-    wanted,
-)
+from tests.e2e.manifests import DRIVER, NPUS, claim, claim_pod, request, template
 from tests.e2e.node import Node
-
-ADMINS = "npu-admins"
 
 
 def test_the_cards_are_published_once(node: Node) -> None:
@@ -123,44 +111,3 @@ def test_claims_that_name_no_family_get_rngd_first(node: Node) -> None:
     # Warboys are given when no RNGD is left.
     run(node, template("two", request(count=2)), claim_pod("two", of_template="two"))
     assert verified(node, "two", 2).cards == {5, 0}
-
-
-def test_the_first_kind_that_is_available(node: Node) -> None:
-    either = {
-        "name": "npu",
-        "firstAvailable": [{"name": arch, **wanted(arch)} for arch in ("rngd", "warboy")],
-    }
-    named = {"main": ({"name": "npus", "request": "npu"},)}  # by the name of the whole request
-    run(node, template("either", either))
-    run(node, claim_pod("rngd", of_template="either", containers=named))
-    assert verified(node, "rngd", 1).cards <= set(range(2, 8))
-
-
-def test_an_administrator_beside_the_holder(node: Node) -> None:
-    run(node, claim_pod("holder"))
-    (card,) = verified(node, "holder", 1).cards
-    namespace = thing("Namespace", ADMINS, namespace="")
-    namespace["metadata"]["labels"] = {"resource.kubernetes.io/admin-access": "true"}
-    all_cards = {
-        "name": "npu",
-        "exactly": {**wanted(), "allocationMode": "All", "adminAccess": True},
-    }
-    node.apply(namespace)
-    try:
-        node.wait_for(
-            "the namespace's account",
-            lambda: node.kubectl("get", "serviceaccount", "default", "-n", ADMINS),
-        )
-        run(
-            node,
-            template("all", all_cards, namespace=ADMINS),
-            claim_pod("admin", of_template="all", namespace=ADMINS),
-        )
-        assert verified(node, "admin", 8, namespace=ADMINS).cards == set(range(8))
-        # It keeps nobody from anything: the seven other cards can be claimed.
-        run(node, template("seven", request(count=7)), small("seven", of_template="seven"))
-        assert seen(node, "seven").cards == set(range(8)) - {card}
-    finally:
-        node.kubectl("delete", "namespace", ADMINS, "--timeout=60s")
-    # Nor does it take anything with it.
-    verified(node, "holder", 1)

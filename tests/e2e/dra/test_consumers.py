@@ -1,8 +1,8 @@
 """What runs on top: programs that make Pods with claims, with our examples.
 
-Controllers are built from their sources and run in the cluster's namespaces with their webhooks;
-they are `long`, as they take minutes to build. Of KServe and KubeRay there are the
-CustomResourceDefinitions, and what would be their Pods runs as a Pod.
+Kueue is built from its sources and runs in the cluster's namespaces with its webhooks; its test is
+`long`, as it takes minutes to build. Of the others there are the CustomResourceDefinitions, and
+what would be their Pods runs as a Pod.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from tests.cluster.build import (
     KUBERAY,
     KUEUE,
     LEADER_WORKER_SET,
-    GoBuild,
     ensure_binaries,
 )
 from tests.e2e.dra.claims import run, seen
 from tests.e2e.dra.claims import running as runs
 from tests.e2e.dra.test_partitions import ALL, CUT, configure
-from tests.e2e.health.consumers import running
+from tests.e2e.health.test_consumers import running
 from tests.e2e.manifests import WORKLOAD, Thing, container, request, small, template, thing
 from tests.e2e.node import PROJECT, SOON, Node
 
 EXAMPLES = PROJECT / "docs" / "examples" / "serving"
 PORT = 9443
-"""Where each of them serves its webhooks."""
+"""Where it serves its webhooks."""
 CERTIFICATES = "/etc/kueue/metrics/certs"
-"""Where Kueue wants one, whether it serves metrics or not."""
+"""Where it wants one, whether it serves metrics or not."""
 
 
 def example(name: str) -> list[Thing]:
@@ -64,14 +63,10 @@ def _containers(value: Any) -> Iterator[Thing]:
 
 
 @contextmanager
-def controller(
-    node: Node, build: GoBuild, kinds: set[str], config: Thing, *, label: str = ""
-) -> Iterator[None]:
-    """A controller with its CustomResourceDefinitions, and its webhooks for these kinds.
-
-    Those for Pods are for Pods with this label.
-    """
-    files = ensure_binaries(build)
+def kueue(node: Node, config: Thing) -> Iterator[None]:
+    """Kueue with its CustomResourceDefinitions, and its webhooks for these kinds."""
+    kinds = {"jobs", "workloads", "clusterqueues", "localqueues", "resourceflavors"}
+    files = ensure_binaries(KUEUE)
     crds = [path for name, path in files.items() if name.endswith(".yaml") and "_" in name]
     for path in crds:
         node.kubectl("apply", "--server-side", "--filename", str(path))
@@ -82,64 +77,48 @@ def controller(
     served = {"webhook": {"port": PORT, "certDir": CERTIFICATES}, "metrics": {"bindAddress": "0"}}
     off = {"internalCertManagement": {"enable": False}, "leaderElection": {"leaderElect": False}}
     file.write_text(json.dumps({"kind": "Configuration", **served, **off, **config}))
-    (program,) = (path for name, path in files.items() if not name.endswith(".yaml"))
     ca = base64.b64encode((own / "ca.crt").read_bytes()).decode()
-    hooks = [
-        {
-            **one,
-            "webhooks": [_here(hook, ca, label) for hook in one["webhooks"] if _for(hook) & kinds],
-        }
-        for one in yaml.safe_load_all(files["manifests.yaml"].read_text())
-    ]
+    hooks = list(yaml.safe_load_all(files["manifests.yaml"].read_text()))
+    for hook in hooks:
+        hook["webhooks"] = [
+            _here(webhook, ca)
+            for webhook in hook["webhooks"]
+            if any(kinds & set(rule["resources"]) for rule in webhook["rules"])
+        ]
     environment = {"KUBECONFIG": str(node.cluster.kubeconfig)}
-    with running(node, program, f"--config={file}", **environment):
-        node.wait_for("its webhooks", lambda: _listens(node), 2 * SOON)
+    with running(node, files["kueue"], f"--config={file}", **environment):
+        tables = ("cat", "/proc/net/tcp", "/proc/net/tcp6")
+        listens = f":{PORT:04X} "
+        node.wait_for(
+            "its webhooks", lambda: listens in node.cluster.enter(*tables).stdout, 2 * SOON
+        )
         node.apply(hooks)
         try:
             yield
         finally:
             for path in crds:  # with all that was made of them, while it can let go of that
                 node.kubectl("delete", "--filename", str(path), "--timeout=60s", timeout=90)
-            for one in hooks:
-                node.kubectl("delete", one["kind"], one["metadata"]["name"])
+            for hook in hooks:
+                node.kubectl("delete", hook["kind"], hook["metadata"]["name"])
 
 
-def _listens(node: Node) -> bool:
-    return f":{PORT:04X} " in node.cluster.enter("cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
-
-
-def _for(hook: Thing) -> set[str]:
-    return {kind for rule in hook["rules"] for kind in rule["resources"]}
-
-
-def _here(hook: Thing, ca: str, label: str) -> Thing:
+def _here(webhook: Thing, ca: str) -> Thing:
     """A webhook at its address here."""
-    path = hook["clientConfig"]["service"]["path"]
+    path = webhook["clientConfig"]["service"]["path"]
     client = {"url": f"https://127.0.0.1:{PORT}{path}", "caBundle": ca}
-    mine = {"matchExpressions": [{"key": label, "operator": "Exists"}]}
-    return {**hook, "clientConfig": client} | (
-        {"objectSelector": mine} if _for(hook) == {"pods"} else {}
-    )
+    return {**webhook, "clientConfig": client}
 
 
-def pods(node: Node, selector: str) -> list[str]:
-    """The names of the Pods with these labels."""
-    found = node.objects("pod", "default", labelSelector=selector)
-    return sorted(one["metadata"]["name"] for one in found)
+def running_pod(node: Node, job: str) -> str:
+    """Waits until the one Pod of a Job runs; returns its name."""
 
+    def name() -> str:
+        (pod,) = node.objects("pod", "default", labelSelector=f"job-name={job}")
+        return str(pod["metadata"]["name"])
 
-def wait_pods(node: Node, selector: str, number: int) -> list[str]:
-    """Waits until so many Pods with these labels run."""
-    node.wait_for(f"{number} Pods", lambda: len(pods(node, selector)) == number, 2 * SOON)
-    found = pods(node, selector)
-    for name in found:
-        runs(node, name, timeout=2 * SOON)
+    found = node.wait_for(f"the Pod of {job}", name, 2 * SOON)
+    runs(node, found, timeout=2 * SOON)
     return found
-
-
-def cards(node: Node, names: list[str], container: str = "main") -> list[int]:
-    """The card of each Pod; each has one, which opens."""
-    return [card for name in names for card in seen(node, name, container).cards]
 
 
 @pytest.fixture
@@ -158,7 +137,6 @@ def test_kueue_admits_and_refuses_by_our_counter_of_cores(node: Node) -> None:
     config = yaml.safe_load((EXAMPLES / "kueue-config.yaml").read_text())
     config |= {"integrations": {"frameworks": ["batch/job"]}}
     config |= {"featureGates": {"VisibilityOnDemand": False}}
-    kinds = {"jobs", "workloads", "clusterqueues", "localqueues", "resourceflavors"}
     *queue, whole = example("kueue")
 
     def job(name: str, template: str) -> Thing:
@@ -176,12 +154,11 @@ def test_kueue_admits_and_refuses_by_our_counter_of_cores(node: Node) -> None:
     def suspended(name: str) -> bool:
         return bool(node.get("job", name, "default")["spec"]["suspend"])
 
-    with controller(node, KUEUE, kinds, config):
+    with kueue(node, config):
         node.apply(queue)
         node.apply([job("whole", "whole-rngd"), job("half", "half-rngd")])
-        for name, number in (("whole", 8), ("half", 4)):
-            (pod,) = wait_pods(node, f"job-name={name}", 1)
-            assert len(seen(node, pod).cards) == 1, number
+        for name in ("whole", "half"):
+            assert len(seen(node, running_pod(node, name)).cards) == 1
         node.wait_equal("cores in use", used, "12")
         node.apply([job("late", "half-rngd")])
         workloads = ("get", "workloads", "--namespace=default", "--output=json")
@@ -200,61 +177,41 @@ def test_kueue_admits_and_refuses_by_our_counter_of_cores(node: Node) -> None:
         node.wait_for("the third to be refused for now", refused)
         assert suspended("late")
         node.kubectl("delete", "job", "half", "--namespace=default")
-        wait_pods(node, "job-name=late", 1)
+        running_pod(node, "late")
         node.wait_equal("cores in use", used, "12")
 
 
-@pytest.mark.long
-def test_leader_worker_set_gives_each_pod_a_card_of_its_own(node: Node) -> None:
-    kinds, label = {"leaderworkersets", "pods"}, "leaderworkerset.sigs.k8s.io/name"
-    config = {"apiVersion": "config.lws.x-k8s.io/v1alpha1"}
-    with controller(node, LEADER_WORKER_SET, kinds, config, label=label):
-        node.apply(example("leaderworkerset"))
-        found = wait_pods(node, f"{label}=model", 4)
-        assert len(set(cards(node, found))) == 4
-
-
-@pytest.mark.long
-def test_job_set_gives_each_pod_a_card_of_its_own_and_gets_them_again(node: Node) -> None:
-    kinds, label = {"jobsets", "pods"}, "jobset.sigs.k8s.io/jobset-name"
-    config = {"apiVersion": "config.jobset.x-k8s.io/v1alpha1"}
-    with controller(node, JOB_SET, kinds, config, label=label):
-        node.apply(example("jobset"))
-        selector = f"{label}=training"
-        found = wait_pods(node, selector, 2)
-        assert len(set(cards(node, found))) == 2
-        node.kubectl("delete", "pod", found[0], "--namespace=default", "--now")
-        node.wait_for("other Pods", lambda: not {*found} <= {*pods(node, selector)}, 2 * SOON)
-        assert len(set(cards(node, wait_pods(node, selector, 2)))) == 2
-
-
 @pytest.mark.usefixtures("tidy")
-def test_pods_of_furiosa_llm_kserve_and_ray_get_their_cards(node: Node) -> None:
+def test_the_serving_examples_are_taken_and_their_pods_get_a_card_each(node: Node) -> None:
     claims, deployment = example("furiosa-llm")
     (service, llm), (ray,) = example("kserve"), example("ray")
-    worker = ray["spec"]["workerGroupSpecs"][0]["template"]
+    (_, group), (_, jobs) = example("leaderworkerset"), example("jobset")
+    (worker,) = jobs["spec"]["replicatedJobs"]
     specs = {
         "llm": deployment["spec"]["template"]["spec"],
         "kserve": service["spec"]["predictor"],
-        "ray": worker["spec"],
+        "ray": ray["spec"]["workerGroupSpecs"][0]["template"]["spec"],
+        "group": group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"],
+        "jobs": worker["template"]["spec"]["template"]["spec"],
     }
     node.apply([claims])
-    crds = [path for wanted in (KSERVE, KUBERAY) for path in ensure_binaries(wanted).values()]
+    builds = (KSERVE, KUBERAY, LEADER_WORKER_SET, JOB_SET)
+    crds = [path for build in builds for path in ensure_binaries(build).values()]
     for path in crds:
         node.kubectl("apply", "--server-side", "--filename", str(path))
     try:
         for path in crds:
             node.kubectl("wait", "--for=condition=Established", "--filename", str(path))
-        for one in (deployment, service, llm, ray):
+        for made in (deployment, service, llm, ray, group, jobs):
             strict = ("--dry-run=server", "--validate=strict", "--filename", "-")
-            node.kubectl("create", *strict, input=json.dumps(one))
+            node.kubectl("create", *strict, input=json.dumps(made))
         never = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
         node.apply([thing("Pod", name, spec={**spec, **never}) for name, spec in specs.items()])
-        found = []
+        cards: list[int] = []
         for name, spec in specs.items():
             runs(node, name)
-            found += cards(node, [name], spec["containers"][0]["name"])
-        assert len(set(found)) == len(found) == 3
+            cards += seen(node, name, spec["containers"][0]["name"]).cards
+        assert len(set(cards)) == len(cards) == len(specs)
     finally:
         for path in crds:
             node.kubectl("delete", "--filename", str(path))

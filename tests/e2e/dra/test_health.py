@@ -85,20 +85,3 @@ def test_a_pod_is_evicted_if_the_config_says_so(node: Node, kill: Callable[[int]
         verified(node, "bystander", 1)
     finally:
         node.configure(CONFIG)
-
-
-def test_a_hot_card_is_only_to_be_known(node: Node) -> None:
-    """Its taint keeps no claim away."""
-    try:
-        began = time.monotonic()
-        node.fault("hot", "npu3")
-        noted = seconds(node, "a taint", lambda: taints(node, 3) != {}, began)
-        print(f"a hot card: taint after {noted:.1f} s")
-        assert taints(node, 3) == {f"{DRIVER}/hot": "None"}
-        run(node, template("all", request(count=8)), claim_pod("every", of_template="all"))
-        assert 3 in verified(node, "every", 8).cards
-        node.fault("ok", "npu3")
-        node.wait_for("no taint", lambda: taints(node, 3) == {})
-        assert node.restarts() == {"every": 0}
-    finally:
-        node.fault("ok", "npu3")

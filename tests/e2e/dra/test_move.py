@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import ClusterError
-from tests.e2e.dra.claims import devices, prepared, run, running, seen
+from tests.e2e.dra.claims import devices, prepared, run, seen
 from tests.e2e.dra.conftest import CARDS
 from tests.e2e.dra.test_churn import AUDIT
-from tests.e2e.manifests import IMAGE, RESOURCE, Thing, container, deployment, npu_pod, small
+from tests.e2e.manifests import IMAGE, RESOURCE, Thing, container, deployment, npu_pod
 from tests.e2e.node import NAMESPACE, SOON, Node
 
 DRA, PLUGIN = "dra", "device-plugin"
@@ -216,29 +216,3 @@ def test_who_holds_a_card_keeps_it_over_both_moves(node: Node) -> None:
         assert seen(node, "plugin") == by_plugin
         node.delete_pods("plugin")
         everything_is(node, DRA)
-
-
-@pytest.mark.long
-def test_the_kubelet_restarts_while_its_node_is_between_the_two(node: Node) -> None:
-    """With Pods that have claims of their own beside those of the device plugin.
-
-    Not with old Pods that have theirs by claims: a kubelet 1.36 that starts counts these against
-    the device plugin's cards, and ends the Pods for which it then finds none (docs/dra.md).
-    """
-    run(node, small("claims"))
-    with no_pod_fails(node):
-        moves(node, PLUGIN)
-        node.wait_allocatable(CARDS - 1)
-        run(node, npu_pod("plugin"))
-        before = seen(node, "claims"), seen(node, "plugin")
-        moves(node, DRA)
-        node.wait_allocatable(0)
-        node.wait_equal("the others", lambda: len(free(node)), CARDS - 1)
-        node.cluster.stop_kubelet()
-        node.cluster.start_kubelet()
-        for name in ("claims", "plugin"):
-            running(node, name)
-        assert set(node.restarts().values()) == {0}
-        assert (seen(node, "claims"), seen(node, "plugin")) == before
-        node.delete_pods("plugin")
-        everything_is(node, DRA, 4 * SOON)

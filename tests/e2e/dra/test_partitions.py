@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.api import ADMIN, MERGE, ask
-from tests.e2e.dra.claims import CONFIG, allocated, run, running, said, seen, slices, waits
-from tests.e2e.manifests import DRIVER, Thing, claim, selected, small, template, thing
+from tests.e2e.dra.claims import CONFIG, run, running, seen, slices, waits
+from tests.e2e.manifests import DRIVER, Thing, selected, small, template
 from tests.e2e.node import SOON, Node
 
 CUT: dict[str, Any] = {**CONFIG, "dra": {"partitions": True}}
@@ -127,38 +126,6 @@ def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
     node.delete_pods(names[0])
     running(node, "whole")
     assert cores_in(node, "whole") == set(range(8))
-
-
-def test_an_allocation_written_by_hand_that_overlaps_is_refused(node: Node) -> None:
-    run(node, *pods(4))
-    (device,) = allocated(node, "part-0-of-4")
-    overlaps = re.sub(r"-cores-(\d)-\d$", r"-cores-\1", device)
-    # A Pod that no scheduler looks at, and what one could have written for it.
-    late = small("late", of_claim="by-hand", schedulerName="nobody")
-    node.apply([claim("by-hand", part(1)), late])
-    uid = node.pod("late")["metadata"]["uid"]
-    result = {"request": "npu", "driver": DRIVER, "pool": node.name, "device": overlaps}
-    status = {
-        "allocation": {"devices": {"results": [result]}},
-        "reservedFor": [{"resource": "pods", "name": "late", "uid": uid}],
-    }
-    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/by-hand/status"
-    answer = ask(node, ADMIN, "PATCH", path, {"status": status}, MERGE, real=True)
-    assert answer.status == 200, answer
-    target = {"apiVersion": "v1", "kind": "Node", "name": node.name}
-    binding = thing("Binding", "late", target=target)
-    path = "/api/v1/namespaces/default/pods/late/binding"
-    answer = ask(node, ADMIN, "POST", path, binding, real=True)
-    assert answer.status == 201, answer
-    # It is waited for a while, and then the user reads who holds the card.
-    why = said(node, "late", "is not free")
-    assert "Pod default/part-0-of-4 (ResourceClaim default/part-0-of-4-npus-" in why
-    assert "still holds its cores" in why
-    assert len(cores_in(node, "part-0-of-4")) == 4
-    # Its turn comes when the holder has gone.
-    node.delete_pods("part-0-of-4")
-    running(node, "late", timeout=2 * SOON)
-    assert len(cores_in(node, "late")) == 1
 
 
 def test_parts_are_kept_while_cards_are_cut_and_whole_by_turns(node: Node) -> None:

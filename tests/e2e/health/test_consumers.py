@@ -6,7 +6,6 @@ the two controllers: their tests are `long`, no part of CI, and fail where they 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import shutil
@@ -27,27 +26,75 @@ from tests.cluster.build import (
     ensure_own,
 )
 from tests.e2e.dra.claims import running as runs
-from tests.e2e.health.consumers import (
-    EXAMPLES,
-    TYPE,
-    example,
-    forget,
-    kubeconfig,
-    running,
-    wait_condition,
-)
-from tests.e2e.manifests import WORKLOAD, Thing, npu_pod, thing
-from tests.e2e.node import AGENT, NAMESPACE, SOON, Node
+from tests.e2e.manifests import WORKLOAD, Thing, custom_resource, npu_pod, thing
+from tests.e2e.node import AGENT, NAMESPACE, PROJECT, SOON, Node
 
 pytestmark = [pytest.mark.one_kubelet, pytest.mark.usefixtures("repaired")]
+EXAMPLES = PROJECT / "k8s" / "examples" / "health"
+TYPE = "furiosa.ai/NPUReady"
 OVERLAY = "tests/e2e/health"
 CONFIG = {"health": {"condition": {"type": TYPE}}}
 CONTROLLER = "node-readiness-controller"
-RULE = example("node-readiness-rule")
-TAINT = RULE["spec"]["taint"]
 RECOVERED = 60.0
 """Seconds from a recovery to the condition that says so, at most."""
-REMEDIATIONS = "npuremediations.remediation.test"
+GROUP = "remediation.test"
+REMEDIATIONS = f"npuremediations.{GROUP}"
+
+
+def example(name: str) -> Any:
+    """A file of k8s/examples/health."""
+    return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+
+
+RULE = example("node-readiness-rule")
+TAINT = RULE["spec"]["taint"]
+
+
+@contextlib.contextmanager
+def running(node: Node, program: Path, *arguments: str, **environment: str) -> Iterator[Path]:
+    """Runs a program in the cluster's namespaces meanwhile; yields the file with its log."""
+    log = node.cluster.workdir / "logs" / f"{program.name}.log"
+    number = log.with_suffix(".pid")
+    script = 'echo $$ >"$0"; exec "$@"'
+    variables = (f"{name}={value}" for name, value in environment.items())
+    command = ("sh", "-c", script, str(number), "env", *variables, str(program), *arguments)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            node.cluster.command(*command), stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield log
+        assert process.poll() is None, log.read_text()[-2000:]
+    finally:
+        node.cluster.enter("kill", number.read_text().strip(), check=False)
+        process.wait(20)
+
+
+def kubeconfig(node: Node) -> Path:
+    """A kubeconfig with the controller's own token."""
+    config = json.loads(node.cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": node.cluster.token_for(CONTROLLER, NAMESPACE)}
+    path = node.cluster.workdir / f"{CONTROLLER}.kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def wait_condition(node: Node, status: str, timeout: float = 90) -> dict[str, Any]:
+    """Waits until the condition has this status; returns it."""
+
+    def reached() -> dict[str, Any]:
+        condition = node.conditions()[TYPE]
+        assert condition["status"] == status, condition
+        return condition
+
+    return node.wait_for(f"the condition to be {status}", reached, timeout)
+
+
+def forget(node: Node) -> None:
+    """Takes the condition away, as of a Node that is new."""
+    gone = {"status": {"conditions": [{"type": TYPE, "$patch": "delete"}]}}
+    patch = ("--type=strategic", "--patch", json.dumps(gone))
+    node.kubectl("patch", "node", node.name, "--subresource=status", *patch)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +136,7 @@ def readiness(node: Node) -> Iterator[Path]:
         ]
     )
     node.kubectl("wait", "crd", "--all", "--for=condition=Established")
-    own = kubeconfig(node, CONTROLLER, NAMESPACE)
+    own = kubeconfig(node)
     node.apply(RULE)
     program = files[CONTROLLER]
     try:
@@ -197,36 +244,17 @@ def test_no_new_pods_while_a_card_is_dead(node: Node, readiness: Path) -> None:
     shown(readiness, "Adding taint", "Removing taint")
 
 
-@contextlib.contextmanager
-def served(node: Node, api: str, *kinds: str) -> Iterator[None]:
-    """The API server has these kinds meanwhile, with any fields."""
-    group, _, version = api.partition("/")
-    names = [f"{kind.lower()}s.{group}" for kind in kinds]
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"openAPIV3Schema": anything}
-    fields = {"served": True, "storage": True, "subresources": {"status": {}}, "schema": schema}
-    for kind, name in zip(kinds, names, strict=True):
-        spec = {
-            "group": group,
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": name.partition(".")[0]},
-            "versions": [{"name": version, **fields}],
-        }
-        crd = thing("CustomResourceDefinition", name, namespace="", spec=spec)
-        node.apply({**crd, "apiVersion": "apiextensions.k8s.io/v1"})
-    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
-    yield
-    node.kubectl("delete", "crd", *names, "--timeout=30s")
-
-
 @pytest.fixture
 def template(node: Node) -> Iterator[Thing]:
     """A remediator that does nothing: the kinds that health checks take and make."""
-    made = {"apiVersion": "remediation.test/v1", "kind": "NpuRemediationTemplate"}
+    made = {"apiVersion": f"{GROUP}/v1", "kind": "NpuRemediationTemplate"}
     meta = {"name": "nothing", "namespace": NAMESPACE}
-    with served(node, made["apiVersion"], "NpuRemediation", made["kind"]):
-        node.apply({**made, "metadata": meta, "spec": {"template": {"spec": {}}}})
-        yield {**made, **meta}
+    crds = [custom_resource(kind, GROUP) for kind in ("NpuRemediation", made["kind"])]
+    node.apply(crds)
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established")
+    node.apply({**made, "metadata": meta, "spec": {"template": {"spec": {}}}})
+    yield {**made, **meta}
+    node.kubectl("delete", "crd", *(crd["metadata"]["name"] for crd in crds), "--timeout=30s")
 
 
 @pytest.mark.long
@@ -239,107 +267,32 @@ def test_a_node_is_remediated_until_its_cards_are_well(
     certificates = tmp_path / "k8s-webhook-server" / "serving-certs"
     certificates.mkdir(parents=True)
     for kind in ("crt", "key"):
-        shutil.copy(
-            node.cluster.kubeconfig.with_name(f"apiserver.{kind}"), certificates / f"tls.{kind}"
-        )
+        own = node.cluster.kubeconfig.with_name(f"apiserver.{kind}")
+        shutil.copy(own, certificates / f"tls.{kind}")
     check = example("node-health-check")
-    assert [one["type"] for one in check["spec"]["unhealthyConditions"]] == [TYPE]
-    check["spec"]["unhealthyConditions"][0]["duration"] = "3s"
+    (asked,) = check["spec"]["unhealthyConditions"]
+    assert asked["type"] == TYPE
+    asked["duration"] = "3s"
     check["spec"]["remediationTemplate"] = template
-    program = files["node-healthcheck-operator"]
+
+    def remediations() -> list[str]:
+        made = json.loads(node.kubectl("get", REMEDIATIONS, "-A", "-o", "json"))["items"]
+        return [remediation["metadata"]["name"] for remediation in made]
+
     arguments = ("--leader-elect=false", "--health-probe-bind-address=0")
     environment = {"DEPLOYMENT_NAMESPACE": NAMESPACE, "TMPDIR": str(tmp_path)}
+    program = files["node-healthcheck-operator"]
     with running(node, program, *arguments, **environment) as log:
         node.apply(check)
-        remediated(node)
+        node.fault("dead", "npu0")
+        acts = seconds(node, "a remediation", remediations, 2 * SOON)
+        assert remediations() == [node.name]
+        node.fault("ok", "npu0")
+        ends = seconds(node, "its end", lambda: not remediations(), 2 * RECOVERED)
+        print(f"fault to remediation {acts:.1f} s, 3 s of them asked for; from recovery {ends:.1f}")
         shown(log, "matches unhealthy", "Creating a remediation", "deleted remediation")
         node.kubectl("delete", "nodehealthchecks", "--all", "--timeout=30s")
     node.kubectl("delete", "crd", "nodehealthchecks.remediation.medik8s.io", "--timeout=30s")
-
-
-def remediations(node: Node) -> list[str]:
-    """Of what remediations have been asked for."""
-    found = json.loads(node.kubectl("get", REMEDIATIONS, "-A", "-o", "json"))["items"]
-    return [one["metadata"]["name"] for one in found]
-
-
-def remediated(node: Node) -> None:
-    """A remediation is made at a fault of three seconds, and deleted when it is over."""
-    node.fault("dead", "npu0")
-    acts = seconds(node, "a remediation", lambda: remediations(node), 2 * SOON)
-    assert remediations(node) == [node.name]
-    node.fault("ok", "npu0")
-    ends = seconds(node, "its end", lambda: not remediations(node), 2 * RECOVERED)
-    print(f"fault to remediation {acts:.1f} s, 3 s of them asked for; from recovery {ends:.1f}")
-
-
-CLUSTER_API = "cluster.x-k8s.io/v1beta2"
-
-
-def machine(node: Node, labels: dict[str, str]) -> list[Thing]:
-    """What Cluster API's other controllers make of a cluster and its one Node."""
-    of = {"apiVersion": CLUSTER_API}
-    meta = {"name": "my-cluster", "namespace": NAMESPACE}
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    conditions = [
-        {
-            "type": each,
-            "status": "True",
-            "reason": "Ready",
-            "message": "",
-            "lastTransitionTime": now,
-        }
-        for each in ("ControlPlaneInitialized", "InfrastructureReady")
-    ]
-    done = {"infrastructureProvisioned": True, "controlPlaneInitialized": True}
-    config = base64.b64encode(node.cluster.kubeconfig.read_bytes()).decode()
-    return [
-        thing("Secret", "my-cluster-kubeconfig", namespace=NAMESPACE, data={"value": config}),
-        {
-            **of,
-            "kind": "Cluster",
-            "metadata": meta,
-            "spec": {"controlPlaneEndpoint": {"host": "192.0.2.1", "port": 6443}},
-            "status": {"initialization": done, "conditions": conditions},
-        },
-        {
-            **of,
-            "kind": "Machine",
-            "metadata": {**meta, "name": node.name, "labels": labels},
-            "spec": {"clusterName": meta["name"]},
-            "status": {"nodeRef": {"name": node.name}},
-        },
-    ]
-
-
-@pytest.mark.long
-def test_a_machine_is_remediated_until_its_cards_are_well(node: Node, template: Thing) -> None:
-    """Cluster API's own controller of MachineHealthChecks."""
-    program = ensure_own(Path(__file__).parent / "mhc")
-    check = example("machine-health-check")
-    check["metadata"]["namespace"] = NAMESPACE
-    (asked,) = check["spec"]["checks"]["unhealthyNodeConditions"]
-    assert asked["type"] == TYPE
-    asked["timeoutSeconds"] = 3
-    check["spec"]["remediation"]["templateRef"] = {
-        key: template[key] for key in ("apiVersion", "kind", "name")
-    }
-    labels = {**check["spec"]["selector"]["matchLabels"]}
-    labels["cluster.x-k8s.io/cluster-name"] = check["spec"]["clusterName"]
-    with served(node, CLUSTER_API, "Cluster", "Machine", "MachineHealthCheck"):
-        for each in machine(node, labels):
-            node.apply(each)
-            if status := each.get("status"):
-                where = (each["kind"], each["metadata"]["name"], "-n", NAMESPACE)
-                patch = json.dumps({"status": status})
-                merge = ("--subresource=status", "--type=merge", "--patch", patch)
-                node.kubectl("patch", *where, *merge)
-        environment = {"KUBECONFIG": str(node.cluster.kubeconfig)}
-        with running(node, program, **environment) as log:
-            node.apply(check)
-            remediated(node)
-            shown(log, "failed health check", "remediation")
-    node.kubectl("delete", "secret", "my-cluster-kubeconfig", "-n", NAMESPACE)
 
 
 def test_nvsentinels_policy_says_unhealthy_while_a_card_is_dead(node: Node) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from npu_agent import __version__
 from tests.cluster.build import HELM, HELM_3, GoBuild, ensure_binaries
-from tests.e2e.api import configured, overlay
+from tests.e2e.api import configured
 from tests.e2e.journey.registry import CHARTS
 from tests.e2e.journey.steps import AGENT, LEFT_ON_DISK, Journey
-from tests.e2e.manifests import thing
+from tests.e2e.manifests import custom_resource, thing
 from tests.e2e.node import PROJECT
+from tests.k8s.tools import overlay
 
 COUNT = "beta.furiosa.ai/npu.count"
 RELEASED = ("npu-agent", "--namespace", "kube-system")
@@ -71,12 +72,13 @@ def test_the_chart_of_a_release_is_installed_follows_values_and_goes(
 
 def test_with_every_component_a_pod_gets_its_npu(bare: Journey, tmp_path: Path) -> None:
     node = bare
-    prometheus_operator(node)
+    # What the cluster knows of Prometheus Operator.
+    kinds = ("PodMonitor", "PrometheusRule")
+    node.apply([custom_resource(kind, "monitoring.coreos.com") for kind in kinds])
+    node.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=30s")
     node.apply(thing("Namespace", "opa", namespace=""))
     config = {"allocation": {"method": "cdi"}, "labels": {"output": "nfd"}}
-    overlay(
-        node, tmp_path, *PARTS, namespace="npu-system", **configured(config, AGENT, __version__)
-    )
+    overlay(tmp_path, PARTS, namespace="npu-system", **configured(config, AGENT, __version__))
     node.kubectl("apply", "--kustomize", str(tmp_path))
     try:
         node.rolled_out(namespace="npu-system")
@@ -101,21 +103,3 @@ def test_with_every_component_a_pod_gets_its_npu(bare: Journey, tmp_path: Path) 
     node.clear_labels()  # none, as NFD would have set them; those of earlier tests
     node.clear_disk()
     node.wait_clean()
-
-
-def prometheus_operator(node: Journey) -> None:
-    """What the cluster knows of Prometheus Operator: that there are such objects."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": "v1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-    }
-    group, api = "monitoring.coreos.com", "apiextensions.k8s.io/v1"
-    for kind, plural in {"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}.items():
-        names = {"kind": kind, "plural": plural}
-        spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
-        name = f"{plural}.{group}"
-        node.apply(thing("CustomResourceDefinition", name, api, namespace="", spec=spec))
-        node.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{name}")
