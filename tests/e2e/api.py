@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.cluster import Answer
 from tests.e2e.manifests import thing
-from tests.e2e.node import NAMESPACE, PROJECT, Node
+from tests.e2e.node import NAMESPACE, Node
 
 ACCOUNT = "npu-agent"
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -20,15 +18,6 @@ MERGE = "application/merge-patch+json"
 
 Asked = tuple[str, str, Any, str]
 """Method, path, body and content type of a request."""
-
-
-def overlay(node: Node, directory: Path, *components: str, **fields: Any) -> list[dict[str, Any]]:
-    """What kustomize makes of k8s/ and components in an overlay with these fields."""
-    base = os.path.relpath(PROJECT / "k8s", directory.resolve())
-    parts = [f"{base}/components/{component}" for component in components]
-    kustomization = {"resources": [base], "components": parts}
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump({**kustomization, **fields}))
-    return list(yaml.safe_load_all(node.kubectl("kustomize", str(directory))))
 
 
 def configured(config: dict[str, Any] | str, image: str, tag: str) -> dict[str, Any]:
@@ -59,11 +48,13 @@ def ask(
     kind: str = "application/json",
     *,
     real: bool = False,
+    user: str = "",
 ) -> Answer:
-    """Asks the API server; unless `real`, it only says what it would do."""
+    """Asks the API server, as `user` if given; unless `real`, it only says what it would do."""
     if not real and method != "GET":
         path += ("&" if "?" in path else "?") + "dryRun=All"
-    return node.cluster.request(method, path, body, token=token, headers={"Content-Type": kind})
+    headers = {"Content-Type": kind} | ({"Impersonate-User": user} if user else {})
+    return node.cluster.request(method, path, body, token=token, headers=headers)
 
 
 def refusal(answer: Answer) -> str:

@@ -15,10 +15,11 @@ import yaml
 
 from npu_agent.core.hardware import CardState
 from npu_agent.outputs.dra.slices import slices
-from tests.e2e.api import ADMIN, ask, overlay
+from tests.e2e.api import ADMIN, ask
 from tests.e2e.fakes import PAPER, paper
 from tests.e2e.manifests import DRIVER
 from tests.e2e.node import PROJECT, Node
+from tests.k8s.tools import overlay
 from tests.outputs.dra.cards import card, pool_of
 
 pytestmark = pytest.mark.one_kubelet
@@ -33,7 +34,7 @@ Objects = list[dict[str, Any]]
 @pytest.fixture(scope="module", autouse=True)
 def device_class(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The components' DeviceClasses are there."""
-    rendered = overlay(node, tmp_path_factory.mktemp("overlay"), "dra")
+    rendered = overlay(tmp_path_factory.mktemp("overlay"), ["dra"])
     found = [one for one in rendered if one["kind"] == "DeviceClass"]
     found += yaml.safe_load_all(CLASSES.read_text())
     node.apply(found)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.api import overlay
 from tests.e2e.manifests import thing
 from tests.e2e.node import NAMESPACE, SOON, Node
 from tests.e2e.test_metrics import PAGE, Prometheus, discovered, scraping
+from tests.k8s.tools import overlay
 from tests.outputs.web.certificates import Authority, authority
 
 pytestmark = pytest.mark.one_kubelet
@@ -75,7 +75,7 @@ def prometheus(
     """Scrapes an agent by https, with the token of an account that may."""
     directory = tmp_path_factory.mktemp("prometheus")
     put(node, ours.sign("first"), ours.ca)
-    overlay(node, directory, "metrics-tls", "metrics-authorization")
+    overlay(directory, ["metrics-tls", "metrics-authorization"])
     settings = re.search(
         r"# config.yaml\n(metrics:\n  authorization: kubernetes\n.*?)```", PAGE, re.DOTALL
     )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Answer
-from tests.e2e.api import ACCOUNT, APPLY, MERGE, delete_dra, overlay, refusal
+from tests.e2e.api import ACCOUNT, MERGE, Asked, ask, delete_dra, refusal
 from tests.e2e.doctor import checks
 from tests.e2e.dra.claims import claim_of, prepared, run, running, said, slices, verified
 from tests.e2e.manifests import (
@@ -24,6 +23,7 @@ from tests.e2e.manifests import (
     thing,
 )
 from tests.e2e.node import NAMESPACE, PROJECT, SOON, Node
+from tests.k8s.tools import overlay
 
 pytestmark = [pytest.mark.one_kubelet, pytest.mark.since("1.36")]
 OTHER = "other-node"
@@ -38,8 +38,6 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 JSON = "application/json"
 COMPONENTS = ("dra", "node-condition")
 
-Attack = tuple[str, str, Any, str]
-"""Method, path, body and its type."""
 Rights = dict[str, list[Thing]]
 """By mode: the roles and their bindings."""
 
@@ -48,8 +46,8 @@ Rights = dict[str, list[Thing]]
 def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
     """The agent serves claims and writes its condition, with the component; another Node."""
     directory = tmp_path_factory.mktemp("overlay")
-    without = overlay(node, directory, *COMPONENTS)
-    rendered = overlay(node, directory, *COMPONENTS, "impersonation")
+    without = overlay(directory, COMPONENTS)
+    rendered = overlay(directory, [*COMPONENTS, "impersonation"])
     node.deploy(CONFIG, str(directory))
     theirs = thing("Node", OTHER, namespace=""), resource_slice("theirs", OTHER, [{"name": "n"}])
     node.apply([*theirs, claim("theirs"), template(ONE)])
@@ -65,7 +63,7 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
     node.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
     node.restart()
     node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
-    node.wait_for("the condition to be gone", lambda: TYPE not in conditions(node))
+    node.wait_for("the condition to be gone", lambda: TYPE not in node.conditions())
     node.kubectl("delete", "node", OTHER)
     node.kubectl("delete", "resourceslice", "theirs", "--ignore-not-found")
     node.kubectl("delete", "-n=default", "resourceclaim/theirs", f"resourceclaimtemplate/{ONE}")
@@ -80,31 +78,16 @@ def pods(node: Node) -> None:
     node.apply(pod("theirs", container(), nodeName=OTHER))
 
 
-def conditions(node: Node) -> dict[str, str]:
-    found = node.get("node", node.name)["status"]["conditions"]
-    return {one["type"]: one["status"] for one in found}
-
-
 def reads(node: Node) -> dict[str, Any] | None:
     """As whom the agent reads, by its status page."""
     found: dict[str, Any] | None = json.loads(node.page("/status.json"))["reads"]
     return found
 
 
-def asked(node: Node, token: str, attack: Attack, **impersonated: str) -> Answer:
-    """What the API server says; nothing is written."""
-    method, path, body, kind = attack
-    if method != "GET":
-        path += ("&" if "?" in path else "?") + "dryRun=All"
-    headers = {f"Impersonate-{name.title()}": value for name, value in impersonated.items()}
-    sent = {"Content-Type": kind, **headers}
-    return node.cluster.request(method, path, body, token=token, headers=sent)
-
-
-def answers(node: Node, token: str, attack: Attack) -> set[int]:
+def answers(node: Node, token: str, attack: Asked) -> set[int]:
     """The HTTP statuses for the account, its Node, another Node, and an administrator."""
     users = ("", f"system:node:{node.name}", f"system:node:{OTHER}", "admin")
-    return {asked(node, token, attack, **({"user": user} if user else {})).status for user in users}
+    return {ask(node, token, *attack, user=user).status for user in users}
 
 
 def promised(mode: str) -> dict[str, bool]:
@@ -153,61 +136,38 @@ def check_reads(node: Node, token: str, mode: str) -> None:
     assert table.keys() == paths.keys()
     for row, of_row in paths.items():
         for path in of_row:
-            found = answers(node, token, ("GET", path, None, JSON))
-            assert found == ({200, 403} if table[row] else {403}), (mode, path)
+            statuses = answers(node, token, ("GET", path, None, JSON))
+            assert statuses == ({200, 403} if table[row] else {403}), (mode, path)
 
 
-def attacks(node: Node) -> Iterator[Attack]:
-    """Each is refused in both modes, whoever is impersonated."""
-    meta = [{"labels": {"a": "b"}}, {"labels": {"node-restriction.kubernetes.io/a": "b"}}]
-    meta.append({"annotations": {"a": "b"}})
-    status = [{"capacity": {"a/b": "1"}}, {"addresses": []}]
+def attacks(node: Node) -> Iterator[Asked]:
+    """Each is refused in both modes, whoever is impersonated; test_policies.py has more."""
     for name in (node.name, OTHER):
-        yield from (("PATCH", f"{NODES}/{name}", {"metadata": one}, MERGE) for one in meta)
-        taints = [{"key": "a", "effect": "NoSchedule"}]
-        yield "PATCH", f"{NODES}/{name}", {"spec": {"taints": taints}}, MERGE
-        yield from (("PATCH", f"{NODES}/{name}/status", {"status": one}, MERGE) for one in status)
+        yield "PATCH", f"{NODES}/{name}", {"metadata": {"labels": {"a": "b"}}}, MERGE
+        yield "PATCH", f"{NODES}/{name}/status", {"status": {"addresses": []}}, MERGE
         yield "DELETE", f"{NODES}/{name}", None, JSON
         yield "GET", f"{NODES}/{name}/proxy/pods", None, JSON
-    ours = {"metadata": {"labels": {COUNT: "9"}}}
-    yield "PATCH", f"{NODES}/{OTHER}", ours, MERGE
+    yield "PATCH", f"{NODES}/{OTHER}", {"metadata": {"labels": {COUNT: "9"}}}, MERGE
     yield "POST", NODES, thing("Node", "new", namespace=""), JSON
-    yield "DELETE", NODES, None, JSON
     yield "GET", NODES, None, JSON
-    yield "GET", f"{NODES}?fieldSelector=metadata.name={node.name}", None, JSON
-    for made in (
-        resource_slice("new", OTHER, [{"name": "n"}]),
-        resource_slice("new", node.name, [{"name": "n"}], pool=OTHER),
-        resource_slice("new", node.name, [{"name": "n"}], driver="gpu.example.com"),
-        resource_slice("new", None, [{"name": "n"}]),
-    ):
-        yield "POST", SLICES, made, JSON
-        yield "PATCH", f"{SLICES}/new?fieldManager=x&force=true", made, APPLY
+    yield "POST", SLICES, resource_slice("new", OTHER, [{"name": "n"}]), JSON
     yield "PATCH", f"{SLICES}/theirs", {"spec": {"pool": {"generation": 2}}}, MERGE
-    yield "DELETE", f"{SLICES}/theirs", None, JSON
-    yield "GET", f"{SLICES}/theirs", None, JSON  # the agent lists, and gets none
     yield "DELETE", SLICES, None, JSON
     yield "GET", CLAIMS, None, JSON
-    yield "POST", CLAIMS, claim("new"), JSON
-    for one in ("theirs", claim_of(node, "mine")["metadata"]["name"]):
-        yield "PATCH", f"{CLAIMS}/{one}", {"metadata": {"labels": {"a": "b"}}}, MERGE
-        yield "PATCH", f"{CLAIMS}/{one}/status", {"status": {"devices": []}}, MERGE
-        yield "DELETE", f"{CLAIMS}/{one}", None, JSON
-    for one in ("mine", "theirs"):
-        yield "PATCH", f"{CORE}/pods/{one}/status", {"status": {"phase": "Failed"}}, MERGE
-        yield "DELETE", f"{CORE}/pods/{one}", None, JSON
-        yield "POST", f"{CORE}/pods/{one}/eviction", thing("Eviction", one, "policy/v1"), JSON
-        yield "GET", f"{CORE}/pods/{one}/exec?command=id&stdout=1", None, JSON
+    for claimed in ("theirs", claim_of(node, "mine")["metadata"]["name"]):
+        yield "PATCH", f"{CLAIMS}/{claimed}/status", {"status": {"devices": []}}, MERGE
+        yield "DELETE", f"{CLAIMS}/{claimed}", None, JSON
+    for name in ("mine", "theirs"):
+        yield "PATCH", f"{CORE}/pods/{name}/status", {"status": {"phase": "Failed"}}, MERGE
+        yield "DELETE", f"{CORE}/pods/{name}", None, JSON
+        yield "POST", f"{CORE}/pods/{name}/eviction", thing("Eviction", name, "policy/v1"), JSON
+        yield "GET", f"{CORE}/pods/{name}/exec?command=id&stdout=1", None, JSON
     yield "POST", f"{CORE}/pods", pod("new", container(), nodeName=node.name), JSON
-    of_the_agent = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
-    for path in (of_the_agent, f"{CORE}/serviceaccounts/default/token"):
-        yield "POST", path, {"spec": {}}, JSON
-    yield "POST", f"{CORE}/events", event(OTHER), JSON
-
-
-def event(about: str) -> Thing:
-    where = {"apiVersion": "v1", "kind": "Node", "name": about}
-    return thing("Event", "x", involvedObject=where, reason="x", message="x", type="Normal")
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+    yield "POST", path, {"spec": {}}, JSON
+    where = {"apiVersion": "v1", "kind": "Node", "name": OTHER}
+    event = thing("Event", "x", involvedObject=where, reason="x", message="x", type="Normal")
+    yield "POST", f"{CORE}/events", event, JSON
 
 
 def check_attacks(node: Node, token: str) -> None:
@@ -218,7 +178,7 @@ def check_attacks(node: Node, token: str) -> None:
 def test_the_agent_works_whole_as_its_node(node: Node) -> None:
     def whole() -> bool:
         assert node.labels()[COUNT] == "2"
-        assert conditions(node)[TYPE] == "True"
+        assert node.conditions()[TYPE]["status"] == "True"
         return reads(node) == {"as_node": True, "refusal": ""} and bool(slices(node))
 
     node.wait_for("labels, condition and slices", whole)
@@ -239,8 +199,7 @@ def test_a_claim_is_prepared_and_unprepared_and_then_gone(node: Node, token: str
 
     def gone() -> bool:
         """As for a claim of another node: a Node is not told which of them there are."""
-        get = ("GET", f"{CLAIMS}/{name}", None, JSON)
-        answer = asked(node, token, get, user=f"system:node:{node.name}")
+        answer = ask(node, token, "GET", f"{CLAIMS}/{name}", user=f"system:node:{node.name}")
         return "no relationship found between node" in refusal(answer)
 
     node.wait_for("the claim to be gone", gone)

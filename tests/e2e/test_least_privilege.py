@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.cluster import ClusterError
-from tests.e2e.api import overlay
 from tests.e2e.manifests import IMAGE
 from tests.e2e.node import CGROUPS, NAMESPACE, Node, unified
+from tests.k8s.tools import overlay
 
 PYTHON = "/opt/npu-agent/bin/python"
 ATTEMPTS = """
@@ -52,7 +52,7 @@ def create(node: Node, directory: Path, *components: str, cgroups: str) -> str:
 
     Another one each time: `exec` finds a container by its Pod's name, also one that is ending.
     """
-    (daemonset,) = (t for t in overlay(node, directory, *components) if t["kind"] == "DaemonSet")
+    (daemonset,) = (t for t in overlay(directory, components) if t["kind"] == "DaemonSet")
     spec: dict[str, Any] = daemonset["spec"]["template"]["spec"]
     spec |= {"nodeName": node.name, "terminationGracePeriodSeconds": 0, "restartPolicy": "Never"}
     for volume in spec["volumes"]:

@@ -105,7 +105,7 @@ def test_where_it_runs(components: list[str], wanted: list[set[str]], overlay: O
 @pytest.mark.parametrize("name", STAND_ALONE)
 def test_an_overlay_chooses_namespace_and_images(name: str, overlay: Overlay) -> None:
     made = overlay(
-        resources=[f"components/{name}"],
+        resource=f"components/{name}",
         namespace="elsewhere",
         images=[
             {"name": "npu-agent", "newName": "registry.example.com/npu-agent"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,27 @@ def output(name: str, *arguments: str | Path, stdin: str = "") -> str:
 def kustomize(directory: Path) -> str:
     """What kustomize makes of a directory."""
     return output("kubectl", "kustomize", directory)
+
+
+def overlay(
+    directory: Path, components: Iterable[str] = (), resource: str = ".", **fields: object
+) -> list[Object]:
+    """What kustomize makes of an overlay in this directory.
+
+    Args:
+        directory: gets the kustomization.
+        components: of k8s/components.
+        resource: a directory of k8s/.
+        fields: more of the kustomization.
+    """
+
+    def path(to: str) -> str:
+        return os.path.relpath(K8S / to, directory.resolve())
+
+    parts = [path(f"components/{component}") for component in components]
+    text = {"resources": [path(resource)], "components": parts, **fields}
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return objects(kustomize(directory))
 
 
 def objects(text: str) -> list[Object]:

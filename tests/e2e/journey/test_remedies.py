@@ -6,7 +6,6 @@ an overlay. Each fault is made, the doctor is asked, its command is run as it st
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import json
 import operator
@@ -23,12 +22,12 @@ import pytest
 from tests.cluster import agent
 from tests.cluster.build import HELM, ensure_binaries
 from tests.e2e.api import configured
-from tests.e2e.api import overlay as render
-from tests.e2e.doctor import Check, checks
+from tests.e2e.doctor import Check, checks, wait_well
 from tests.e2e.journey.registry import Registry
 from tests.e2e.journey.steps import Journey
 from tests.e2e.manifests import DRIVER
 from tests.e2e.node import NAMESPACE, PROJECT, SOON
+from tests.k8s.tools import overlay as render
 
 REGISTRY = "registry.example.com/npu-agent"
 OURS = {"interval": 7, "allocation": {"api": "auto"}}
@@ -36,24 +35,6 @@ OURS = {"interval": 7, "allocation": {"api": "auto"}}
 POLICY = "npu-agent-own-slices"
 ROLE = ("clusterrole", "npu-agent")
 HERE = ("--namespace", NAMESPACE)
-
-ELSEWHERE = {
-    "config": "the file is the user's to correct; the command shows where it is wrong",
-    "NODE_NAME, plugin directory, /sys, /dev": (
-        "as `cgroups`: what the DaemonSet has to have is corrected and applied again"
-    ),
-    "PCI, cards, card *, odd *": "drivers are loaded on a real host; no card is real",
-    "kubelet.sock": "the kubelet is restarted on a real host",
-    "other plugins, serving agent": (
-        "another plugin or agent is deleted, which is the user's: test_vendors.py"
-    ),
-    "metrics.listen, metrics.probes": "an address of the user's own",
-    "readiness, agent, agent *": "what the agent reports, with the commands of its page",
-    "DRA directory of *": "as `cgroups`",
-    "DRA": "a kubelet is updated",
-    "DRA registry of *, DRA slices of *": ("another driver is deleted, which is the user's"),
-}
-"""Lines whose remedies are not tried here, and why."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +96,7 @@ def installed(
     registry.push(agent(), "npu-agent:v7")
     chart = request.param == "chart"
     overlay = tmp_path_factory.mktemp("overlay")
-    render(node, overlay, "dra", namespace=NAMESPACE, **configured(OURS, REGISTRY, "v7"))
+    render(overlay, ["dra"], namespace=NAMESPACE, **configured(OURS, REGISTRY, "v7"))
     programs = ensure_binaries(HELM)["helm"].parent
     made = Installed(node, chart, overlay, f"{programs}:{os.environ['PATH']}")
     if chart:
@@ -127,7 +108,7 @@ def installed(
     else:
         made.type("kubectl apply -k OVERLAY")
     node.rolled_out()
-    well(made)
+    wait_well(node)
     yield made
     if chart:
         made.type(f"helm uninstall npu-agent --namespace {NAMESPACE} --wait")
@@ -181,18 +162,6 @@ FAULTS = {
 }
 
 
-def well(installed: Installed) -> list[Check]:
-    """Waits until the doctor finds nothing wrong in the agent's Pod."""
-
-    def nothing() -> list[Check]:
-        found = checks(installed.node)
-        bad = [one for one in found if one["state"] == "wrong"]
-        assert not bad, bad
-        return found
-
-    return installed.node.wait_for("the doctor to find nothing wrong", nothing)
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_remedy_repairs_the_fault_and_nothing_else(installed: Installed, name: str) -> None:
     fault, node = FAULTS[name], installed.node
@@ -242,18 +211,4 @@ def test_helm_upgrades_after_the_remedies(installed: Installed) -> None:
     )
     labels = json.loads(installed.node.kubectl("get", *ROLE, "--output=json"))["metadata"]
     assert labels["labels"]["team"] == "two"
-    well(installed)
-
-
-def test_each_line_is_tried_here_or_has_a_reason(installed: Installed) -> None:
-    lines = well(installed)
-    names = {one["name"] for one in lines}
-    assert {one["state"] for one in lines if one["name"].startswith("DRA ")} == {"ok"}
-    tried = {fault.line for fault in FAULTS.values()}
-    patterns = [each for names in ELSEWHERE for each in names.split(", ")]
-    left = {
-        name
-        for name in names - tried
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
-    assert not left
+    wait_well(installed.node)
