@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from tests.cluster.build import ETCD, KUBERNETES, ensure_binaries
+from tests.kube.helpers import kubeconfig
 from tests.until import until
 
 _TOKEN = "conformance"
@@ -65,8 +66,9 @@ async def api_server(directory: Path) -> AsyncIterator[ApiServer]:
             headers={"Authorization": f"Bearer {_TOKEN}"},
             timeout=ClientTimeout(30),
         ) as session:
-            config, audit = _kubeconfig(directory, server, ca), directory / "audit.log"
-            running = ApiServer(config, audit, session, processes[-1])
+            user, trusts = {"token": _TOKEN}, {"certificate-authority": str(ca)}
+            config = kubeconfig(directory, server, user=user, cluster=trusts)
+            running = ApiServer(config, directory / "audit.log", session, processes[-1])
             async with asyncio.timeout(_START):
                 while not await _answers(running):
                     await asyncio.sleep(0.1)
@@ -130,19 +132,3 @@ def _free_ports(number: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def _kubeconfig(directory: Path, server: str, ca: Path) -> Path:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": "c", "cluster": {"server": server, "certificate-authority": str(ca)}}
-        ],
-        "users": [{"name": "admin", "user": {"token": _TOKEN}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "admin"}}],
-        "current-context": "c",
-    }
-    path = directory / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path

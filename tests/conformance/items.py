@@ -115,11 +115,8 @@ async def deleted_slice_comes_back(world: World) -> str:
 
 @item("nothing is written while nothing changes")
 async def no_needless_writes(world: World) -> str:
-    def versions() -> Awaitable[list[str]]:
-        async def read() -> list[str]:
-            return [one["metadata"]["resourceVersion"] for one in await world.complete_pool()]
-
-        return read()
+    async def versions() -> list[str]:
+        return [one["metadata"]["resourceVersion"] for one in await world.complete_pool()]
 
     before = await versions()
     await asyncio.sleep(_QUIET)

@@ -268,24 +268,19 @@ class World:
         Raises:
             GRPCError: it refuses the call, and so all of the claims.
         """
-        answers = await self._call("prepare", claims)
-        return {
-            uid: Answer(
-                answer.error,
-                tuple(
-                    sorted(
-                        (
-                            device.pool_name,
-                            device.device_name,
-                            tuple(sorted(device.request_names)),
-                            tuple(sorted(device.cdi_device_ids)),
-                        )
-                        for device in answer.devices
-                    )
-                ),
+        answers = {}
+        for uid, answer in (await self._call("prepare", claims)).items():
+            devices = sorted(
+                (
+                    device.pool_name,
+                    device.device_name,
+                    tuple(sorted(device.request_names)),
+                    tuple(sorted(device.cdi_device_ids)),
+                )
+                for device in answer.devices
             )
-            for uid, answer in answers.items()
-        }
+            answers[uid] = Answer(answer.error, tuple(devices))
+        return answers
 
     async def unprepare(self, *claims: Claim) -> dict[str, Answer]:
         answers = await self._call("unprepare", claims)

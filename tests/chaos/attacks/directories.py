@@ -65,20 +65,12 @@ def read_only(directory: Path) -> Iterator[None]:
 
 
 @attack(short=True, root=True, prepare=small)
-async def disk_is_full_at_the_start(here: World) -> None:
-    """The disk with the device-plugins directory is full when the agent starts.
+async def disk_is_full_and_read_only(here: World) -> None:
+    """The disk with the device-plugins directory is full from the start on, then read-only.
 
-    Registered, and Pods get NPUs.
+    Registered; Pods get NPUs; the config is followed; all is well at the end.
     """
     await here.pod()
-
-
-@attack(root=True, prepare=small)
-async def disk_is_full_and_read_only(here: World) -> None:
-    """That disk is full while the config changes, then read-only, then well.
-
-    The kubelet keeps its devices; all is well at the end.
-    """
     here.configure("defaultPe: Single")
     await here.healthy(4)
     (here.plugins / "full").unlink()
@@ -233,41 +225,27 @@ def spec(here: World) -> Path:
 
 
 @attack(short=True, config=CDI)
-async def cdi_spec_without_end(here: World) -> None:
-    """The CDI spec becomes a sparse file of 4 GiB.
-
-    At most 16 MiB more memory, and the right one in its place.
-    """
-    path = spec(here)
-    with here.grows_by(16):
-        become(path, "sparse")
-        await here.fault("npu0", "gone")
-        await here.healthy(1)
-        await here.fault("npu0", "back")
-        await here.well()
-    assert path.stat().st_size < 1 << 20
-
-
-@attack(config=CDI)
 async def cdi_spec_is_damaged(here: World) -> None:
-    """The CDI spec is noise, a link to a file of somebody else's, a pipe, a folder, missing.
+    """The CDI spec is 4 GiB, noise, a link to a file of somebody else's, a pipe, a folder, missing.
 
-    The right one takes its place as soon as it can; the other's file is as it was.
+    The right one takes its place as soon as it can; the other's file is as it was; at most 16 MiB
+    more memory.
     """
     precious, path = victim(here), spec(here)
     good = path.read_bytes()
-    for what in ("noise", str(precious), "pipe", "folder", "missing"):
-        become(path, what)
-        await here.fault("npu0", "gone")
-        if path.is_dir():
-            await here.logged("the CDI specs cannot be written")
-            path.rmdir()
-        await here.healthy(1)
-        await here.fault("npu0", "back")
-        await here.well()
-        unharmed(precious)
-        assert path.read_bytes() == good
-        assert not path.is_symlink()
+    with here.grows_by(16):
+        for what in ("sparse", "noise", str(precious), "pipe", "folder", "missing"):
+            become(path, what)
+            await here.fault("npu0", "gone")
+            if path.is_dir():
+                await here.logged("the CDI specs cannot be written")
+                path.rmdir()
+            await here.healthy(1)
+            await here.fault("npu0", "back")
+            await here.well()
+            unharmed(precious)
+            assert path.read_bytes() == good
+            assert not path.is_symlink()
 
 
 @attack(short=True)

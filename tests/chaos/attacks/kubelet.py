@@ -18,6 +18,7 @@ from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.chaos.table import attack
 from tests.chaos.world import World, become, remove
+from tests.e2e.journey.second import SecondPlugin
 
 
 @attack(short=True)
@@ -55,44 +56,24 @@ async def stream_ends(here: World) -> None:
 
 
 @attack(short=True)
-async def stream_is_never_opened(here: World) -> None:
-    """Register is answered, and the stream never opened.
+async def registration_goes_wrong(here: World) -> None:
+    """Register is refused, never answered, or answered and the stream never opened.
 
-    Registered again, until it is.
+    It tries again each time, and is registered when that is over.
     """
-    here.kubelet.asks = False
-    calls = here.kubelet.calls
-    here.kubelet.hang_up(RESOURCE)
-    await here.until(lambda: here.kubelet.calls > calls + 1, "a second call")
-    here.kubelet.asks = True
-    await here.well()
+    kubelet = here.kubelet
 
+    async def goes_wrong(what: str, bad: object) -> None:
+        good, calls = getattr(kubelet, what), kubelet.calls
+        setattr(kubelet, what, bad)
+        kubelet.hang_up(RESOURCE)
+        await here.until(lambda: kubelet.calls > calls + 1, "a second call")
+        setattr(kubelet, what, good)
+        await here.well()
 
-@attack(short=True)
-async def register_is_refused(here: World) -> None:
-    """Register is refused for five seconds.
-
-    Registered when it no longer is.
-    """
-    here.kubelet.refusal = "not now \x1b[2J"
-    here.kubelet.hang_up(RESOURCE)
-    await asyncio.sleep(5)
-    here.kubelet.refusal = ""
-    await here.well()
-
-
-@attack()
-async def register_hangs(here: World) -> None:
-    """Register is never answered.
-
-    It gives up, tries again, and is registered when it is answered.
-    """
-    here.kubelet.answers = False
-    calls = here.kubelet.calls
-    here.kubelet.hang_up(RESOURCE)
-    await here.until(lambda: here.kubelet.calls > calls, "a call")
-    async with here.registers():
-        here.kubelet.answers = True
+    await goes_wrong("refusal", "not now \x1b[2J")
+    await goes_wrong("answers", bad=False)
+    await goes_wrong("asks", bad=False)
 
 
 @attack()
@@ -101,17 +82,7 @@ async def another_plugin_takes_the_resource(here: World) -> None:
 
     Registered again, and Pods get NPUs.
     """
-
-    class Impostor(wire.DevicePluginBase):
-        async def get_device_plugin_options(self, _: wire.Empty) -> wire.DevicePluginOptions:
-            return wire.DevicePluginOptions()
-
-        async def list_and_watch(self, _: wire.Empty) -> AsyncIterator[wire.ListAndWatchResponse]:
-            device = wire.Device(id="not-ours", health="Healthy")
-            yield wire.ListAndWatchResponse(devices=[device])
-            await asyncio.Event().wait()
-
-    server = UnixServer([Impostor()], here.plugins / "impostor.sock")
+    server = UnixServer([SecondPlugin(["not-ours"])], here.plugins / "impostor.sock")
     await server.listen()
     try:
         await here.kubelet.register(
@@ -154,25 +125,10 @@ async def in_place_of(path: Path, *, accepts: bool, says: bytes = b"") -> AsyncI
 
 
 @attack(short=True)
-async def kubelets_socket_closes(here: World) -> None:
-    """`kubelet.sock` accepts and closes for five seconds, and answers with noise for five more.
+async def kubelets_socket_is_something_else(here: World) -> None:
+    """`kubelet.sock` is a file, a folder, a pipe, a link to itself, to nothing; closes; is noise.
 
     Registered with the next kubelet.
-    """
-    await here.kubelet.stop()
-    path = here.plugins / "kubelet.sock"
-    for says in (b"", random.Random(1).randbytes(4000)):
-        async with in_place_of(path, accepts=True, says=says):
-            await asyncio.sleep(5)
-    await here.kubelet.start()
-    await here.well()
-
-
-@attack()
-async def kubelets_socket_is_something_else(here: World) -> None:
-    """`kubelet.sock` is a file, a folder, a pipe, a link to itself, a link to nothing.
-
-    Registered when it is a socket again.
     """
     await here.kubelet.stop()
     path = here.plugins / "kubelet.sock"
@@ -180,6 +136,9 @@ async def kubelets_socket_is_something_else(here: World) -> None:
         become(path, what)
         await asyncio.sleep(2)
     remove(path)
+    for says in (b"", random.Random(1).randbytes(4000)):
+        async with in_place_of(path, accepts=True, says=says):
+            await asyncio.sleep(5)
     await here.kubelet.start()
     await here.well()
 

@@ -161,26 +161,14 @@ def flooded(port: int, by: int) -> Iterator[Callable[[], bool]]:
 
 @attack(alone=True)
 async def connections_without_end(here: World) -> None:
-    """Connections are opened as fast as two processes can, for ten seconds, and held (900 each).
+    """Connections are opened as fast as possible for ten seconds and held, 900 by each process.
 
-    Every liveness probe, each on a connection of its own and with five seconds, is answered; Pods
-    get NPUs.
+    Two processes do it to the port of the pages: every liveness probe, each on a connection of its
+    own and with five seconds, is answered. One does it to the port of the probes. Pods get NPUs.
     """
-    with flooded(here.agent.port, 2) as going_on:
-        while going_on():
-            assert await here.alive()
-            await here.pod()
-            await asyncio.sleep(0.5)
-
-
-@attack(alone=True)
-async def connections_to_the_probes_port(here: World) -> None:
-    """The same against the port of the probes, by one process.
-
-    Pods get NPUs meanwhile; probes are answered when it ends.
-    """
-    with flooded(here.agent.probes, 1) as going_on:
-        while going_on():
-            await here.pod()
-            await asyncio.sleep(0.5)
-    await here.until(here.alive, "a probe to be answered")
+    for port, by in ((here.agent.port, 2), (here.agent.probes, 1)):
+        with flooded(port, by) as going_on:
+            while going_on():
+                assert port == here.agent.probes or await here.alive()
+                await here.pod()
+                await asyncio.sleep(0.5)

@@ -60,17 +60,6 @@ async def killed_and_served(here: World, held: tuple[str, ...], wait: float) -> 
 
 
 @attack(short=True)
-async def agent_is_killed(here: World) -> None:
-    """An agent that has handed out a card is killed (SIGKILL), three times.
-
-    The next one serves the other card, and not that of the Pod that runs on.
-    """
-    grant = await here.granted("runs-on")
-    for _ in range(3):
-        await killed_and_served(here, grant.ids, 0.5)
-
-
-@attack()
 async def agent_is_killed_at_random(here: World) -> None:
     """It is killed 15 times at random moments of its start and its work, while a Pod runs.
 
