@@ -21,7 +21,7 @@ from npu_agent.cli.main import main
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import SlicesState
 from npu_agent.feed import Feed
-from npu_agent.kube import Api, ApiError, dra
+from npu_agent.kube import Api, dra
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.slices import differs, dropped, keeping_times, slices
 from tests.cluster import Cluster, network, settings
@@ -117,15 +117,10 @@ class World:
         )
 
     def wanted(self) -> tuple[dict[str, Any], ...]:
-        return planned(self.node, self.devices.value or (), self.state.generation)
-
-
-def planned(
-    node: Node, devices: tuple[PoolDevice, ...], generation: int = 1
-) -> tuple[dict[str, Any], ...]:
-    """The slices of these devices."""
-    uid = node.get("node", PAPER)["metadata"]["uid"]
-    return slices(devices, driver=DRIVER, node=PAPER, uid=uid, generation=generation)
+        """The slices of the devices that there are."""
+        uid = self.node.get("node", PAPER)["metadata"]["uid"]
+        devices, generation = self.devices.value or (), self.state.generation
+        return slices(devices, driver=DRIVER, node=PAPER, uid=uid, generation=generation)
 
 
 @asynccontextmanager
@@ -217,21 +212,6 @@ async def test_a_taint_keeps_its_time(node: Node, tmp_path: Path) -> None:
         await asyncio.sleep(1.1)
         await dra.apply_slice(world.api, world.wanted()[0])
         assert (await world.taints())[name]["timeAdded"] > other["timeAdded"]
-
-
-async def test_a_taint_makes_a_slice_of_more_than_64_devices_invalid(
-    node: Node, tmp_path: Path
-) -> None:
-    def whole(pool: tuple[PoolDevice, ...]) -> dict[str, Any]:
-        pieces = planned(node, pool)
-        devices = [device for piece in pieces for device in piece["spec"]["devices"]]
-        return {**pieces[0], "spec": {**pieces[0]["spec"], "devices": devices}}
-
-    async with publishing(node, tmp_path) as world:
-        await dra.apply_slice(world.api, whole(rngd(128)))
-        with pytest.raises(ApiError, match="64") as caught:
-            await dra.apply_slice(world.api, whole(rngd(65, unhealthy=(3,))))
-        assert caught.value.status == 422
 
 
 async def test_slices_of_a_node_that_was_created_again_are_its_own(

@@ -21,6 +21,26 @@ from tests.e2e.test_main_road import card_nodes
 pytestmark = pytest.mark.usefixtures("repaired")
 
 
+@contextlib.contextmanager
+def keeps_its_card(node: Node, *, agent_stays: bool = True) -> Iterator[str]:
+    """A Pod keeps its card over whatever happens, and the next one gets the other; a third waits.
+
+    Nor is the agent restarted, if it `agent_stays`. Yields the card's name.
+    """
+    node.run("steady", 1)
+    held, before = node.held()["steady"], node.agent_run()
+    yield node.environment("steady", "NPU_DEVNAME")[:4]
+    node.wait_allocatable(2)
+    assert node.restarts() == {"steady": 0}
+    assert node.held()["steady"] == held
+    node.run("next", 1)
+    assert node.held()["next"] != held
+    node.wait_known("next")
+    node.create("late", 1)
+    node.wait_unschedulable("late")
+    assert not agent_stays or node.agent_run() == before
+
+
 # --- cards --------------------------------------------------------------------------------------
 
 
@@ -67,18 +87,12 @@ def test_the_driver_is_reloaded(node: Node) -> None:
 
     The Node's capacity follows; the Pod keeps its card, and the next one gets the other.
     """
-    node.run("steady", 1)
-    held, card = node.held()["steady"], node.environment("steady", "NPU_DEVNAME")[:4]
-    node.fault("gone", "npu1" if card == "npu0" else "npu0")
-    node.wait_equal("capacity without the card", node.capacity, 1)
-    node.fault("gone", card)
-    node.wait_equal("capacity without cards", node.capacity, 0)
-    node.fault("back", "npu0", "npu1")
-    node.wait_allocatable(2)
-    assert node.held()["steady"] == held
-    node.run("next", 1)
-    assert node.held()["next"] != held
-    node.wait_known("next")
+    with keeps_its_card(node) as card:
+        node.fault("gone", "npu1" if card == "npu0" else "npu0")
+        node.wait_equal("capacity without the card", node.capacity, 1)
+        node.fault("gone", card)
+        node.wait_equal("capacity without cards", node.capacity, 0)
+        node.fault("back", "npu0", "npu1")
 
 
 def entry(node: Node, card: str) -> Path:
@@ -135,25 +149,6 @@ def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
 
 
 # --- the kubelet ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def keeps_its_card(node: Node) -> Iterator[None]:
-    """A Pod keeps its card over whatever happens, and the next one gets the other; a third waits.
-
-    Nor is the agent restarted.
-    """
-    node.run("steady", 1)
-    held, before = node.held()["steady"], node.agent_run()
-    yield
-    node.wait_allocatable(2)
-    assert node.restarts() == {"steady": 0}
-    assert node.held()["steady"] == held
-    node.run("next", 1)
-    assert node.held()["next"] != held
-    node.create("late", 1)
-    node.wait_unschedulable("late")
-    assert node.agent_run() == before
 
 
 def test_the_kubelet_crashes_and_comes_back(node: Node) -> None:
@@ -230,22 +225,16 @@ def test_the_agent_is_lost_under_running_pods(node: Node, how: str) -> None:
 
     It is back, the Pod keeps its card, and the next one gets the other.
     """
-    node.run("steady", 1)
-    held, before = node.held()["steady"], node.agent_run()
-    if how == "killed":
-        node.kill_agent()
-        node.wait_restarted(before)
-    else:
-        name = node.agent()["metadata"]["name"]
-        node.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--timeout=60s")
-        node.wait_for("a new agent", lambda: node.agent_run()[0] != before[0] and node.serves())
-    node.wait_for("it to serve again", node.serves)
-    node.wait_allocatable(2)
-    assert node.restarts() == {"steady": 0}
-    assert node.held()["steady"] == held
-    node.run("next", 1)
-    assert node.held()["next"] != held
-    node.wait_known("next")
+    with keeps_its_card(node, agent_stays=False):
+        before = node.agent_run()
+        if how == "killed":
+            node.kill_agent()
+            node.wait_restarted(before)
+        else:
+            name = node.agent()["metadata"]["name"]
+            node.kubectl("delete", "pod", name, "--namespace", NAMESPACE, "--timeout=60s")
+            node.wait_for("a new agent", lambda: node.agent_run()[0] != before[0])
+        node.wait_for("it to serve again", node.serves)
 
 
 def test_devices_by_cdi(node: Node) -> None:

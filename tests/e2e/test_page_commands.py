@@ -24,15 +24,15 @@ def kept(node: Node, repaired: None) -> Iterator[None]:  # noqa: ARG001
 
 
 def problem(node: Node, words: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = []
+    """Waits until the page has a problem with these words."""
 
-    def there() -> bool:
+    def said() -> dict[str, Any]:
         problems = json.loads(node.page("/status.json"))["problems"]
-        found[:] = [one for one in problems if words in one["text"]]
-        return bool(found)
+        found: dict[str, Any]
+        (found, *_) = (problem for problem in problems if words in problem["text"])
+        return found
 
-    node.wait_for(words, there)
-    return found[0]
+    return node.wait_for(words, said)
 
 
 def typed(node: Node, command: str) -> str:

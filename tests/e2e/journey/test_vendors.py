@@ -72,21 +72,11 @@ def reader(bare: Journey, registry: Registry, tmp_path: Path) -> Iterator[Reader
     node.clear_disk()
 
 
-def wait_offered(node: Journey, resource: str, count: int) -> None:
-    """Waits until the kubelet offers this many devices of the resource."""
-    node.wait_allocatable(count, resource=resource)
-
-
 def run(node: Journey, name: str, resource: str) -> str:
     """A Pod that asks for one of the resource, and runs; returns the card whose nodes it has."""
-    start(node, name, resource)
+    node.apply(npu_pod(name, 1, resource))
     node.wait_phase(name, "Running")
     return card_of(node, name)
-
-
-def start(node: Journey, name: str, resource: str) -> None:
-    """Creates such a Pod."""
-    node.apply(npu_pod(name, 1, resource))
 
 
 def card_of(node: Journey, name: str) -> str:
@@ -132,24 +122,24 @@ def test_from_the_charts_and_back(reader: Reader) -> None:
     ]
     first = [line.partition(" --values")[0] + " --create-namespace --wait" for line in install]
     reader.types("\n".join(first))
-    wait_offered(node, WARBOY, 2)
+    node.wait_allocatable(2, resource=WARBOY)
     before = run(node, "before", WARBOY)
 
     save, remove, then = reader.blocks(PAGE, "From the charts")
     reader.types(save)
     reader.types(remove)
-    wait_offered(node, WARBOY, 0)
+    node.wait_allocatable(0, resource=WARBOY)
     nfd(node, found_by_nfd, None)  # as its last Job does when its chart is taken away
     assert "before" in reader.types(then)
 
     # Who ran goes on, and is known; a new one gets the other card, and a third one none.
-    wait_offered(node, WARBOY, 2)
+    node.wait_allocatable(2, resource=WARBOY)
     page_ = metrics_of(node, "before", uuids[before])
     after = run(node, "after", WARBOY)
     assert {before, after} == set(uuids)
     assert node.environment("after", "NPU_DEVNAME") == f"{after}pe0-1"
     assert node.environment("after", "FURIOSA_DEVICES") == f"npu:{after[3:]}:0-1"
-    start(node, "none", WARBOY)
+    node.apply(npu_pod("none", 1, WARBOY))
     node.wait_unschedulable("none", f"Insufficient {WARBOY}")
     node.delete_pods("none")
     assert node.restarts() == {"before": 0, "after": 0}
@@ -164,7 +154,7 @@ def test_from_the_charts_and_back(reader: Reader) -> None:
     reader.types(away)
     nfd(node, found_by_nfd, "true")
     reader.types(f"helm install{vendors}")
-    wait_offered(node, WARBOY, 2)
+    node.wait_allocatable(2, resource=WARBOY)
     node.delete_pods("after")
     assert run(node, "again", WARBOY) == after
     assert node.environment("again", "NPU_DEVNAME") == ""  # the vendor's sets none
@@ -178,7 +168,7 @@ def test_from_the_charts_and_back(reader: Reader) -> None:
     assert node.environment("meanwhile", "NPU_DEVNAME") == f"{after}pe0-1"
     reader.types(remove.splitlines()[-1])
     # A kubelet before 1.37 has forgotten the agent by then, which registers again.
-    wait_offered(node, WARBOY, 2)
+    node.wait_allocatable(2, resource=WARBOY)
     node.delete_pods("meanwhile")
     assert run(node, "last", WARBOY) == after
     assert node.environment("last", "NPU_DEVNAME") == f"{after}pe0-1"
@@ -194,7 +184,7 @@ def test_from_the_manifests_and_back(reader: Reader) -> None:
     manifests(reader.checkout, RESOURCE, named, config)
     back = reader.blocks(PAGE, "Back to the manifests")[0].splitlines()
     reader.types(next(line for line in back if "apply -f" in line))
-    wait_offered(node, RESOURCE, 2)
+    node.wait_allocatable(2)
     node.apply(deployment("work", container(limits={RESOURCE: 1})))
     try:
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
@@ -202,13 +192,13 @@ def test_from_the_manifests_and_back(reader: Reader) -> None:
         save, drain, remove, install = reader.blocks(PAGE, "From the manifests")
         for block in (save, drain, remove, install):
             reader.types(block)
-        wait_offered(node, RESOURCE, 2)
+        node.wait_allocatable(2)
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
         assert yaml.safe_load(config).items() <= yaml.safe_load(config_of(node)).items()
 
         reader.types(drain)
         reader.types("\n".join(back))
-        wait_offered(node, RESOURCE, 2)
+        node.wait_allocatable(2)
         assert re.fullmatch(r"npu[01]pe0-1", devname(node, "work"))
         assert config_of(node) == config
         reader.check()
