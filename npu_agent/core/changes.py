@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
-from npu_agent.core.cordon import Cordons, cordon_changes
+from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
@@ -47,15 +47,6 @@ class CardChange:
     """As it is now, or was before its removal."""
     before: CardState | None = None
     """As it was, or the card that it has taken the place of; None: it was not there."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrendChange:
-    """Something that lasts on a card began, or ended."""
-
-    kind: TrendKind
-    trend: Trend
-    began: bool
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
@@ -111,13 +102,14 @@ def without_flapping(changes: Iterable[CardChange], trends: Trends) -> Iterator[
     return (change for change in changes if change.card.id not in flapping)
 
 
-def trend_changes(before: Trends, after: Trends) -> Iterator[TrendChange]:
+def trend_changes(before: Trends, after: Trends) -> Iterator[tuple[TrendKind, Trend, bool]]:
+    """Yields the trends that have ended or begun, each with whether it began."""
     for at, trend in before.found.items():
         if at not in after.found:
-            yield TrendChange(at[0], trend, began=False)
+            yield at[0], trend, False
     for at, trend in after.found.items():
         if at not in before.found:
-            yield TrendChange(at[0], trend, began=True)
+            yield at[0], trend, True
 
 
 _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str, str]] = {
@@ -169,20 +161,23 @@ _TREND_REASONS = {
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
-    for change in trend_changes(before, after):
-        card, words = change.trend.card, TRENDS[change.kind]
-        began, ended = _TREND_REASONS[change.kind]
-        subject: Subject = "errors" if change.kind is TrendKind.ERRORS else "card"
-        if change.began:
-            text = f"{card.card.name} {words.begins}: {change.trend.detail}"
-            yield EventEntry(subject, "warn", text, card.id, reason=began, remedy=words.remedy)
+    for kind, trend, began in trend_changes(before, after):
+        card, words = trend.card, TRENDS[kind]
+        beginning, end = _TREND_REASONS[kind]
+        subject: Subject = "errors" if kind is TrendKind.ERRORS else "card"
+        if began:
+            text = f"{card.card.name} {words.begins}: {trend.detail}"
+            yield EventEntry(subject, "warn", text, card.id, reason=beginning, remedy=words.remedy)
         else:
             text = f"{card.card.name} {words.ends}"
-            yield EventEntry(subject, "good", text, card.id, reason=ended)
+            yield EventEntry(subject, "good", text, card.id, reason=end)
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
-    for id_, name, reason in cordon_changes(before, after):
+    for id_, name in after.present.items():  # a card that is gone was not uncordoned
+        reason = after.cards.get(id_)
+        if reason == before.cards.get(id_):
+            continue
         if reason is None:
             text = f"{name} was uncordoned: new Pods get it again"
             yield EventEntry("card", "good", text, id_, reason="NPUUncordoned")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -117,16 +117,6 @@ def cordons(
         if (meant := id_ or (ids[0] if len(ids) == 1 else None)) in present:
             cards[meant] = reason
     return Cordons(cards=cards, wrong=tuple(wrong), lost=lost, present=present, first_ids=first)
-
-
-def cordon_changes(before: Cordons, after: Cordons) -> Iterator[tuple[str, str, str | None]]:
-    """The ID and name of each card that was cordoned, with the reason, or uncordoned (None).
-
-    A card that is gone was not uncordoned.
-    """
-    for id_, name in after.present.items():
-        if before.cards.get(id_) != (reason := after.cards.get(id_)):
-            yield id_, name, reason
 
 
 def _reason(reason: object) -> str:

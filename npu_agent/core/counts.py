@@ -12,8 +12,6 @@ RESULTS = ("granted", "invalid", "unknown", "unhealthy", "failed")
 PREPARES = ("prepared", "refused", "failed")
 
 _ALLOCATION = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
-
-
 _PREPARE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0, 40.0)
 
 

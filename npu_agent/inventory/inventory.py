@@ -20,7 +20,6 @@ from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.changes import (
     CardChange,
     ChangeKind,
-    TrendChange,
     card_changes,
     flaps,
     trend_changes,
@@ -37,7 +36,7 @@ from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within, until_tick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 log = logger(__name__)
 
@@ -238,7 +237,7 @@ class Inventory:
         now = trends.step(earlier, before, after, flaps(changes), time.monotonic(), policy)
         self.trends.publish(now)
         _log_changes(before, after, tuple(without_flapping(changes, now)))
-        _log_trends(trend_changes(earlier, now))
+        _log_trends(earlier, now)
 
 
 def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
@@ -252,12 +251,12 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
     return _Found(before.entries, trouble)
 
 
-def _log_trends(changes: Iterable[TrendChange]) -> None:
-    for change in changes:
-        card, words = change.trend.card, TRENDS[change.kind]
-        if change.began:
-            what, reason = f"card {words.begins}", change.trend.detail
-            log.warning(what, card=card.card.name, id=card.id, reason=reason)
+def _log_trends(before: Trends, after: Trends) -> None:
+    for kind, trend, began in trend_changes(before, after):
+        card, words = trend.card, TRENDS[kind]
+        if began:
+            what = f"card {words.begins}"
+            log.warning(what, card=card.card.name, id=card.id, reason=trend.detail)
         else:
             what = f"card {words.ends}"
             log.info(what, card=card.card.name, id=card.id)

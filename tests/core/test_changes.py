@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from npu_agent.core import changes
+from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
@@ -87,6 +88,18 @@ def test_of_a_card_that_flaps_single_changes_are_no_news() -> None:
     assert [*changes.without_flapping(found, Trends())] == found
     flapping = Trends({(TrendKind.FLAPPING, ONE.id): trend})
     assert [one.card for one in changes.without_flapping(found, flapping)] == [TWO]
+
+
+def test_a_card_that_is_gone_was_not_uncordoned() -> None:
+    before = Cordons(cards={"A": "x", "B": "y"}, present={"A": "npu0", "B": "npu1"})
+    gone = Cordons(present={"B": "npu1"})
+    assert reported(changes.cordon_entries(before, gone)) == [
+        ("good", "npu1 was uncordoned: new Pods get it again")
+    ]
+    back = replace(before, cards={"A": "z"})
+    assert reported(changes.cordon_entries(gone, back)) == [
+        ("plain", "npu0 was cordoned, no new Pod gets it: z")
+    ]
 
 
 def test_a_config_that_is_applied_refused_and_corrected() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.cordon import cordon_changes, cordons, entries, first_ids, unknown
+from npu_agent.core.cordon import cordons, entries, first_ids, unknown
 from npu_agent.core.hardware import CardState, Snapshot
 from tests.outputs.dra.cards import card
 
@@ -136,11 +136,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_none() -> None:
     assert entries("") == entries(" ") == entries("{}") == {}
-
-
-def test_a_card_that_is_gone_was_not_uncordoned() -> None:
-    before = cordons({"npu3": "x", "npu4": "y"}, HOST)
-    gone = cordons({"npu3": "x"}, replace(HOST, cards=(ZERO, FOUR)))
-    assert list(cordon_changes(before, gone)) == [(FOUR.id, "npu4", None)]
-    back = cordons({"npu3": "z"}, HOST)
-    assert list(cordon_changes(gone, back)) == [(THREE.id, "npu3", "z")]

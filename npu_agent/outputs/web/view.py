@@ -117,12 +117,10 @@ class PageView:
         state = self._state
         if is_fenced(card):
             return 0
-        if self.is_hot(card) or state.is_stale(card) or self._counts_errors(card):
+        errors = (TrendKind.ERRORS, card.id) in state.trends.found
+        if self.is_hot(card) or state.is_stale(card) or errors:
             return 1
         return 2 if card.health.state is HealthState.UNKNOWN else _WELL
-
-    def _counts_errors(self, card: CardState) -> bool:
-        return (TrendKind.ERRORS, card.id) in self._state.trends.found
 
     def is_hot(self, card: CardState) -> bool:
         return is_hot(card, self._state)
