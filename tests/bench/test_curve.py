@@ -24,10 +24,6 @@ def test_a_rise_is_found_among_what_comes_and_goes(count: int) -> None:
     assert 2 < risen(points) < 4
 
 
-def test_one_sample_has_no_rise() -> None:
-    assert risen([(0.0, 5.0)]) == 0
-
-
 def test_a_curve_goes_from_the_lowest_block_to_the_highest() -> None:
     assert drawn([(at, at) for at in MINUTES], width=8) == BLOCKS
     assert drawn([(at, 7) for at in MINUTES], width=5) == BLOCKS[0] * 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import tree
 from tests.kube.helpers import says, serving
 from tests.processes import ran, started
-from tests.terminal import npu_agent
+from tests.terminal import Terminal, npu_agent
 from tests.until import wait_until
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -45,7 +46,6 @@ def plain(output: str) -> str:
     ("columns", "head"),
     [
         (100, "NPU Name Temp. Power Load Memory Health"),
-        (80, "NPU Temp. Power Load Memory Health"),
         (40, "NPU Load Health"),
     ],
 )
@@ -109,19 +109,21 @@ def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
     assert "Traceback" not in process.output
 
 
-def test_watch_leaves_its_screen_however_it_is_ended(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda process: process.signal(signal.SIGHUP), 128 + signal.SIGHUP),
+        (lambda process: process.type("xq"), 0),
+    ],
+    ids=["SIGHUP", "a key"],
+)
+def test_watch_leaves_the_terminal_as_it_was_however_it_ends(
+    end: Callable[[Terminal], None], code: int, root: Path
+) -> None:
     with npu_agent("info", "-w", "--host-root", root) as process:
         process.until("healthy")
-        process.signal(signal.SIGHUP)
-        assert process.ended() == 128 + signal.SIGHUP
-    assert process.output.endswith(LEAVE)
-
-
-def test_watch_ends_by_a_key_and_leaves_the_terminal_as_it_was(root: Path) -> None:
-    with npu_agent("info", "-w", "--host-root", root) as process:
-        process.until("healthy")
-        process.type("xq")
-        assert process.ended() == 0
+        end(process)
+        assert process.ended() == code
     assert process.output.endswith(LEAVE)
     assert "q" not in process.output.rpartition("ends")[2].replace(LEAVE, "").rpartition("|")[2]
 
