@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 
 log = logs.logger(__name__)
 
-NO_NODE = (
-    "this host is not an NPU node: no NPU, no driver for one, and no kubelet ({directory} is "
-    "missing); on the node itself run `npu-agent doctor` as root, or ask in the agent's Pod "
-    "(npu-agent doctor --help); `npu-agent demo` needs neither"
-)
 _STYLES = {State.WRONG: "red", State.NOTE: "yellow", State.UNKNOWN: "yellow"}
 _NAME = 22
 """Columns for the name of a line on a terminal."""
@@ -67,8 +62,6 @@ def main(args: argparse.Namespace) -> int:
         checks = (good, *await examine(context))
         if view.is_data(args):
             print(view.data([check.as_json() for check in checks], args))
-        elif not args.all and not context.in_pod and no_node(checks):
-            print(NO_NODE.format(directory=context.directory))
         else:
             wide = args.output == "wide"
             columns = None if wide else view.terminal_width()
@@ -82,17 +75,6 @@ def main(args: argparse.Namespace) -> int:
         return asyncio.run(act())
     finally:
         end_children(os.getpid())  # a login program of the kubeconfig may hang
-
-
-def no_node(checks: Iterable[Check]) -> bool:
-    """Whether this host has nothing to do with NPUs and Kubernetes, such as a laptop."""
-    states = {check.name: check.state for check in checks}
-    return [states.get(name) for name in ("config", "plugin directory", "PCI", "cards")] == [
-        State.OK,
-        State.WRONG,
-        State.UNUSED,
-        State.NOTE,
-    ]
 
 
 def configuration(args: argparse.Namespace) -> tuple[Config, Check]:

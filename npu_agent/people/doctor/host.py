@@ -180,7 +180,10 @@ async def _cards(context: Context) -> Check:
     except Unknown as missing:
         return replace(missing.check, remedy="check dmesg: a driver may hang")
     if not cards:
-        return note("none: the agent serves nothing, and waits for cards")
+        return note(
+            "none: the agent serves nothing, and waits for cards",
+            "on a host without NPUs, run npu-agent demo to see the agent at work",
+        )
     names = ", ".join(f"{state.card.name} ({state.card.product})" for state in cards)
     return ok(f"{len(cards)}: {names}")
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 from bench.process import free_port
@@ -99,48 +98,12 @@ def test_the_table(base: Path) -> None:
     assert "Not shown" not in out
 
 
-@pytest.fixture
-def laptop() -> Iterator[Path]:
-    """The root of a host without NPUs and without a kubelet; short, as sockets need it."""
-    with short_directory() as root:
-        for directory in ("sys/class", "sys/fs/cgroup", "dev"):
-            (root / directory).mkdir(parents=True)
-        yield root
-
-
-def test_a_host_that_is_no_node_is_one_line(laptop: Path) -> None:
-    options = (f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
-    code, out, err = ran("doctor", *options)
-    assert (code, err) == (1, "")
-    (line,) = out.splitlines()
-    assert line.startswith(
-        "this host is not an NPU node: no NPU, no driver for one, and no kubelet"
-    )
-    assert "`npu-agent demo`" in line
-    # Everything is there for whoever wants it, and for programs.
-    code, out, _ = ran("doctor", "--all", *options)
-    assert (code, out.splitlines()[0]) == (1, "1 thing to fix, in this order:")
-    code, out, _ = ran("doctor", "-o", "yaml", *options)
-    assert code == 1
-    assert {"plugin directory", "cards"} < {line["name"] for line in yaml.safe_load(out)}
-
-
-@pytest.mark.parametrize("sign", ["device-plugins/", "sys/bus/pci/devices/0000:01:00.0/vendor"])
-def test_a_host_with_any_sign_of_a_node_is_one(laptop: Path, sign: str) -> None:
-    directory, _, file = sign.rpartition("/")
-    (laptop / directory).mkdir(parents=True)
-    if file:
-        (laptop / sign).write_text("0x1ed2\n")
-    options = (f"--host-root={laptop}", f"--plugin-dir={laptop}/device-plugins")
-    assert "to fix, in this order:" in ran("doctor", *options)[1]
-
-
-def test_a_bad_file_is_a_line_on_any_host_and_the_rest_is_examined(laptop: Path) -> None:
-    file = laptop / "config.yaml"
+def test_a_bad_file_is_a_line_and_the_rest_is_examined(base: Path) -> None:
+    file = base / "config.yaml"
     file.write_text("interval: 5\nintervall: 5\n")
-    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={laptop}")
+    _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
     assert f"{file}:2: intervall: unknown key" in out
-    assert f"$ npu-agent config check {file}" in out
+    assert f"$ npu-agent config check {file}" in " ".join(out.split())
     assert "plugin directory" in out
 
 

@@ -134,6 +134,7 @@ BREAKS: dict[str, Break] = {
         lambda node: [fault(card, "gone")(node) for card in ("npu0", "npu1")],
         {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
+        "run npu-agent demo",
     ),
     "a missing node": Break(
         fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
