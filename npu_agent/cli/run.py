@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from npu_agent import config, logs
-from npu_agent.cli import FAILED, WRONG, CommandError
-from npu_agent.cli.common import host_root
+from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.shutdown import Shutdown
 from npu_agent.vendors import REGISTRY, VENDORS
 

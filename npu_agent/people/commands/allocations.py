@@ -7,11 +7,11 @@ import asyncio
 from pathlib import Path
 
 from npu_agent.cli import CommandError
-from npu_agent.cli.common import plugin_dir, quiet, vendors
 from npu_agent.core.hardware import Snapshot
 from npu_agent.kubelet import podresources
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import plugin_dir, quiet, vendors
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
 from npu_agent.vendors import DRIVERS
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npu_agent import files
-from npu_agent.cli import CommandError
-from npu_agent.cli.common import host_root, quiet, vendors
+from npu_agent.cli import CommandError, host_root
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut
 from npu_agent.kubelet.cdi import NAME, grants_spec, spec_file
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import quiet, vendors
 from npu_agent.vendors import CDI_KINDS, REGISTRY
 
 _DIRECTORY = "etc/cdi"

@@ -15,7 +15,6 @@ from typing import Any
 
 from npu_agent.backoff import Backoff
 from npu_agent.cli import WRONG, CommandError, program
-from npu_agent.cli.common import quiet, vendors
 from npu_agent.core.cordon import ANNOTATION, entries
 from npu_agent.kube import Api, ApiError, ErrorKind, ThisNode
 from npu_agent.kube.credentials import in_pod
@@ -25,6 +24,7 @@ from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.people.cards import read_once
 from npu_agent.people.cluster.fetch import report_of
 from npu_agent.people.cluster.proxy import through_kubectl
+from npu_agent.people.commands.common import quiet, vendors
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line, shown

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npu_agent import logs
-from npu_agent.cli import FAILED
-from npu_agent.cli.common import host_root, vendors
+from npu_agent.cli import FAILED, host_root
 from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
 from npu_agent.kube import ApiError
 from npu_agent.people.cluster.proxy import end_children
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import vendors
 from npu_agent.people.doctor import agent, cluster, dra, host, kubelet
 from npu_agent.people.doctor.check import (
     Check,

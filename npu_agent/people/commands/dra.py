@@ -11,12 +11,12 @@ import yaml
 
 from npu_agent import config
 from npu_agent.cli import WRONG, CommandError
-from npu_agent.cli.common import quiet
 from npu_agent.config.resources import offered_by
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import names
 from npu_agent.core.pool import DraNames, pool
 from npu_agent.outputs.dra.slices import slices
+from npu_agent.people.commands.common import quiet
 from npu_agent.people.simulator.cards import CardSpec, parse_cards
 from npu_agent.vendors import SPECS
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from npu_agent.cli import CommandError
-from npu_agent.cli.common import quiet
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentPages, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
+from npu_agent.people.commands.common import quiet
 from npu_agent.people.commands.cordon import (
     api_server,
     card_of,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from npu_agent.cli.common import host_root, plugin_dir, quiet, vendors
+from npu_agent.cli import host_root
 from npu_agent.config import Config
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment
@@ -20,6 +20,7 @@ from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 from npu_agent.people import page
 from npu_agent.people.cards import has_loads, read_once
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import plugin_dir, quiet, vendors
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line

@@ -7,8 +7,7 @@ import asyncio
 import os
 import sys
 
-from npu_agent.cli import CommandError
-from npu_agent.cli.common import host_root, quiet, vendors
+from npu_agent.cli import CommandError, host_root
 from npu_agent.core.vendor_spec import LabelSet, label_sets
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute
@@ -16,6 +15,7 @@ from npu_agent.outputs.labels.compute import read_machine
 from npu_agent.outputs.labels.outputs import Output, OutputError, output_of
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import quiet, vendors
 from npu_agent.vendors import SPECS
 
 

@@ -26,8 +26,8 @@ from typing import TypeVar
 import msgspec
 
 from npu_agent import __version__
-from npu_agent.cli import WRONG, CommandError
-from npu_agent.cli.common import host_root, quiet
+from npu_agent.cli import WRONG, CommandError, host_root
+from npu_agent.people.commands.common import quiet
 from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, PATH, Manifest
 from npu_agent.text import reason

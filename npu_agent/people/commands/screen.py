@@ -17,11 +17,11 @@ from threading import current_thread, main_thread
 from typing import Any, Self
 
 from npu_agent.cli import program
-from npu_agent.cli.common import vendors
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import vendors
 
 _REFRESH = 2.0
 """Seconds after which a text is made again."""

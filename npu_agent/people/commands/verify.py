@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from npu_agent.cli import FAILED
-from npu_agent.cli.common import host_root, quiet
+from npu_agent.cli import FAILED, host_root
 from npu_agent.core.advice import advice
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.people.commands import view
+from npu_agent.people.commands.common import quiet
 from npu_agent.people.doctor.check import Check, State, failed
 from npu_agent.people.doctor.host import is_device
 from npu_agent.text import listed

@@ -1,43 +1,15 @@
-"""Parts shared by commands: the vendors' cards and words, and logging by the options."""
+"""Parts shared by commands: the vendors' cards, and the configuration with quiet logging."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import stat
 from pathlib import Path
 
 from npu_agent import config, logs
-from npu_agent.cli import WRONG, CommandError
+from npu_agent.cli import host_root
 from npu_agent.core.vendor import Vendor
 from npu_agent.files import SIMULATION
-from npu_agent.text import reason
 from npu_agent.vendors import REGISTRY, VENDORS
-
-ROOT_VARIABLE = "NPU_AGENT_HOST_ROOT"
-"""The environment variable for the default of --host-root."""
-
-
-def host_root(args: argparse.Namespace) -> Path:
-    """Returns where the host's / is: by the option, else by the environment, else /.
-
-    Raises:
-        CommandError: it is missing, or not a directory.
-    """
-    given: Path | None = getattr(args, "host_root", None)
-    root = given or Path(os.environ.get(ROOT_VARIABLE) or "/")
-    try:
-        is_directory = stat.S_ISDIR(root.stat().st_mode)
-        wrong = "" if is_directory else f"{root}: no directory"
-    except (OSError, ValueError) as error:
-        wrong = reason(error)
-    if wrong:
-        raise CommandError(
-            f"{'--host-root' if given else ROOT_VARIABLE}: {wrong}: name the directory where the "
-            "host's / is mounted, or one that `npu-agent simulate` made",
-            WRONG,
-        )
-    return root
 
 
 def vendors(args: argparse.Namespace) -> list[Vendor]:
