@@ -261,15 +261,3 @@ class _Lister(pods.PodResourcesListerBase):
                 for id_, pod in taken.items()
             ]
         )
-
-    async def get_allocatable_resources(
-        self,
-        allocatable_resources_request: pods.AllocatableResourcesRequest,  # noqa: ARG002 (it is empty)
-    ) -> pods.AllocatableResourcesResponse:
-        return pods.AllocatableResourcesResponse(
-            devices=[
-                pods.ContainerDevices(resource_name=resource, device_ids=[id_])
-                for resource, plugin in self._kubelet.plugins.value.items()
-                for id_ in plugin.healthy()
-            ]
-        )
