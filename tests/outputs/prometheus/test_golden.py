@@ -129,22 +129,9 @@ def test_pages_are_as_in_their_golden_files(host: Snapshot, schema: str) -> None
     assert all(metric.documentation for metric in told)
 
 
-VENDOR_NAMES = {
-    f'{name} {kinds} metrics should not have "{suffix}" suffix'
-    for name, kinds, suffix in (
-        ("furiosa_npu_dram_total", "non-counter", "_total"),
-        ("furiosa_npu_total_cycle_count", "non-histogram and non-summary", "_count"),
-        ("furiosa_npu_throttling_events_count", "non-histogram and non-summary", "_count"),
-    )
-}
-"""What promtool finds fault with in the vendor's schemas: three of their names."""
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_promtool_finds_no_fault_but_with_the_vendors_names(schema: str) -> None:
-    text = (GOLDEN / f"{schema}.txt").read_bytes()
+def test_promtool_finds_no_fault_with_names_of_our_own() -> None:
+    """Those of the other schemas are the vendor's."""
+    text = (GOLDEN / "prometheus.txt").read_bytes()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
-    found = set(done.stderr.decode().splitlines())
-    assert found <= (set() if schema == "prometheus" else VENDOR_NAMES)
-    assert done.returncode == (3 if found else 0)
+    assert (done.returncode, done.stderr) == (0, b"")
