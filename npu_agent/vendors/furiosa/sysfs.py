@@ -362,7 +362,8 @@ def _first(
     understand: Callable[[bytes], _Figures | None],
 ) -> tuple[CoreRange | None, _Figures | _NoReading]:
     """The first of the entries `covering` a core whose file has figures, and these."""
-    prefix = f"{os.path.dirname(entry.path)}/{family.core_entry.format(n=entry.index)}"  # noqa: PTH120 (as in _is_node)
+    parent = os.path.dirname(entry.path)  # noqa: PTH120 (as in _is_node)
+    prefix = f"{parent}/{family.core_entry.format(n=entry.index)}"
     without = _NoReading.NOTHING
     for cores in covering:
         figures = _figures(f"{prefix}{cores}/{file}", understand)
