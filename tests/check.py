@@ -21,7 +21,7 @@ _PAGES = ("tests/docs/test_configuration.py", "tests/docs/test_translations.py")
 _METRICS = ("tests/outputs/prometheus/test_docs.py", "tests/outputs/prometheus/test_golden.py")
 _LABELS = ("tests/outputs/labels/test_compute.py", "tests/docs/test_labels.py")
 ELSEWHERE: Mapping[str, Sequence[str]] = {
-    "npu_agent/core/vendor_spec.py": (*_METRICS, *_LABELS),
+    "npu_agent/core/vendor.py": (*_METRICS, *_LABELS),
     "npu_agent/vendors/*/metrics.py": _METRICS,
     "npu_agent/outputs/prometheus/*.py": _METRICS,
     "npu_agent/vendors/*/labels.py": _LABELS,

@@ -27,7 +27,7 @@ from npu_agent.core.plan import DraWishes, taints
 from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.core.state import AgentState, ConfigState
 from npu_agent.core.trends import Trends
-from npu_agent.core.vendor_spec import label_sets
+from npu_agent.core.vendor import label_sets
 from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials

@@ -22,7 +22,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import AgentState
-from npu_agent.core.vendor_spec import VendorSpec, label_sets, metric_schemas
+from npu_agent.core.vendor import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory

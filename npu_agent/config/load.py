@@ -23,7 +23,7 @@ from npu_agent.config.values import (
     Value,
     parsed_yaml,
 )
-from npu_agent.core.vendor_spec import VendorSpec
+from npu_agent.core.vendor import VendorSpec
 from npu_agent.text import shown
 
 PLUGIN_DIR_VARIABLE = "NPU_AGENT_PLUGIN_DIR"

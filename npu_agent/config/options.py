@@ -13,7 +13,7 @@ from npu_agent.config.load import PLUGIN_DIR_VARIABLE, Effective, build, parsed_
 from npu_agent.config.schema import KEYS, Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import ConfigError, ParsedFile, Place, Value, scalar
-from npu_agent.core.vendor_spec import VendorSpec
+from npu_agent.core.vendor import VendorSpec
 from npu_agent.text import shown
 
 FILE_VARIABLE = "NPU_AGENT_CONFIG_FILE"

@@ -15,7 +15,7 @@ from npu_agent.config.schema import KEYS, Config
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import ConfigError
 from npu_agent.core.state import ConfigState
-from npu_agent.core.vendor_spec import VendorSpec
+from npu_agent.core.vendor import VendorSpec
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.threads import DaemonThread

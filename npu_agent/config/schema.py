@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from npu_agent.config.kinds import ValueKind, choice, flag, number, text
 from npu_agent.config.text import camel
-from npu_agent.core.vendor_spec import LabelSet, MetricSchema, VendorSpec
+from npu_agent.core.vendor import LabelSet, MetricSchema, VendorSpec
 
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"

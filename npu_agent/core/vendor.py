@@ -1,4 +1,4 @@
-"""The interface of a vendor of cards, and its values.
+"""The interface of a vendor of cards, its values, and its words for labels, metrics and config.
 
 A vendor's folder in `npu_agent.vendors` has one class with these verbs, an object of it for each
 host's root. All but the tables are blocking I/O that may hang: `npu_agent.inventory` calls them on
@@ -7,14 +7,16 @@ threads.
 
 from __future__ import annotations
 
+import enum
 import errno
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from npu_agent.core.hardware import Card, CoreReading, Reading
-    from npu_agent.core.vendor_spec import VendorSpec
+from npu_agent.core.hardware import Card, CoreReading, Reading, SensorKind
+from npu_agent.core.pool import DraNames
 
+T = TypeVar("T")
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a read for which this process or the host is to blame, not a card. The verbs raise an
@@ -96,6 +98,174 @@ class Profile:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
     cdi_kinds: tuple[str, ...]
     """As `Access.cdi_kind`."""
+
+
+class LabelSource(enum.Enum):
+    """Sources of a label's value."""
+
+    COUNT = "cards installed, healthy or not"
+    FAMILY = "the families of the cards"
+    PRODUCT = "the products of the cards"
+    DRIVER = "the versions of the driver"
+    FIRMWARE = "the versions of the firmware"
+    MACHINE_VENDOR = "who made the machine"
+    MACHINE_NAME = "what its maker calls the machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A label of a set."""
+
+    key: str
+    """Without the prefix of its set."""
+    source: LabelSource
+    part: str = "version"
+    """Of a version: ``version``, ``major``, ``minor``, ``patch``, ``prerelease`` or ``commit``."""
+    named: Callable[[str], str] = str
+    """What the set calls a family or product."""
+    sample: Callable[[str], str] | None = None
+    """What it calls an FPGA sample of a family; None: samples are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelSet:
+    """One generation of label names."""
+
+    about: str
+    """For people: where it comes from."""
+    families: Collection[str]
+    """Whose cards it describes."""
+    prefix: str
+    labels: tuple[Label, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(sorted(self.prefix + label.key for label in self.labels))
+
+
+class MetricSource(enum.Enum):
+    """Sources of a metric's value."""
+
+    ALIVE = "1 or 0, as the driver says"
+    UPTIME = "seconds since the firmware started"
+    ERRORS = "error counters, by kind"
+    THROTTLE = "1 or 0, by reason for which the driver slows the card down"
+    THROTTLED = "how often each of them has begun"
+    POWER_LIMIT = "W that the card may take"
+    SLOWDOWN = "°C at which its driver slows it down"
+    SENSORS = "the sensors of one kind, by label"
+    UTILIZATION = "per cent of a core's cycles spent on tasks"
+    FREQUENCY = "a core's clock in MHz"
+    DRAM_TOTAL = "bytes that the user of a core may take"
+    DRAM_USED = "bytes that the user of a core has taken"
+    CYCLES = "cycles that a core has counted"
+    TASK_CYCLES = "those of them spent on tasks"
+    INFO = "what the card is, as labels"
+    HEALTH = "the state of health, as a label"
+    ASSIGNED = "the container that holds cores, as labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricName:
+    """A family of metrics."""
+
+    name: str
+    """As queries spell it, with a counter's ``_total``."""
+    help: str
+    """One sentence for people, which names the unit."""
+    source: MetricSource
+    kind: Literal["gauge", "counter"] = "gauge"
+    sensors: SensorKind | None = None
+    """Of which kind, if its source is sensors."""
+    per_unit: float = 1
+    """By what values, in the unit of `MetricSource` or `SensorKind`, are divided."""
+    unproven: tuple[str, ...] = ()
+    """Families whose driver has it in a file of a format that is not public: a guess."""
+
+    @property
+    def text(self) -> str:
+        if not self.unproven:
+            return self.help
+        families = ", ".join(self.unproven)
+        return f"{self.help} Unproven for {families}: its driver's format is not public."
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetricSchema:
+    """One generation of metric names and units."""
+
+    about: str
+    """For people: its units."""
+    families: Collection[str]
+    """Whose cards it describes."""
+    metrics: tuple[MetricName, ...]
+    """In the order of the page."""
+    renamed: Mapping[str, str]
+    """Sensors that have another name than the driver's label."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VendorSpec:
+    """A vendor's words, or (`merged`) those of several. Values by name, as config files have it."""
+
+    families: Mapping[str, tuple[int, ...]]
+    """By family, how many cores a device can have; the most is the whole card."""
+    resource_name: str
+    socket_name: str
+    label_sets: Mapping[str, LabelSet]
+    label_set: str
+    """The default of labels.sets."""
+    metric_schemas: Mapping[str, MetricSchema]
+    metric_schema: str
+    """The default of metrics.schema."""
+    dra: DraNames | None = None
+    """What DRA calls its cards; None: they are not offered by DRA."""
+    condition: str = "example.com/NPUReady"
+    """The usual type of the Node's condition."""
+
+    @property
+    def core_counts(self) -> dict[str, int]:
+        return {family: max(widths) for family, widths in self.families.items()}
+
+
+def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
+    """Merges families, sets and schemas; defaults and descriptions are the first vendor's."""
+    return replace(
+        vocabularies[0],
+        families=_union(spec.families for spec in vocabularies),
+        label_sets=_union(spec.label_sets for spec in vocabularies),
+        metric_schemas=_union(spec.metric_schemas for spec in vocabularies),
+        dra=None,
+    )
+
+
+def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    union: dict[str, T] = {}
+    for mapping in several:
+        union |= {name: value for name, value in mapping.items() if name not in union}
+    return union
+
+
+def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tuple[LabelSet, ...]:
+    """Returns each vendor's label sets of these names, or its default set."""
+    return tuple(
+        chosen
+        for spec in vocabularies
+        for chosen in _chosen(spec.label_sets, names, spec.label_set)
+    )
+
+
+def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[MetricSchema, ...]:
+    """Returns each vendor's metric schema of this name, or its default schema."""
+    return tuple(
+        chosen
+        for spec in vocabularies
+        for chosen in _chosen(spec.metric_schemas, (name,), spec.metric_schema)
+    )
+
+
+def _chosen(known: Mapping[str, T], names: Collection[str], default: str) -> list[T]:
+    return [known[name] for name in known if name in names] or [known[default]]
 
 
 class Vendor(Protocol):

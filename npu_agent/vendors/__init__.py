@@ -5,8 +5,7 @@ docs/dev/add-a-vendor.md leads through a new one.
 
 from __future__ import annotations
 
-from npu_agent.core.vendor import Vendor
-from npu_agent.core.vendor_spec import merged
+from npu_agent.core.vendor import Vendor, merged
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 
 VENDORS: tuple[type[Vendor], ...] = (

@@ -1,6 +1,6 @@
 """Computes labels: a Snapshot and the machine's name in, keys and values out; reads that name.
 
-Which labels there are is the vendor's (`npu_agent.core.vendor_spec.LabelSet`). Each value is made
+Which labels there are is the vendor's (`npu_agent.core.vendor.LabelSet`). Each value is made
 of what one or more cards say: see `value` and `_joined`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
-from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
+from npu_agent.core.vendor import Label, LabelSet, LabelSource
 from npu_agent.logs import logger
 from npu_agent.text import natural, quoted
 

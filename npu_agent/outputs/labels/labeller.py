@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from npu_agent.backoff import Backoff, spread
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.state import LabelState
-from npu_agent.core.vendor_spec import LabelSet
+from npu_agent.core.vendor import LabelSet
 from npu_agent.feed import Feed, changes_of
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.labels import compute

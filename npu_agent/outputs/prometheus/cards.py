@@ -2,7 +2,7 @@
 
 Start reading at `series` and `families`.
 
-Names and units are those of each card's vendor (`npu_agent.core.vendor_spec.MetricSchema`); labels
+Names and units are those of each card's vendor (`npu_agent.core.vendor.MetricSchema`); labels
 are the same for all.
 """
 
@@ -22,7 +22,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import AgentState
-from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
+from npu_agent.core.vendor import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus.text import MetricFamily, Samples, finite, label_text
 
 

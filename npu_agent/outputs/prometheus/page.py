@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from npu_agent.core.state import AgentState
-from npu_agent.core.vendor_spec import MetricSchema
+from npu_agent.core.vendor import MetricSchema
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
 from npu_agent.outputs.prometheus import cards, own

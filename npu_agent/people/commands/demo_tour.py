@@ -20,7 +20,7 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.offer import device_id
 from npu_agent.core.pool import ClaimRef
-from npu_agent.core.vendor_spec import LabelSource, MetricSource
+from npu_agent.core.vendor import LabelSource, MetricSource
 from npu_agent.kubelet import cdi
 from npu_agent.people import simulator
 from npu_agent.people.commands.cordon import set_cordon

@@ -19,7 +19,7 @@ from typing import Any
 from npu_agent import __version__
 from npu_agent.cli import CommandError
 from npu_agent.cli.parser import Parser
-from npu_agent.core.vendor_spec import LabelSource
+from npu_agent.core.vendor import LabelSource
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.people.cluster import rows

@@ -8,7 +8,7 @@ import os
 import sys
 
 from npu_agent.cli import CommandError, host_root
-from npu_agent.core.vendor_spec import LabelSet, label_sets
+from npu_agent.core.vendor import LabelSet, label_sets
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import read_machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from npu_agent.core.hardware import CoreRange
-from npu_agent.core.vendor_spec import MetricSource
+from npu_agent.core.vendor import MetricSource
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.family import Family, Unproven
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npu_agent.core.hardware import Access, Card
-from npu_agent.core.vendor_spec import MetricSource
+from npu_agent.core.vendor import MetricSource
 
 VENDOR = "furiosa"
 CDI_KIND = "furiosa.ai/npu"

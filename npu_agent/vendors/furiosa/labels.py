@@ -5,7 +5,7 @@ Each generation is the one of a software release; nodes may carry several.
 
 from __future__ import annotations
 
-from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
+from npu_agent.core.vendor import Label, LabelSet, LabelSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 

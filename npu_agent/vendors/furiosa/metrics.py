@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_agent.core.hardware import SensorKind
-from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
+from npu_agent.core.vendor import MetricName, MetricSchema, MetricSource
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 _HELP: dict[MetricSource, str] = {

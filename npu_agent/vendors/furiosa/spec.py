@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from npu_agent.core.vendor import KernelDriver, Profile
-from npu_agent.core.vendor_spec import VendorSpec
+from npu_agent.core.vendor import KernelDriver, Profile, VendorSpec
 from npu_agent.vendors.furiosa import attributes, labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.family import CDI_KIND, ENVIRONMENT

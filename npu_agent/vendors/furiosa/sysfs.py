@@ -26,7 +26,7 @@ from npu_agent.core.hardware import (
     Sensor,
     SensorKind,
 )
-from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile
+from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile, VendorSpec
 from npu_agent.files import SIMULATION
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
@@ -36,7 +36,6 @@ from npu_agent.vendors.furiosa.spec import PROFILE, SPEC
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npu_agent.core.vendor_spec import VendorSpec
     from npu_agent.vendors.furiosa.family import Family
 
 _LARGEST_FILE = 64 * 1024

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
-from npu_agent.core.vendor_spec import Label, LabelSet, LabelSource
+from npu_agent.core.vendor import Label, LabelSet, LabelSource
 from npu_agent.outputs.labels.compute import (
     LONGEST,
     Machine,

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from npu_agent.core.hardware import SkippedDevice, Snapshot
-from npu_agent.core.vendor_spec import LabelSet
+from npu_agent.core.vendor import LabelSet
 from npu_agent.feed import Feed
 from npu_agent.outputs.labels import labeller
 from npu_agent.outputs.labels.compute import Machine

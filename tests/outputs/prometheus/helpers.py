@@ -22,7 +22,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.state import AgentState, ConfigState, ResourceState, SessionPhase, SessionStatus
-from npu_agent.core.vendor_spec import MetricSchema
+from npu_agent.core.vendor import MetricSchema
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.prometheus import own as own_metrics
 from npu_agent.outputs.prometheus.own import LoopLag

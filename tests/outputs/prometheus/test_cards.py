@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from npu_agent.core.hardware import CardState, Cause, CoreReading, HealthState, Sensor, SensorKind
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.vendor_spec import MetricName, MetricSchema, MetricSource
+from npu_agent.core.vendor import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus import cards
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.vendor_spec import MetricSource
+from npu_agent.core.vendor import MetricSource
 from npu_agent.outputs.prometheus import cards, own
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers

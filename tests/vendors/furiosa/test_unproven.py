@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.hardware import CoreReading, Reading
-from npu_agent.core.vendor_spec import MetricSource
+from npu_agent.core.vendor import MetricSource
 from npu_agent.people import simulator
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.family import Unproven

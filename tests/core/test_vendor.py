@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_agent.core.vendor_spec import (
+from npu_agent.core.vendor import (
     LabelSet,
     MetricSchema,
     VendorSpec,
