@@ -71,7 +71,7 @@ class Hour:
             if now % SCRAPE == 0 and not CRASH <= now < CRASH + AWAY:
                 self._scrape(now, Snapshot(cards=tuple(shown.values()), complete=True))
             for id_, before in telemetry.items():
-                telemetry[id_] = advance(before, 1.0, self.random)
+                telemetry[id_] = advance(before, 1.0)
                 if now < HOUR:
                     self._count(id_, before, telemetry[id_])
 

@@ -6,7 +6,6 @@ follows it slowly, power without delay, cycle counters by the clock.
 
 import math
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Literal
 
 from npu_agent.people.simulator.cards import CardFamily, families
@@ -19,7 +18,10 @@ AMBIENT_CELSIUS = 31.0
 BUSY_LOAD = 0.9
 
 _WARMING_SECONDS = 20.0
-_LOADING_SECONDS = 2.0
+_FRESH = 60.0
+"""Seconds since the driver of a new card was loaded."""
+_IDLE, _BUSY = 45.0, 80.0
+"""Seconds of each in turns, while the workload is `auto`."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class CardTelemetry:
     """The telemetry of a card at one moment.
 
     Per core: `load` (0 to 1), `temperature` (°C), `cycles` and `task_cycles` since the driver was
-    loaded. The workload `auto` alternates between idle and busy for `phase_left` seconds each, and
-    `target` is the load of the present phase; `single` is work on the first core alone.
+    loaded. The workload `auto` alternates between idle and busy; `single` is work on the first core
+    alone.
     """
 
     family: str
@@ -36,12 +38,10 @@ class CardTelemetry:
     temperature: tuple[float, ...]
     cycles: tuple[int, ...]
     task_cycles: tuple[int, ...]
-    uptime: float = 60.0
+    uptime: float = _FRESH
     errors: int = 0
     ticks: int = 0
     workload: Workload = "auto"
-    target: float = 0.0
-    phase_left: float = 15.0
 
     @property
     def traits(self) -> CardFamily:
@@ -71,13 +71,10 @@ def fresh(family: str) -> CardTelemetry:
 
 def with_workload(state: CardTelemetry, workload: Workload) -> CardTelemetry:
     """The card with another workload; load is there immediately, heat follows as it is advanced."""
-    if workload == state.workload:
-        return state
+    state = replace(state, workload=workload)
     if workload == "auto":
-        return replace(state, workload=workload, phase_left=0.0)
-    target = 0.0 if workload == "idle" else BUSY_LOAD
-    state = replace(state, workload=workload, target=target)
-    return replace(state, load=tuple(_target(state, pe) for pe in range(len(state.load))))
+        return state
+    return replace(state, load=tuple(_load(workload, core, 0.0) for core in range(len(state.load))))
 
 
 def reset(state: CardTelemetry) -> CardTelemetry:
@@ -86,10 +83,10 @@ def reset(state: CardTelemetry) -> CardTelemetry:
     return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 
 
-def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
-    """The same card `dt` seconds later; the same `rng` gives the same result."""
-    state = _next_phase(state, dt, rng)
-    load = tuple(_next_load(x, _target(state, pe), dt, rng) for pe, x in enumerate(state.load))
+def advance(state: CardTelemetry, dt: float, shift: float = 0.0) -> CardTelemetry:
+    """The same card `dt` seconds later; its work begins `shift` seconds before that of others."""
+    at = state.uptime + dt + shift - _FRESH
+    load = tuple(_load(state.workload, core, at) for core in range(len(state.load)))
     mean = sum(load) / len(load)
     elapsed = round(dt * state.traits.clock_mhz * 1_000_000)
     return replace(
@@ -109,25 +106,14 @@ def advance(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
     )
 
 
-def _target(state: CardTelemetry, core: int) -> float:
-    return 0.0 if state.workload == "single" and core else state.target
-
-
-def _next_load(load: float, target: float, dt: float, rng: Random) -> float:
-    load = _towards(load, target, dt, _LOADING_SECONDS)
-    if target:
-        return min(1.0, max(0.02, load + rng.gauss(0.0, 0.03)))
-    return load if load > 0.005 else 0.0
-
-
-def _next_phase(state: CardTelemetry, dt: float, rng: Random) -> CardTelemetry:
-    if state.workload != "auto":
-        return state
-    if state.phase_left > dt:
-        return replace(state, phase_left=state.phase_left - dt)
-    if state.target:
-        return replace(state, target=0.0, phase_left=rng.uniform(20.0, 60.0))
-    return replace(state, target=rng.uniform(0.4, 0.95), phase_left=rng.uniform(30.0, 120.0))
+def _load(workload: Workload, core: int, at: float) -> float:
+    works = {
+        "auto": at % (_IDLE + _BUSY) >= _IDLE,
+        "busy": True,
+        "single": core == 0,
+        "idle": False,
+    }
+    return BUSY_LOAD if works[workload] else 0.0
 
 
 def _settled(load: float) -> float:
