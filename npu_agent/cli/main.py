@@ -7,6 +7,7 @@ Exit codes: 0 fine, 1 failed, 2 wrong use or wrong config.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -17,7 +18,7 @@ from types import ModuleType
 
 from npu_agent import config
 from npu_agent.cli import FAILED, WRONG, CommandError, catalogue, program
-from npu_agent.text import printable
+from npu_agent.text import printable, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error.code, str(error))
     except KeyboardInterrupt:
         return 128 + 2
-    except BrokenPipeError:
-        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        # With EPIPE the reader (`| head`) has gone.
+        return _failed(FAILED, *([reason(error)] if error.errno == errno.ENOSPC else []))
     return code
 
 

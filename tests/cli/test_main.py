@@ -270,6 +270,16 @@ def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str
     assert (done.returncode, err) == (1, "")
 
 
+def test_a_full_disk_behind_stdout_is_an_error_of_one_line() -> None:
+    command = [sys.executable, "-m", "npu_agent", "config", "schema"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+    error = "npu-agent: error: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, error)
+
+
 @pytest.mark.parametrize(
     ("encoding", "command", "words"),
     [
