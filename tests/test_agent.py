@@ -21,15 +21,8 @@ import pytest
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming, Host
 from npu_agent.agent.run import serve
-from npu_agent.config import (
-    AllocationConfig,
-    Effective,
-    HealthConfig,
-    MetricsConfig,
-    ResourceSpec,
-    default_config,
-    load,
-)
+from npu_agent.config import Effective, MetricsConfig, default_config, load
+from npu_agent.config.schema import AllocationConfig, HealthConfig, ResourceSpec
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.problems import problems, unready
 from npu_agent.kubelet import cdi

@@ -17,12 +17,8 @@ from npu_agent.agent import run
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.cli.main import main
-from npu_agent.config import (
-    AllocationConfig,
-    LabelsConfig,
-    MetricsConfig,
-    ResourceSpec,
-)
+from npu_agent.config import MetricsConfig
+from npu_agent.config.schema import AllocationConfig, LabelsConfig, ResourceSpec
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.pool import ClaimRef
 from npu_agent.core.problems import unready

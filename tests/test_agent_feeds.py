@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from npu_agent.agent.agent import Agent
-from npu_agent.config import ResourceSpec
+from npu_agent.config.schema import ResourceSpec
 from npu_agent.feed import Feed, changes_of
 from tests.docs.pages import page
 from tests.test_agent_dra import Room, room

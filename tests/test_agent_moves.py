@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from npu_agent.agent.agent import Agent
-from npu_agent.config import AllocationConfig, poller
+from npu_agent.config import poller
+from npu_agent.config.schema import AllocationConfig
 from npu_agent.core.problems import notes
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from npu_agent.supervise import background

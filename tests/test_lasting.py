@@ -14,7 +14,7 @@ import pytest
 
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.backoff import Backoff
-from npu_agent.config import LabelsConfig
+from npu_agent.config.schema import LabelsConfig
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.outputs.deviceplugin import session

@@ -7,17 +7,14 @@ from operator import itemgetter
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from npu_agent.config import (
+from npu_agent.config import Config, LogConfig, MetricsConfig, TlsConfig
+from npu_agent.config.schema import (
     AllocationConfig,
-    Config,
     DisabledDevice,
     HealthConfig,
     LabelsConfig,
-    LogConfig,
-    MetricsConfig,
     NodeApi,
     ResourceSpec,
-    TlsConfig,
 )
 from npu_agent.vendors import REGISTRY
 

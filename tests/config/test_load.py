@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npu_agent.config import (
-    Config,
-    ConfigError,
-    HealthConfig,
-    MetricsConfig,
-    default_config,
-    load,
-    parse,
-)
+from npu_agent.config import Config, ConfigError, MetricsConfig, default_config, load, parse
+from npu_agent.config.schema import HealthConfig
 from npu_agent.config.values import MAX_BYTES
 from npu_agent.vendors import REGISTRY
 

@@ -11,17 +11,20 @@ from npu_agent.config import (
     KEYS,
     Config,
     ConfigError,
-    DisabledDevice,
     Effective,
-    HealthConfig,
-    NodeApi,
-    ResourceSpec,
     add_options,
     default_config,
     from_args,
     parse,
 )
-from npu_agent.config.schema import keys_of, schema_of
+from npu_agent.config.schema import (
+    DisabledDevice,
+    HealthConfig,
+    NodeApi,
+    ResourceSpec,
+    keys_of,
+    schema_of,
+)
 from npu_agent.config.text import as_yaml
 from npu_agent.vendors import REGISTRY
 

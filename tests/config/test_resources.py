@@ -4,9 +4,9 @@ from typing import Literal
 
 import pytest
 
-from npu_agent.config import AllocationConfig, Config, ResourceSpec
+from npu_agent.config import Config
 from npu_agent.config.resources import offered_by, resources_of
-from npu_agent.config.schema import NodeApi
+from npu_agent.config.schema import AllocationConfig, NodeApi, ResourceSpec
 from npu_agent.core.offer import Resource
 
 FAMILIES = ("rngd", "warboy")

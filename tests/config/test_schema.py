@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent.config import Config, DisabledDevice, MetricsConfig, disabled_for
+from npu_agent.config import Config, MetricsConfig, disabled_for
+from npu_agent.config.schema import DisabledDevice
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from npu_agent.config import DisabledDevice
+from npu_agent.config.schema import DisabledDevice
 from npu_agent.config.text import as_yaml
 
 

@@ -20,13 +20,8 @@ from bench.process import free_port
 from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import Host
 from npu_agent.agent.run import serve
-from npu_agent.config import (
-    Effective,
-    HealthConfig,
-    LabelsConfig,
-    MetricsConfig,
-    default_config,
-)
+from npu_agent.config import Effective, MetricsConfig, default_config
+from npu_agent.config.schema import HealthConfig, LabelsConfig
 from npu_agent.outputs.labels import outputs
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet

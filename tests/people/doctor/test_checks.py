@@ -17,14 +17,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from npu_agent.config import (
-    AllocationConfig,
-    LabelsConfig,
-    MetricsConfig,
-    NodeApi,
-    ResourceSpec,
-    TlsConfig,
-)
+from npu_agent.config import MetricsConfig, TlsConfig
+from npu_agent.config.schema import AllocationConfig, LabelsConfig, NodeApi, ResourceSpec
 from npu_agent.core.hardware import SkippedDevice
 from npu_agent.files import SIMULATION
 from npu_agent.kube import Api

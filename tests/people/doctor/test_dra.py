@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from npu_agent.config import AllocationConfig
+from npu_agent.config.schema import AllocationConfig
 from npu_agent.people.doctor.check import State
 from npu_agent.people.simulator.apiserver import NODES
 from tests.kube.helpers import status
