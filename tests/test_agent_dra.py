@@ -114,7 +114,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         plugins.mkdir()
         cluster = api_server(NODE)
         kubelet = FaultyKubelet(plugins, directory / "pod-resources")
-        manager = StandInPluginManager(directory, interval=0.01)
+        manager = StandInPluginManager(directory)
         async with served(cluster.answer) as url:
             monkeypatch.setenv("KUBECONFIG", str(kubeconfig(directory, url)))
             await kubelet.start()
@@ -378,7 +378,7 @@ async def test_dra_that_is_impossible_is_said_and_asked_for_again(room: Room) ->
 
 async def test_a_kubelet_that_refuses_the_driver_is_trouble(room: Room) -> None:
     await room.manager.stop()
-    old = StandInPluginManager(room.root, service="v0.DRAPlugin", interval=0.01)
+    old = StandInPluginManager(room.root, service="v0.DRAPlugin")
     await old.start()
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:

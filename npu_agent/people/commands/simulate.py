@@ -1,15 +1,13 @@
 """`npu-agent simulate`: makes a simulated driver tree, keeps it alive, breaks cards in it."""
 
 import argparse
-import asyncio
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from npu_agent.cli import WRONG, CommandError
 from npu_agent.people import simulator
+from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.people.simulator import CardSpec, SimulatedCard, SimulatorError, replay
-from npu_agent.people.simulator.cards import example
 from npu_agent.text import one_line
 
 
@@ -28,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("fault", metavar="FAULT", nargs="?", help="one of the list below")
     add(
         "--cards",
-        metavar="LIST",
-        help=f"cards in their order, such as "
-        f"{example()} (default: those that ROOT has, else {simulator.default_cards()})",
+        metavar="FAMILY=COUNT,...",
+        help="cards in their order "
+        f"(default: those that ROOT has, else {simulator.default_cards()})",
     )
     add(
         "--driver",
@@ -86,7 +84,7 @@ def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> 
     if once:
         print(summary)
     else:
-        asyncio.run(_live(root, summary))
+        run_until_signal(_live(root, summary))
         print("stopped; the tree stays as it is")
 
 
@@ -114,14 +112,8 @@ def _specs(root: Path, wanted: str | None) -> Sequence[CardSpec]:
 
 
 async def _live(root: Path, summary: str) -> None:
-    running = asyncio.create_task(simulator.simulate(root))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, running.cancel)
     print(summary, flush=True)
-    await asyncio.wait([running])
-    if not running.cancelled():
-        running.result()
+    await simulator.simulate(root)
 
 
 def _fault(root: Path, card: str | None, fault: str | None) -> None:
@@ -130,7 +122,7 @@ def _fault(root: Path, card: str | None, fault: str | None) -> None:
             f"fault: give a card and a fault, such as: fault npu0 dead\n{_faults_text()}"
         )
     simulator.apply_fault(root, card, fault)
-    print(f"{card}: {simulator.FAULTS[fault].summary}")
+    print(f"{card}: {simulator.FAULTS[fault]}")
 
 
 def _line(card: SimulatedCard) -> str:
@@ -163,5 +155,5 @@ def _summary(root: Path, specs: Sequence[CardSpec], *, once: bool) -> str:
 
 def _faults_text() -> str:
     width = max(map(len, simulator.FAULTS))
-    lines = (f"  {fault.name:{width}}  {fault.summary}" for fault in simulator.FAULTS.values())
+    lines = (f"  {name:{width}}  {summary}" for name, summary in simulator.FAULTS.items())
     return "\n".join(("faults:", *lines))

@@ -24,6 +24,8 @@ from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
 
 _GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
 """Seconds that the real one gives a driver for each step."""
+_LOOK = 0.02
+"""Seconds until it looks for sockets again."""
 _STREAM_AGAIN = 5.0
 """Seconds until a health stream that ended is opened again."""
 _RETRY = 0.5
@@ -55,17 +57,14 @@ class StandInPluginManager:
     `instances` are the registered ones, the newest last; `health` is what they reported.
     """
 
-    def __init__(
-        self, root: Path, *, service: str = "v1.DRAPlugin", interval: float = 0.05
-    ) -> None:
-        """`service` is the one that this kubelet can call; it checks each `interval` s."""
+    def __init__(self, root: Path, *, service: str = "v1.DRAPlugin") -> None:
+        """`service` is the one that this kubelet can call."""
         self.instances: Feed[tuple[Instance, ...]] = Feed(())
         self.health: Feed[Devices] = Feed(MappingProxyType({}))
         self.failures: list[str] = []
         """Why registrations failed, in the kubelet's words, as its log would have them."""
         self._registry = root / "plugins_registry"
         self._service = service
-        self._interval = interval
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -143,7 +142,7 @@ class StandInPluginManager:
                     del tasks[socket]
                 for socket in sorted(sockets - tasks.keys()):
                     tasks[socket] = asyncio.create_task(self._serve(socket))
-                await asyncio.sleep(self._interval)
+                await asyncio.sleep(_LOOK)
         finally:
             await _end(*tasks.values())
 

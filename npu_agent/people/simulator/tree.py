@@ -35,9 +35,9 @@ import msgspec
 
 from npu_agent import files
 from npu_agent.people.simulator.cards import CardSpec, default_cards, suggest
-from npu_agent.people.simulator.faults import FAULTS, SimulatedCard, find_fault, seen
+from npu_agent.people.simulator.faults import FAULTS, SimulatedCard, given, seen, step
 from npu_agent.people.simulator.picture import HOST, Content, Link, Picture, Special
-from npu_agent.people.simulator.telemetry import advance, fresh
+from npu_agent.people.simulator.telemetry import fresh
 from npu_agent.text import reason
 
 STATE_DIR = files.SIMULATION
@@ -101,14 +101,15 @@ def apply_fault(root: Path, npu: str, fault: str) -> None:
     Raises:
         ValueError: there is no such card or fault; suggests one and lists all.
     """
-    given = find_fault(fault)
+    if fault not in FAULTS:
+        raise ValueError(f"unknown fault {fault!r}{suggest(fault, FAULTS)}")
 
     def change(cards: _Cards) -> _Cards:
         meant = [npu in (card.spec.name, card.spec.pci_bus_id, card.spec.uuid) for card in cards]
         if not any(meant):
             raise ValueError(f"no card {npu!r}{suggest(npu, [card.spec.name for card in cards])}")
         return tuple(
-            given.give(card) if is_meant else card
+            given(card, fault) if is_meant else card
             for card, is_meant in zip(cards, meant, strict=True)
         )
 
@@ -117,7 +118,7 @@ def apply_fault(root: Path, npu: str, fault: str) -> None:
 
 def tick(root: Path, dt: float = 1.0) -> None:
     """Moves the readings of all cards on by `dt` seconds, and writes only those that changed."""
-    _change(root, lambda cards: tuple(_advanced(card, dt) for card in cards), repair=False)
+    _change(root, lambda cards: tuple(step(card, dt) for card in cards), repair=False)
 
 
 def cards(root: Path) -> tuple[SimulatedCard, ...]:
@@ -144,13 +145,6 @@ async def simulate(root: Path, interval: float = 1.0) -> None:
             # The tree may be removed once this is cancelled.
             await asyncio.gather(step, return_exceptions=True)
         last = now
-
-
-def _advanced(card: SimulatedCard, dt: float) -> SimulatedCard:
-    state = advance(card.telemetry, dt, shift=60.0 * card.spec.index)
-    for name in card.faults:
-        state = FAULTS[name].tick(state)
-    return replace(card, telemetry=state)
 
 
 def _change(

@@ -20,16 +20,13 @@ def test_cards_are_numbered_over_all_families_in_the_order_given() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["family is missing", "warboy=2,rngd=1"]),
-        ("warboy=1,", ["family is missing", "warboy=2,rngd=1"]),
+        ("warboy=1,", ["unknown family ''", "there are: warboy, rngd"]),
         ("wraboy=2", ["'wraboy'", "did you mean 'warboy'?"]),
-        ("gpu", ["'gpu'", "there are: warboy, rngd"]),
         ("warboy=", ["''", "warboy=2"]),
         ("warboy=-1", ["'-1'", "not a number of cards"]),
-        ("warboy=1=2", ["'1=2'", "not a number of cards"]),
         ("warboy=²", ["'²'", "not a number of cards"]),
         ("rngd=1000,warboy=25", ["more than 1024"]),
-        (f"rngd={'9' * 5000}", ["more than 1024"]),
+        ("rngd=99999", ["'99999'", "not a number of cards"]),
     ],
 )
 def test_a_bad_list_is_refused_with_what_would_be_right(text: str, words: list[str]) -> None:
