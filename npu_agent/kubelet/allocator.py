@@ -276,7 +276,7 @@ class Allocator:
     async def run(self) -> None:
         """Plans after each change, and after each answer of the kubelet: files are tried again."""
         pools = self.pools.values()
-        async with background(self._follow_answers()):
+        async with background(self._follow_answers(), self._log_orphans()):
             async for _ in changes_of(
                 *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
                 *(self.pod_resources.holdings, self.drivers_in_recovery),
@@ -289,6 +289,17 @@ class Allocator:
         """Keeps the ledger and `usages` up to date also while a disk is waited for."""
         async for _ in changes_of(self._snapshots, self.pod_resources.holdings):
             self.reconcile()
+
+    async def _log_orphans(self) -> None:
+        logged: frozenset[str] = frozenset()
+        async for ledger in self.states.watch():
+            for uid in ledger.orphans.keys() - logged:
+                log.warning(
+                    "cores withheld: containers of a deleted Pod are still running on them",
+                    holder=ledger.orphans[uid].by,
+                    uid=uid,
+                )
+            logged = frozenset(ledger.orphans)
 
     async def replan(self) -> None:
         """Plans what each API lists, records it, and publishes it."""
