@@ -64,7 +64,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(command="kubectl_complete", words=given)
     from npu_agent.people.commands import kubectl
 
-    args = kubectl.parse(given)
+    args = kubectl.parser().parse_args(given)
     args.module = "kubectl"
     return args
 

@@ -64,11 +64,6 @@ _CHANGES = ("cordon", "uncordon", "drain")
 """These are commands of `npu-agent`, too."""
 
 
-def parse(given: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments; exits if they are wrong or ask for help."""
-    return parser().parse_args(given)
-
-
 def parser() -> Parser:
     """Knows the commands, and their arguments and options."""
     top = Parser(

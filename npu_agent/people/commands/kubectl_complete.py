@@ -18,7 +18,7 @@ from npu_agent.kube import ApiError
 from npu_agent.people.cluster.fetch import agents, fetch, report_of
 from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
-from npu_agent.people.commands.kubectl import flags, parse, parser
+from npu_agent.people.commands.kubectl import flags, parser
 from npu_agent.text import one_line
 
 _FILES, _NO_FILES = 0, 4
@@ -47,7 +47,7 @@ class _Line:
 
     def __init__(self, words: Iterable[str]) -> None:
         self.parser: argparse.ArgumentParser = parser()
-        self.args = parse([])
+        self.args = self.parser.parse_args([])
         self.named: list[str] = []
         """The arguments after the command that are not options."""
         self.open: argparse.Action | None = None

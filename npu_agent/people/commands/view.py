@@ -144,12 +144,8 @@ def _usages(snapshot: Snapshot, assignments: Sequence[Assignment]) -> Iterator[U
             yield Usage(*by_name[assignment.device], assignment)
 
 
-_GO_FIRST = ("Name", "Power", "Temp.", "Memory", "Load", "Pod")
-"""Columns that a narrow terminal has no room for, in the order in which they go."""
-_IDS_GO_FIRST = ("Device", "Resource")
-"""The same of allocations."""
-_FOLDED = 20
-"""Columns that are left to a text which may be folded into several lines: health, Pods."""
+_NARROW = 100
+"""Columns of a terminal that has no room for all of a table."""
 
 
 def cards_table(
@@ -174,7 +170,7 @@ def cards_table(
         columns += ["Limit", "Throttled", "Errors"]
         columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     else:
-        columns = fitting(columns, rows, terminal_width())
+        columns = _fitting(columns, ("Name", "Power", "Memory"))
     table = _table(columns, right=("Temp.", "Power", "Load", "Memory", "Cores"))
     for card, row in zip(cards, rows, strict=True):
         bad = card["warnings"] or card["health"] == HealthState.UNHEALTHY.value
@@ -182,24 +178,11 @@ def cards_table(
     return table
 
 
-def fitting(
-    columns: Sequence[str],
-    rows: Sequence[Mapping[str, str]],
-    width: int | None,
-    go_first: Sequence[str] = _GO_FIRST,
-) -> list[str]:
-    """The columns that `width` has room for; None: there is no limit."""
-
-    def wanted(name: str) -> int:
-        longest = max(len(row[name]) for row in ({name: name}, *rows))
-        return min(longest, _FOLDED) if name in _FOLDS else longest
-
-    left = list(columns)
-    for name in go_first:
-        if width is None or sum(map(wanted, left)) + 3 * len(left) + 1 <= width:
-            break
-        left = [column for column in left if column != name]
-    return left
+def _fitting(columns: list[str], less: Sequence[str]) -> list[str]:
+    """The columns; without some of them on a narrow terminal."""
+    if (terminal_width() or _NARROW) >= _NARROW:
+        return columns
+    return [name for name in columns if name not in less]
 
 
 def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
@@ -287,7 +270,7 @@ def allocations_table(
         for allocation in allocations_as_json(snapshot, assignments)
     ]
     if not wide:
-        columns = fitting(columns, rows, terminal_width(), _IDS_GO_FIRST)
+        columns = _fitting(columns, ("Resource", "Device"))
     table = _table(columns)
     for cells in rows:
         table.add_row(*(one_line(cells[name]) for name in columns))

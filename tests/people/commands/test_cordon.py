@@ -256,7 +256,7 @@ async def test_as_commands_of_kubectl_npu(
         ("drain", NODE, "npu1", "--dry-run"),
         ("drain", NODE, "npu0", "--reason=fan"),
     ):
-        assert await asyncio.to_thread(kubectl.main, kubectl.parse(words)) == 0
+        assert await asyncio.to_thread(kubectl.main, kubectl.parser().parse_args(words)) == 0
     assert cluster.annotation == {"UUID-0": "fan"}
     assert capsys.readouterr().out.splitlines() == [
         "npu1 of Node n1 is cordoned",

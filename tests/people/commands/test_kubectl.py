@@ -172,7 +172,7 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
 
 async def shown(*words: str) -> str:
     """What the command prints."""
-    args = kubectl.parse(words)
+    args = kubectl.parser().parse_args(words)
     async with vars(kubectl)["through_kubectl"](()) as (api, place):
         args.namespace = args.namespace or place.namespace
         found, notes = await kubectl._text(api, args)
@@ -181,7 +181,7 @@ async def shown(*words: str) -> str:
 
 @pytest.mark.parametrize("words", ["-A --as=eve pods -o wide", "-o wide pods --as=eve -A"])
 def test_options_may_stand_before_the_command_and_after_it(words: str) -> None:
-    args = kubectl.parse(words.split())
+    args = kubectl.parser().parse_args(words.split())
     assert (args.command, args.all_namespaces, args.output) == ("pods", True, "wide")
     assert kubectl.flags(args) == ("--as=eve",)
 
@@ -268,7 +268,7 @@ async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None
     assert "wants a token" in await shown("pods", "-A")
     cluster.instead[PROXY] = FORBIDDEN
     with pytest.raises(CommandError, match=r"cannot get .*npu-viewer\.yaml") as caught:
-        await asyncio.to_thread(kubectl.main, kubectl.parse(("node", "n2")))
+        await asyncio.to_thread(kubectl.main, kubectl.parser().parse_args(("node", "n2")))
     assert "doctor" not in str(caught.value)
 
 
@@ -312,7 +312,7 @@ async def test_a_large_cluster_is_not_read_all_the_time(
         return "n1"
 
     with pytest.raises(asyncio.CancelledError):
-        await screen.watch(kubectl.parse(["-w"]), text)
+        await screen.watch(kubectl.parser().parse_args(["-w"]), text)
     assert pauses == [2.0, pytest.approx(15.0), 2.0]
 
 
@@ -385,7 +385,7 @@ async def test_watching_prints_what_differs(
 
     monkeypatch.setattr(kubectl, "_text", text)
     with pytest.raises(asyncio.CancelledError):
-        await kubectl._show(kubectl.parse(["-w"]))
+        await kubectl._show(kubectl.parser().parse_args(["-w"]))
     assert capsys.readouterr() == ("a\nb\n", "kubectl npu: refused\n")
 
 

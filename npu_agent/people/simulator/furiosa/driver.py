@@ -198,13 +198,10 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
         tree["atr_error"] = _atr_error(state)
     chip = f"{spec.index:08X}-{spec.uuid[:8] or 'A76AAD68'}\n"
     if spec.family == "rngd":
-        cores = range(spec.traits.cores)
         tree |= {} if _is_old(spec) else _limits(state)
         return tree | {
             "npu_clocks": _clocks(spec, spec.traits.clock_mhz),
-            "board_revision": "BD_REV_INIT\n",
             "soc_id": chip,
-            "cur_pe_ids": ",".join((*map(str, cores), *TRAITS[spec.family].fused)),
             "pe_occupancy": "".join("1\n" if load else "0\n" for load in state.load),
         }
     return tree | {
@@ -212,9 +209,6 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
             "ne tensor (MHz): 2000\nne memory (MHz): 1000\n"
             f"ne operation (MHz): {spec.traits.clock_mhz}\ndram (MT/s): 4266\n"
         ),
-        "performance_mode": "0\n",
-        "performance_level": "0\n",
-        "ne_dtm_policy": "0\n",
         "soc_uid": chip,
     }
 
@@ -233,7 +227,6 @@ def _limits(state: CardTelemetry) -> dict[str, str]:
         "device_pn": "RNGA0UNO-04\n",
         "hw_error": f"{state.errors & _U32:#010x}\n",
         "npu_freq_limit_hz": "2147483000\n",
-        "npu_governor": "performance\n",
         "npu_slowdown_temperature_mc": "80000\n",
         "power_limit_default_mw": "300000\n",
         "power_limit_mw": "300000\n",
@@ -340,11 +333,7 @@ def _perf_regs(spec: CardSpec, state: CardTelemetry) -> dict[str, Content]:
 
 def _registers(cycles: int, task_cycles: int) -> str:
     lines = {
-        "ProgramCounter": 0x10B74,
-        "InstructionCount": task_cycles // 80,
-        "TensorExecutionCount": task_cycles // 400,
         "TaskExecutionTime": task_cycles,
-        "TensorExecutionTime": task_cycles * 98 // 100,
         "LastTensorExecutionTime": 0xA7,
         "CycleCount": cycles,
         "CycleCountHigh": cycles >> 32,
