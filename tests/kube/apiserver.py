@@ -42,8 +42,8 @@ class FaultyApiServer(StandInApiServer):
         open: the watches.
     """
 
-    def __init__(self, node: str, *, uid: str = "") -> None:
-        super().__init__(node, uid=uid)
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
         self.groups = {GROUP}
         self.calls: list[str] = []
         self.watches: list[dict[str, str]] = []

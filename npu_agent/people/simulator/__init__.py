@@ -4,7 +4,6 @@
 """
 
 from npu_agent.people.simulator.cards import (
-    MAX_CARDS,
     CardSpec,
     card,
     default_cards,
@@ -24,7 +23,6 @@ from npu_agent.people.simulator.tree import (
 
 __all__ = [
     "FAULTS",
-    "MAX_CARDS",
     "CardSpec",
     "SimulatedCard",
     "SimulatorError",

@@ -63,8 +63,8 @@ class StandInApiServer:
         version: counts changes; the resourceVersion of the newest.
     """
 
-    def __init__(self, node: str, *, uid: str = "") -> None:
-        """Starts with a Node of this name and UID, whose kubelet supports DRA."""
+    def __init__(self, node: str) -> None:
+        """Starts with a Node of this name, whose kubelet supports DRA."""
         self.node = node
         self.objects: defaultdict[str, dict[str, Object]] = defaultdict(dict)
         self.slices = self.objects[SLICES]
@@ -76,7 +76,7 @@ class StandInApiServer:
             "kind": "Node",
             "metadata": {
                 "name": node,
-                "uid": uid or str(uuid4()),
+                "uid": str(uuid4()),
                 "resourceVersion": "1",
                 "labels": {"kubernetes.io/hostname": node},
             },

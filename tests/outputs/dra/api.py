@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from npu_agent.kube import Api
-from npu_agent.people.simulator.apiserver import SLICES, served
+from npu_agent.people.simulator.apiserver import NODES, SLICES, served
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import client, kubeconfig
 
@@ -17,7 +17,9 @@ DRIVER = "npu.furiosa.ai"
 
 def api_server(node: str = NODE) -> FaultyApiServer:
     """With this node."""
-    return FaultyApiServer(node, uid="uid-1")
+    server = FaultyApiServer(node)
+    server.objects[NODES][node]["metadata"]["uid"] = "uid-1"
+    return server
 
 
 def pools(server: FaultyApiServer) -> list[tuple[int, ...]]:
