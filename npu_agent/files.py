@@ -23,9 +23,6 @@ from npu_agent.threads import DaemonThread, within
 _DEADLINE = 5.0
 """Seconds."""
 
-SOCKET_PATH_MAX = 107
-"""Bytes in the path of a Unix socket: sun_path holds 108, the last one is NUL (unix(7))."""
-
 SIMULATION = ".npu-simulator"
 """The directory that marks the root of a simulated tree, where plain files may stand for device
 nodes."""

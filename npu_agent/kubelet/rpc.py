@@ -46,6 +46,8 @@ UNANSWERED = (OSError, ProtocolError, StreamTerminatedError)
 
 _ACCEPTING = 2
 """Turns of the loop from a connection that asyncio accepts to the one where it can be closed."""
+_PATH_MAX = 107
+"""Bytes in the path of a Unix socket: sun_path holds 108, the last one is NUL (unix(7))."""
 DRAINED = 0.2
 """Seconds that streams have to end before their connections are closed."""
 
@@ -212,10 +214,12 @@ class UnixServer(Server):
         Raises:
             OSError: the socket cannot be made, or exists already, or its path is too long.
         """
-        if (length := len(os.fsencode(self.path))) > files.SOCKET_PATH_MAX:
+        if (length := len(os.fsencode(self.path))) > _PATH_MAX:
             raise OSError(
                 f"the path of the socket {self.path} has {length} bytes and Linux takes "
-                f"{files.SOCKET_PATH_MAX}: choose a shorter directory (pluginDir), or socketName"
+                f"{_PATH_MAX}: choose a shorter socketName, or link the kubelet's directory "
+                "to a shorter name on the node (`sudo ln -s DIRECTORY /var/lib/kubelet`) and set "
+                "pluginDir to that"
             )
         # Not asyncio's own: that would take over another server's live socket silently, and be left
         # behind by who is cancelled; nor could it stop accepting before it is closed.

@@ -10,7 +10,6 @@ One handler serves several versions of an API: where two have the same messages,
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import secrets
 import time
@@ -21,7 +20,6 @@ from typing import TypeVar
 
 from npu_agent.core.pool import ClaimRef, PoolDevice, is_uid
 from npu_agent.feed import Feed
-from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kubelet.rpc import (
     Cardinality,
     Encoded,
@@ -298,14 +296,6 @@ def _cut(text: str) -> str:
     return text.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")
 
 
-def socket_paths(driver: str, kubelet_root: Path, unique: str) -> tuple[Path, Path]:
-    """Returns the socket of the services, and that of the registration."""
-    return (
-        kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock",
-        kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock",
-    )
-
-
 def made_by_us(name: str, driver: str) -> bool:
     return re.fullmatch(_registration(driver), name) is not None
 
@@ -326,7 +316,9 @@ class Endpoint:
         self, *, driver: str, kubelet_root: Path, plugin: DraPlugin, health: HealthStream
     ) -> None:
         """`kubelet_root` is ``/var/lib/kubelet``, by the kubelet's own path for it."""
-        self.path, self.registration_path = socket_paths(driver, kubelet_root, secrets.token_hex(6))
+        unique = secrets.token_hex(6)
+        self.path = kubelet_root.absolute() / PLUGINS / driver / f"dra-{unique}.sock"
+        self.registration_path = kubelet_root / REGISTRY / f"{driver}-{unique}-reg.sock"
         self.plugin = plugin
         self.health = health
         self._service = UnixServer([plugin, health], self.path)
@@ -340,13 +332,6 @@ class Endpoint:
         Raises:
             OSError: a socket cannot be made, or its path is too long; nothing is left behind.
         """
-        longest = max(len(os.fsencode(path)) for path in (self.path, self.registration_path))
-        if longest > SOCKET_PATH_MAX:
-            raise OSError(
-                f"the kubelet's directory is {longest - SOCKET_PATH_MAX} bytes too long for the "
-                f"socket {self.registration_path}: start the kubelet with a shorter --root-dir, or "
-                "set allocation.api: device-plugin"
-            )
         registry = self.registration_path.parent
         if not registry.is_dir():
             raise FileNotFoundError(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from npu_agent.config.resources import asks_for
-from npu_agent.files import SOCKET_PATH_MAX
 from npu_agent.kube import dra
 from npu_agent.kubelet.ownership import Owner
 from npu_agent.outputs.dra import slices
-from npu_agent.outputs.dra.service import PLUGINS, REGISTRY, made_by_us, socket_paths
+from npu_agent.outputs.dra.service import PLUGINS, REGISTRY, made_by_us
 from npu_agent.outputs.dra.support import Support, support
 from npu_agent.people.doctor.agent import owner
 from npu_agent.people.doctor.check import (
@@ -79,17 +77,7 @@ async def _support(context: Context) -> Check:
 
 
 async def _registry(context: Context, driver: str) -> Check:
-    path, root = context.directory.parent / REGISTRY, context.directory.parent
-    sockets = socket_paths(driver, root, "0" * 12)
-    longest = max(len(os.fsencode(socket)) for socket in sockets)
-    if longest > SOCKET_PATH_MAX:
-        return wrong(
-            f"{root} is too long: a socket below it has {longest} bytes, and Linux takes "
-            f"{SOCKET_PATH_MAX}: the driver cannot register",
-            f"give it a shorter name on the node, `sudo ln -s {root} /var/lib/kubelet`, and leave "
-            "pluginDir (Helm: kubeletRootDir) at its default",
-            "ls -ld /var/lib/kubelet",
-        )
+    path = context.directory.parent / REGISTRY
     remedy = f"start the kubelet, which makes it; in a Pod, mount the host's there: {_COMPONENT}"
     check = await usable(context, path, remedy, write=True)
     if check.remedy:

@@ -128,20 +128,6 @@ async def test_exactly_the_broken_line_turns(claims: Node, name: str) -> None:
     await check_break(claims, BREAKS[name])
 
 
-async def test_a_kubelets_root_that_is_too_long_for_sockets(claims: Node) -> None:
-    """That of MicroK8s, /var/snap/microk8s/common/var/lib/kubelet, has 41 characters."""
-    for length, state in ((60, State.WRONG), (41, State.OK)):
-        root = claims.root.parent / ("x" * (length - len(str(claims.root.parent)) - 1))
-        for name in ("device-plugins", "plugins_registry"):
-            (root / name).mkdir(parents=True)
-        claims.reconfigure(plugin_dir=str(root / "device-plugins"))
-        line = (await claims.examined())[REGISTRY]
-        assert line.state is state, line
-        if state is State.WRONG:
-            assert f"{root} is too long: a socket below it has 1" in line.detail
-            assert f"sudo ln -s {root} /var/lib/kubelet" in line.remedy
-
-
 async def test_without_an_answer_of_the_api_server_only_the_host_is_judged(claims: Node) -> None:
     claims.api.trouble = status(503, "no")
     found = await lines(claims)
