@@ -29,6 +29,7 @@ from npu_agent.kubelet import cdi
 from npu_agent.kubelet.record import RECORD
 from npu_agent.outputs.labels.outputs import FILE as FEATURES
 from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.kubelet import ListedPlugin
 from npu_agent.vendors import REGISTRY
 from tests.kubelet.kubelet import FaultyKubelet
@@ -40,7 +41,7 @@ from tests.until import first, until
 NPU = "beta.furiosa.ai/npu"
 DEADLINE = 30.0
 """Seconds; guards against hanging and measures nothing."""
-UUIDS = [simulator.card("warboy", index).uuid for index in range(2)]
+UUIDS = [card("warboy", index).uuid for index in range(2)]
 
 
 @dataclass
@@ -120,7 +121,7 @@ async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
     async with node.agent(resources=(half,)) as agent:
         await node.listed(1)
         plugin = await node.listed(2, half.name)
-        rngd = simulator.card("rngd", 1).uuid
+        rngd = card("rngd", 1).uuid
         assert [id_ for id_, _ in plugin.devices] == [f"{rngd}_cores_0-3", f"{rngd}_cores_4-7"]
         assert len(agent.kubelet.sessions) == 2
 

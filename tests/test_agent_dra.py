@@ -31,6 +31,7 @@ from npu_agent.outputs.condition import condition
 from npu_agent.outputs.dra import claims, driver, slices
 from npu_agent.people import simulator
 from npu_agent.people.simulator.apiserver import GROUP, served
+from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import drops, kubeconfig
@@ -42,7 +43,7 @@ from tests.until import first, until
 
 NODE = "this-node"
 NAMES = [f"npu-{uuid.lower()}" for uuid in UUIDS]
-RNGD = f"npu-{simulator.card('rngd', 1).uuid.lower()}"
+RNGD = f"npu-{card('rngd', 1).uuid.lower()}"
 CARDS = "rngd=9,warboy=1"
 DRA = AllocationConfig(api="dra")
 AUTO = AllocationConfig(api="auto")
@@ -193,8 +194,8 @@ async def test_the_template_of_a_node_is_what_its_agent_publishes(
 def _as_template(live: dict[str, Any], left_out: list[str], **pool: int) -> dict[str, Any]:
     """A slice that an agent has published, without what only its host has."""
     text = json.dumps(live).replace(NODE, "template")
-    for card in simulator.parse_cards(CARDS):
-        text = text.replace(f"npu-{card.uuid.lower()}", card.name)
+    for spec in simulator.parse_cards(CARDS):
+        text = text.replace(f"npu-{spec.uuid.lower()}", spec.name)
     found: dict[str, Any] = json.loads(text)
     found["metadata"] = {"name": found["metadata"]["name"]}
     found["spec"]["pool"] = {"name": "template", "generation": 1, **pool}

@@ -8,7 +8,7 @@ import pytest
 
 from npu_agent.config.schema import DraConfig
 from npu_agent.outputs.dra import claims, publisher
-from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.pluginmanager import PrepareError
 from tests.outputs.dra.api import DRIVER, pools
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room, timing
@@ -25,7 +25,7 @@ def _impatient(room: Room) -> None:
     )
 
 
-CARD = f"npu-{simulator.card('rngd', 0).uuid.lower()}"
+CARD = f"npu-{card('rngd', 0).uuid.lower()}"
 PART = f"{CARD}-cores-0-3"
 CUT = DraConfig(partitions=True)
 

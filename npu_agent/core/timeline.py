@@ -36,9 +36,6 @@ class TimelineEntry:
     """The first time."""
     count: int = 1
 
-    def is_same(self, other: TimelineEntry) -> bool:
-        return (self.text, self.card, self.tone) == (other.text, other.card, other.tone)
-
 
 @dataclass(frozen=True, slots=True)
 class EventEntry(TimelineEntry):
@@ -73,7 +70,8 @@ class Timeline:
             text = entry.text[:_LONGEST]
             new = TimelineEntry(entry.subject, entry.tone, text, entry.card, at=now, first=now)
             known = [old for old in by_subject.get(entry.subject, ()) if now - old.at < SPAN]
-            if same := next((old for old in known if old.is_same(new)), None):
+            what = (text, entry.card, entry.tone)
+            if same := next((old for old in known if (old.text, old.card, old.tone) == what), None):
                 new = replace(new, first=same.first, count=same.count + 1)
                 known.remove(same)
             by_subject[entry.subject] = (*known, new)[-MOST:]

@@ -198,7 +198,9 @@ def specs(
     written = set()
     for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
         if device.nodes and NAME.fullmatch(device.id):
-            by_kind.setdefault(device.card.access.cdi_kind, []).append(_entry(device))
+            by_kind.setdefault(device.card.access.cdi_kind, []).append(
+                _node_entry(device.id, grant([device]).nodes)
+            )
             written.add(device.id)
     if held is None or not written.issuperset(held):
         for spec in map(json.loads, (before or {}).values()):
@@ -287,10 +289,6 @@ def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
     # Without line breaks: those are the slow encoder's, and a Pod waits for it.
     spec = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries})
     return spec.encode() + b"\n"
-
-
-def _entry(device: Device) -> dict[str, object]:
-    return _node_entry(device.id, grant([device]).nodes)
 
 
 def _node_entry(name: str, nodes: Iterable[tuple[str, str]]) -> dict[str, object]:

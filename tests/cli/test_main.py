@@ -19,15 +19,15 @@ from npu_agent.core.ledger import Assignment
 from npu_agent.kubelet import podresources as assignments
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1 as wire
-from npu_agent.people import simulator
 from npu_agent.people.commands import version
+from npu_agent.people.simulator.cards import card
 from tests.inventory.helpers import tree
 from tests.kubelet.test_podresources import ASSIGNED, HELD, NPU, PodResources, pod
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.helpers import DRIVER
 from tests.processes import DEADLINE, environment, started
 
-CARD, RNGD = simulator.card("warboy", 0), simulator.card("rngd", 1)
+CARD, RNGD = card("warboy", 0), card("rngd", 1)
 WHOLE = f"npu-{CARD.uuid.lower()}"
 """What a DRA pool calls all of a card."""
 

@@ -13,6 +13,7 @@ import pytest
 from npu_agent.cli import run
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from tests.inventory.helpers import tree
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.processes import started
@@ -48,7 +49,7 @@ def test_its_cards_are_alive_break_and_are_null_in_containers(
         assert "/dev/rngd/npu1pe0" in {node["path"] for node in nodes}
         wait_until(lambda: simulator.cards(tmp_path)[0].telemetry.ticks > 0)
         warboy, _ = simulator.cards(tmp_path)
-        assert warboy.spec.uuid != simulator.card("warboy", 0).uuid  # each node has its own
+        assert warboy.spec.uuid != card("warboy", 0).uuid  # each node has its own
         assert main(["simulate", str(tmp_path), "fault", "npu0", "dead"]) == 0
         assert "card=npu0" in agent.said("card unhealthy")
         code, _, err = agent.end()

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.offer import Device
 from npu_agent.core.preferred_allocation import prefer
-from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from tests.outputs.deviceplugin.helpers import devices, state
 
 
 def host(family: str, count: int, cores: int | None = None) -> dict[str, Device]:
     """A host's devices by name. Cards: pairs behind a switch, pairs in turns on two NUMA nodes."""
-    specs = [simulator.card(family, index) for index in range(count)]
+    specs = [card(family, index) for index in range(count)]
     cards = [
         state(
             family,

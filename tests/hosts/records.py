@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from tests.inventory.helpers import management, write
 
 _A_SWITCHES = {
@@ -48,9 +49,9 @@ class Host:
         specs = []
         for place, letter in self.cards.items():
             number, bus = place.split(":")
-            identity = simulator.card(self.family, ord(letter))
+            identity = card(self.family, ord(letter))
             spec = replace(
-                simulator.card(self.family, int(number)),
+                card(self.family, int(number)),
                 uuid=identity.uuid,
                 serial=identity.serial,
                 pci_bus_id=f"0000:{bus}:00.0",

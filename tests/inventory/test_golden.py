@@ -13,6 +13,7 @@ from npu_agent.core.hardware import CardState, CoreReading, Reading, SensorKind,
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
+from npu_agent.people.simulator.tree import tick
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.golden import golden
 from tests.inventory.helpers import management, tree, write
@@ -42,7 +43,7 @@ def _faults(name: str) -> Edit:
     def edit(root: Path) -> None:
         for card in simulator.cards(root):
             simulator.apply_fault(root, card.spec.name, name)
-        simulator.tick(root)
+        tick(root)
 
     return edit
 

@@ -32,6 +32,7 @@ from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory, Job, Prober
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
+from npu_agent.people.simulator.tree import tick
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import (
     QUICK,
@@ -426,7 +427,7 @@ async def test_load_shows_in_the_next_reading_and_ends_with_it(tmp_path: Path) -
         watched.fault("npu0", "busy")
         await watched.looks(2)
         before = simulator.cards(root)
-        simulator.tick(root)
+        tick(root)
         both_cores = pytest.approx((work(root, before),) * 2)
         await showed(watched, lambda found: found == both_cores)
         await watched.looks(2)  # nothing moves: 0 of 0 cycles
@@ -444,7 +445,7 @@ async def test_load_stays_where_heat_has_the_card_read_more_often_than_it_counts
     async with watching(root, settings=settings) as watched:
         watched.fault("npu0", "busy")
         await watched.looks(2)
-        simulator.tick(root)
+        tick(root)
         await showed(watched, lambda found: (found[0] or 0) > 70)
         await watched.looks(3)
         assert min(load or 0 for load in utilizations(watched.record.value)) > 70
@@ -460,7 +461,7 @@ async def test_counters_that_wrap_are_looked_at_between_two_readings(tmp_path: P
         await host.look_at_cores()
         before = simulator.cards(root)
         for _ in range(3):
-            simulator.tick(root, 3.0)  # all of it is 9e9 cycles, and they wrap at 4.3e9
+            tick(root, 3.0)  # all of it is 9e9 cycles, and they wrap at 4.3e9
             await host.look_at_cores()
         first = watched.record.value
         assert first.cards[0].reading == watched.record.all[0].cards[0].reading

@@ -143,12 +143,6 @@ class SlicePublisher:
         async with self._listing:
             return await self._read()
 
-    async def _refresh(self) -> None:
-        """Lists the slices if they are stale once no other list is under way."""
-        async with self._listing:
-            if self._stale:
-                await self._read()
-
     async def _read(self) -> str:
         """Lists the slices, one list at a time, so that the last one is the newest."""
         dirty = self._dirty
@@ -215,7 +209,9 @@ class SlicePublisher:
         """Writes what differs; if nothing does, all is in place. Raises ApiError."""
         if self.live.value is None or self._devices.value is None:
             return
-        await self._refresh()
+        async with self._listing:
+            if self._stale:
+                await self._read()
         live = self.live.value
         names = {item["metadata"]["name"] for item in self._plan().apply}
         if self._uid is None or names - live.keys():

@@ -188,13 +188,11 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
     nodes = list(dict.fromkeys(node for device in devices for node in device.nodes))
     failures: list[Check] = []
     thread = DaemonThread()
-    for at, node in enumerate(nodes):
+    for node in nodes:
         try:
             await thread.call(partial(_open, root / "dev" / node, root), deadline=deadline)
         except TimeoutError as error:
-            rest = len(nodes) - at - 1
-            untried = f" ({rest} more of the card were not tried)" if rest else ""
-            what = f"cannot be opened: {error.strerror}{untried}"
+            what = f"cannot be opened: {error.strerror}; the card's others were not tried"
             remedy = f"{advice(Cause.HANGS).remedy}; until then cordon the card"
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break

@@ -53,7 +53,10 @@ async def lines(context: Context) -> Lines:
 
 async def _mounted(context: Context, below: str) -> Check:
     path = context.host_root / below
-    if below == CGROUPS and await context.in_thread(lambda: _simulated_without(path, context)):
+    simulated = context.host_root / SIMULATION
+    if below == CGROUPS and await context.in_thread(
+        lambda: simulated.exists() and not path.exists()
+    ):
         return unused("a simulated host has none")
     return await usable(
         context,
@@ -92,10 +95,6 @@ def look(path: Path, *, write: bool) -> tuple[str, str]:
     if not os.access(path, (os.W_OK if write else os.R_OK) | os.X_OK, effective_ids=True):
         return owner, f"may not be {'written' if write else 'read'}"
     return owner, ""
-
-
-def _simulated_without(path: Path, context: Context) -> bool:
-    return not path.exists() and (context.host_root / SIMULATION).exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

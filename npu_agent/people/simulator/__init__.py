@@ -5,7 +5,6 @@
 
 from npu_agent.people.simulator.cards import (
     CardSpec,
-    card,
     default_cards,
     parse_cards,
     with_driver,
@@ -18,7 +17,6 @@ from npu_agent.people.simulator.tree import (
     make,
     show,
     simulate,
-    tick,
 )
 
 __all__ = [
@@ -27,13 +25,11 @@ __all__ = [
     "SimulatedCard",
     "SimulatorError",
     "apply_fault",
-    "card",
     "cards",
     "default_cards",
     "make",
     "parse_cards",
     "show",
     "simulate",
-    "tick",
     "with_driver",
 ]

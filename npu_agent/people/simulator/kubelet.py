@@ -178,8 +178,6 @@ class StandInKubelet(wire.RegistrationBase):
             GRPCError: the plugin is refused, or does not answer.
         """
         request = register_request  # whose name the generated base gives
-        if request.version != "v1beta1":
-            raise GRPCError(Status.UNKNOWN, f"version {request.version!r} is not supported")
         resource, endpoint = request.resource_name, request.endpoint
         channel = UnixChannel(self._directory / endpoint)
         self._channels.append(channel)

@@ -18,6 +18,7 @@ AMBIENT_CELSIUS = 31.0
 BUSY_LOAD = 0.9
 
 _WARMING_SECONDS = 20.0
+"""After them 63 % of the way to another temperature is done."""
 _FRESH = 60.0
 """Seconds since the driver of a new card was loaded."""
 _IDLE, _BUSY = 45.0, 80.0
@@ -94,7 +95,7 @@ def advance(state: CardTelemetry, dt: float, shift: float = 0.0) -> CardTelemetr
         load=load,
         # A core is heated by its own work and by its neighbours'.
         temperature=tuple(
-            _towards(celsius, _settled(0.4 * own + 0.6 * mean), dt, _WARMING_SECONDS)
+            _warmed(celsius, 0.4 * own + 0.6 * mean, dt)
             for celsius, own in zip(state.temperature, load, strict=True)
         ),
         cycles=tuple(count + elapsed for count in state.cycles),
@@ -107,19 +108,11 @@ def advance(state: CardTelemetry, dt: float, shift: float = 0.0) -> CardTelemetr
 
 
 def _load(workload: Workload, core: int, at: float) -> float:
-    works = {
-        "auto": at % (_IDLE + _BUSY) >= _IDLE,
-        "busy": True,
-        "single": core == 0,
-        "idle": False,
-    }
+    turn = at % (_IDLE + _BUSY) >= _IDLE
+    works = {"auto": turn, "busy": True, "single": core == 0, "idle": False}
     return BUSY_LOAD if works[workload] else 0.0
 
 
-def _settled(load: float) -> float:
-    return IDLE_CELSIUS + (BUSY_CELSIUS - IDLE_CELSIUS) * load
-
-
-def _towards(value: float, target: float, dt: float, seconds: float) -> float:
-    """Exponential approach: after `seconds`, 63 % of the way is done."""
-    return target + (value - target) * math.exp(-dt / seconds)
+def _warmed(celsius: float, load: float, dt: float) -> float:
+    settled = IDLE_CELSIUS + (BUSY_CELSIUS - IDLE_CELSIUS) * load
+    return settled + (celsius - settled) * math.exp(-dt / _WARMING_SECONDS)

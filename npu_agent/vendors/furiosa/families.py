@@ -49,10 +49,6 @@ def _rngd_product(device_type: str, soc_rev: str | None) -> str | None:  # noqa:
     return "rngd" if device_type.lower() == "rngd" else None
 
 
-def _rngd_frequencies(raw: bytes | None) -> tuple[int | None, ...]:
-    return parse.per_core(raw, 8)
-
-
 RNGD = Family(
     name="rngd",
     title="FuriosaAI RNGD",
@@ -81,7 +77,7 @@ RNGD = Family(
     counters_file="metrics",
     counters=parse.metrics,
     counts_in_use_only=False,
-    frequencies=_rngd_frequencies,
+    frequencies=lambda raw: parse.per_core(raw, 8),
     sensor_label=str.lower,  # as the vendor's exporter of 2025 has them
     memory_file="alloc_status",
     memory=parse.alloc_status,

@@ -20,6 +20,7 @@ from npu_agent.people.commands import cordon, drain, kubectl
 from npu_agent.people.commands.cordon import _change
 from npu_agent.people.commands.drain import _drain
 from npu_agent.people.simulator.apiserver import NODES, served
+from npu_agent.people.simulator.cards import card
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import status
 from tests.people.cluster.build import (
@@ -237,7 +238,7 @@ async def test_the_node_of_this_pod_has_what_names_meant_first_on_its_disk(
     monkeypatch.setenv("NODE_NAME", NODE)
     monkeypatch.setenv("NPU_AGENT_HOST_ROOT", str(tmp_path))
     monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", str(tmp_path / "config.yaml"))
-    uuids = [str(simulator.card("warboy", index).uuid) for index in range(2)]
+    uuids = [str(card("warboy", index).uuid) for index in range(2)]
     annotation = '{"npu1": "fan"}'
     saved = {"annotation": annotation, "first_ids": {"npu1": uuids[0]}}
     (tmp_path / FILE).write_text(json.dumps(saved))

@@ -17,6 +17,7 @@ from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.info import as_reported
 from npu_agent.people.report import Core, Report, ReportedCard, ReportedReading
+from npu_agent.people.simulator.cards import card
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import tree
 from tests.kube.helpers import says, serving
@@ -90,7 +91,7 @@ def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
     cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
     assert cells[7] == "PCI-DEV"
     assert cells[-5:] == ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
-    assert simulator.card("warboy", 0).uuid in rows[1]
+    assert card("warboy", 0).uuid in rows[1]
 
 
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:

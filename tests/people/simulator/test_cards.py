@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from npu_agent.people.simulator import card, parse_cards
-from npu_agent.people.simulator.cards import MAX_CARDS, families, swapped
+from npu_agent.people.simulator import parse_cards
+from npu_agent.people.simulator.cards import MAX_CARDS, card, families, swapped
 
 
 def test_cards_are_numbered_over_all_families_in_the_order_given() -> None:

@@ -12,10 +12,9 @@ from npu_agent.people.simulator import (
     make,
     parse_cards,
     simulate,
-    tick,
 )
 from npu_agent.people.simulator.furiosa.driver import liveness, nodes
-from npu_agent.people.simulator.tree import STATE_DIR
+from npu_agent.people.simulator.tree import STATE_DIR, tick
 from tests.golden import golden
 from tests.inventory.helpers import tree
 from tests.until import wait_until

@@ -15,6 +15,7 @@ from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading
 from npu_agent.core.vendor import Entry, NotServedError
 from npu_agent.files import SIMULATION
 from npu_agent.people import simulator
+from npu_agent.people.simulator.cards import card
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import bare_card, management, tree, write
@@ -156,7 +157,7 @@ def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:
     simulator.make(tmp_path, simulator.parse_cards("warboy=2,rngd=1"), plain_nodes=True)
     (tmp_path / "sys/class/npu_mgmt/npu1_mgmt/device_type").write_text("Frobnicator\n")
     (tmp_path / "sys/class/rngd_mgmt/rngd!npu2mgmt/busname").write_text("somewhere\n")
-    expected = {simulator.card("warboy", index).pci_bus_id for index in range(2)}
+    expected = {card("warboy", index).pci_bus_id for index in range(2)}
     assert Furiosa(tmp_path).pci_addresses() == expected
 
 
