@@ -170,7 +170,7 @@ def cards_table(
         columns += ["Limit", "Throttled", "Errors"]
         columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     else:
-        columns = _fitting(columns, ("Name", "Power", "Memory"))
+        columns = _fitting(columns, ("Power", "Memory"))
     table = _table(columns, right=("Temp.", "Power", "Load", "Memory", "Cores"))
     for card, row in zip(cards, rows, strict=True):
         bad = card["warnings"] or card["health"] == HealthState.UNHEALTHY.value

@@ -47,7 +47,7 @@ def plain(output: str) -> str:
     ("columns", "head"),
     [
         (100, "NPU Name Temp. Power Load Memory Health"),
-        (40, "NPU Temp. Load Health"),
+        (60, "NPU Name Temp. Load Health"),
     ],
 )
 def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: str) -> None:
