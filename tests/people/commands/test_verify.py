@@ -250,7 +250,7 @@ def test_a_node_that_hangs_holds_up_no_other_card(tmp_path: Path, opening: Openi
     container = given(tmp_path, "two Warboys")
     opening("npu0", None)
     checks = container.checks(deadline=0.3)
-    assert "no answer within 0.3 s (8 more of the card" in checks["/dev/npu0"].detail
+    assert "no answer within 0.3 s; the card's others were not tried" in checks["/dev/npu0"].detail
     assert checks["npu1"].state is State.OK
 
 
