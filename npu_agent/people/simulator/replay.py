@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 from npu_agent import files, typedjson
 from npu_agent.people.simulator.picture import Content, Link, Picture, Special
@@ -121,11 +121,14 @@ class _Member(tarfile.TarInfo):
     """A plain file. tarfile searches extended headers with patterns that may take for ever."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        member = super().frombuf(buf, encoding, errors)
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_LONGNAME):
-            raise RecordError(f"{quoted(member.name)} is not a plain file")
-        return member
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        file = cast("BinaryIO", tarfile.fileobj)
+        header = file.read(512)
+        file.seek(-len(header), io.SEEK_CUR)
+        if header[156:157] not in (b"", b"\0", b"0", b"L"):  # of a long name
+            name = header[:100].rstrip(b"\0").decode(errors="replace")
+            raise RecordError(f"{quoted(name)} is not a plain file")
+        return super().fromtarfile(tarfile)
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:

@@ -17,12 +17,9 @@ BUSY_CELSIUS = 70.0
 AMBIENT_CELSIUS = 31.0
 BUSY_LOAD = 0.9
 
-_WARMING_SECONDS = 20.0
-"""After them 63 % of the way to another temperature is done."""
-_FRESH = 60.0
-"""Seconds since the driver of a new card was loaded."""
-_IDLE, _BUSY = 45.0, 80.0
-"""Seconds of each in turns, while the workload is `auto`."""
+_WARMING_SECONDS = 20.0  # to 63 % of the way
+_FRESH = 60.0  # seconds since the driver of a new card was loaded
+_IDLE, _BUSY = 45.0, 80.0  # seconds of each in turns
 
 
 @dataclass(frozen=True)
