@@ -171,15 +171,15 @@ class PluginSpecs:
 
     async def _left_behind(self) -> dict[str, bytes]:
         """Reads the specs of an earlier agent, by file name: its Pods may still run."""
-        found = {}
+        left = {}
         for kind in self._kinds:
             name = spec_file(kind)
             with contextlib.suppress(OSError):
                 content = await self._directory.read(name)
                 spec = recovered(kind, content)
                 if self._by_cdi or spec == content:  # else it may be another program's
-                    found[name] = spec
-        return found
+                    left[name] = spec
+        return left
 
 
 def specs(

@@ -114,8 +114,8 @@ def with_driver(specs: Sequence[CardSpec], release: str) -> tuple[CardSpec, ...]
         ValueError: none of their families has it.
     """
     if not any(release in spec.traits.older for spec in specs):
-        known = {older: name for name, family in families().items() for older in family.older}
-        listed = ", ".join(f"{older} of {name}" for older, name in known.items())
+        releases = {older: name for name, family in families().items() for older in family.older}
+        listed = ", ".join(f"{older} of {name}" for older, name in releases.items())
         raise ValueError(f"--driver {release!r}: not of these cards (there are: {listed})")
     cards = []
     for spec in specs:

@@ -85,9 +85,9 @@ def seen(card: SimulatedCard) -> Picture:
     if "gone" in card.faults:
         return {}
     picture: Mapping[str, Content | None] = card.driver.picture(card.spec, card.telemetry)
+    broken = card.driver.broken(card.spec, card.telemetry) if card.faults else {}
     for fault in card.faults:
         is_dead = fault == "flap" and card.telemetry.ticks % 2 == 0
-        broken = card.driver.broken(card.spec, card.telemetry)
         changed = broken.get("dead" if is_dead else fault, {})
         picture = {path: changed.get(path, content) for path, content in picture.items()}
     return {path: content for path, content in picture.items() if content is not None}

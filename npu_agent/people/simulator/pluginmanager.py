@@ -25,7 +25,7 @@ from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
 _GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
 """Seconds that the real one gives a driver for each step."""
 _LOOK = 0.02
-"""Seconds until it looks for sockets again."""
+"""Seconds between two lists of the sockets."""
 _STREAM_AGAIN = 5.0
 """Seconds until a health stream that ended is opened again."""
 _RETRY = 0.5

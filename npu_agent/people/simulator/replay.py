@@ -118,17 +118,16 @@ def _load(path: Path) -> Record:
 
 
 class _Member(tarfile.TarInfo):
-    """A plain file. tarfile searches extended headers with patterns that may take for ever."""
+    """Without extended headers: tarfile searches those with patterns that may take for ever."""
 
     @classmethod
-    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
-        file = cast("BinaryIO", tarfile.fileobj)
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        file = cast("BinaryIO", tar.fileobj)
         header = file.read(512)
         file.seek(-len(header), io.SEEK_CUR)
-        if header[156:157] not in (b"", b"\0", b"0", b"L"):  # of a long name
-            name = header[:100].rstrip(b"\0").decode(errors="replace")
-            raise RecordError(f"{quoted(name)} is not a plain file")
-        return super().fromtarfile(tarfile)
+        if header[156:157] in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
+            raise RecordError("an entry with an extended header is not a plain file")
+        return super().fromtarfile(tar)
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
@@ -156,6 +155,8 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, count: int) -> bytes
     name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
     if count > MOST_FILES:
         raise RecordError(f"it has more than {MOST_FILES} files")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise RecordError(f"{name} is not a plain file")
     if member.size > most:
         raise RecordError(f"{name} has more than {most} bytes")
     content = tar.extractfile(member)

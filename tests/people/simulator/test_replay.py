@@ -119,6 +119,13 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a-file-in-dev": (lambda: record(member("dev/null", b"1")), "is not a path below /sys/"),
     "a-name-with-a-line": (lambda: record(member("sys/a\nb", b"1")), "is not a path below /sys/"),
     "a-long-name": (lambda: record(member(f"sys/{'x' * 200}", b"1")), "is not a plain file"),
+    "a-link-with-a-long-name": (
+        lambda: record(
+            member("././@LongLink", b"sys/x", type=tarfile.GNUTYPE_LONGNAME),
+            member("x", type=tarfile.SYMTYPE, linkname="nowhere"),
+        ),
+        "'sys/x' is not a plain file",
+    ),
     "a-link": (lambda: record(member("sys/x", type=tarfile.SYMTYPE, linkname="/")), "plain file"),
     "sparse": (lambda: record(member("sys/x", type=tarfile.GNUTYPE_SPARSE)), "."),
     "a-large-file": (lambda: record(member("sys/x", b"1" * (LARGEST + 1))), "more than 65536"),
