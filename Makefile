@@ -69,7 +69,7 @@ test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
 
-lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, lines per room, generated code
+lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, statements per room, generated code
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy

@@ -26,7 +26,7 @@ def _count(*_: object) -> None:
     counted = {
         "tasks": len(asyncio.all_tasks()),
         "objects": len(gc.get_objects()),
-        "lines": sum(len(file.read_text().splitlines()) for file in _loaded()),
+        "modules": sorted(map(str, _loaded())),
     }
     new = credentials.DIRECTORY.with_name(f"{COUNTED}.new")
     new.write_text(json.dumps(counted))

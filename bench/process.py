@@ -65,8 +65,8 @@ class Inside:
     """Of its event loop, that have not ended."""
     objects: int
     """That its garbage collector knows, garbage that it has not collected yet among them."""
-    lines: int
-    """Of the package's modules that it has loaded, but for the generated ones."""
+    modules: list[str]
+    """Files of the package that it has loaded, but for the generated ones."""
 
 
 @dataclass(frozen=True)
