@@ -9,6 +9,8 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -71,7 +73,7 @@ class _Connection:
 
     def __init__(self, credentials: Credentials) -> None:
         """Raises OSError: a file with a certificate or key is missing or damaged."""
-        from aiohttp import ClientSession, UnixConnector
+        from aiohttp import ClientSession, DummyCookieJar, UnixConnector
         from kubernetes_asyncio.client import ApiClient
 
         self.credentials = credentials
@@ -87,7 +89,12 @@ class _Connection:
         # The library's own session has `trust_env`: with a line for this server in ~/.netrc, which
         # kubectl does not read either, every call would fail.
         rest.pool_manager.detach()
-        rest.pool_manager = ClientSession(connector=connector)
+        # A page that is read through `kubectl proxy` is another's: its cookies would go to all.
+        session = ClientSession(connector=connector, cookie_jar=DummyCookieJar())
+        # The library follows redirects, with these credentials, to wherever an answer says.
+        rest.pool_manager = SimpleNamespace(
+            request=partial(session.request, allow_redirects=False), close=session.close
+        )
 
     @contextlib.asynccontextmanager
     async def sent(self, request: Request[Any], node: str | None) -> AsyncIterator[ClientResponse]:

@@ -84,6 +84,11 @@ _BY_STATUS = {
 }
 """The kind and the remedy of each status, for `str.format`."""
 _BY_CLASS = {
+    3: (
+        ErrorKind.GARBAGE,
+        "no redirect is followed, as it would take your rights there: "
+        f"{IS_IT_KUBERNETES}, or log in again",
+    ),
     4: (ErrorKind.REFUSED, "check admission policies, and whether its version knows this"),
     5: (ErrorKind.SERVER, "check the log of the API server, or of a proxy before it"),
 }
@@ -163,6 +168,8 @@ def answered(
     what = f"cannot {request}: {server(credentials)} answered {status} {responses.get(status, '')}"
     what = what.rstrip()
     what += f" ({said})" if said else ""
+    if location := headers.get("Location"):
+        what += f" that leads to {one_line(location)}"
     kind, remedy = _BY_STATUS.get(status) or _BY_CLASS.get(status // 100) or _OTHERS
     if kind is ErrorKind.NOT_FOUND:
         remedy = _NOT_FOUND.get(request.kind, remedy)

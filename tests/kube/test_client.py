@@ -13,6 +13,7 @@ from npu_agent.kube import Api, ApiError, ErrorKind, credentials, dra, node
 from tests.kube.helpers import (
     DEADLINE,
     NODE,
+    SLICE,
     Authority,
     Reply,
     Server,
@@ -143,13 +144,38 @@ async def test_no_more_than_the_beginning_of_an_error_is_read(server: Server, ap
         await stopped.wait()
 
 
-async def test_a_redirect_takes_no_token_to_another_server(server: Server, api: Api) -> None:
-    async with serving(says("<html>log in")) as elsewhere:
-        server.replies = [says("", 307, {"Location": f"{elsewhere.url}/login"})]
-        error = await trouble(api)
-        assert error.kind is ErrorKind.GARBAGE
-        assert server.tokens == ["Bearer secret"]
-        assert elsewhere.tokens == [None]
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed(server: Server, api: Api, code: int) -> None:
+    """It would be asked for with these credentials: by `kubectl proxy` they are a person's."""
+    server.replies = [says("", code, {"Location": f"{server.url}/api/v1/secrets"})]
+    error = await trouble(api)
+    assert error.kind is ErrorKind.GARBAGE
+    assert f"that leads to {server.url}/api/v1/secrets: no redirect is followed" in str(error)
+    for call in (
+        dra.list_slices(api, "n1", "d"),
+        dra.apply_slice(api, SLICE),
+        dra.delete_slice(api, "s"),
+        follows(api),
+    ):
+        with pytest.raises(ApiError, match="no redirect is followed"):
+            await call
+    assert "/api/v1/secrets" not in [asked.path for asked in server.asked]
+    assert len(server.asked) == 5
+
+
+async def follows(api: Api) -> None:
+    async with api.watch(dra.watch_slices("n1", "d"), "1", 60.0):
+        pass
+
+
+async def test_no_answer_sets_a_cookie(server: Server, tmp_path: Path) -> None:
+    """By `kubectl proxy` the pages of all agents are one host's."""
+    server.replies = [says(NODE, 200, {"Set-Cookie": "a=b; Path=/"})]
+    named = server.url.replace("127.0.0.1", "localhost")  # an address is given none
+    async with client(kubeconfig(tmp_path, named)) as api:
+        await node.read(api, "n1")
+        await node.read(api, "n1")
+    assert ["Cookie" in asked.headers for asked in server.asked] == [False, False]
 
 
 async def test_something_that_is_no_http(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def body(message: str) -> bytes:
         (429, "too many requests", ErrorKind.TOO_MANY, ["429", "the agent retries"]),
         (500, "no leader", ErrorKind.SERVER, ["500", "no leader", "log of the API server"]),
         (599, "what", ErrorKind.SERVER, ["answered 599 (what)"]),
-        (302, "", ErrorKind.GARBAGE, ["302 Found: check that this is a Kubernetes API server"]),
+        (302, "", ErrorKind.GARBAGE, ["302 Found: no redirect is followed", "log in again"]),
     ],
 )
 def test_statuses(status: int, message: str, kind: ErrorKind, words: list[str]) -> None:
@@ -74,6 +74,13 @@ def test_an_apply_needs_the_right_to_patch() -> None:
     said = str(answered(request, 403, {}, body(RBAC), HERE))
     assert "cannot apply ResourceSlice s: " in said
     assert "no right to patch resourceslices" in said
+
+
+def test_a_redirect_says_where_it_leads() -> None:
+    location = "https://login\x1b[2J.example/" + "x" * 1000
+    said = str(answered(GET, 307, {"Location": location}, b"", HERE))
+    assert "307 Temporary Redirect that leads to https://login?[2J.example/xx" in said
+    assert len(said) < 1000
 
 
 def test_a_proxys_page_is_words() -> None:

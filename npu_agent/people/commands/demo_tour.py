@@ -120,7 +120,8 @@ class Tour:
         address = await self.address()
         yield f"the status page: http://{address}/"
         yield f"the metrics:     http://{address}/metrics"
-        async with ClientSession() as session, session.get(f"http://{address}/metrics") as answer:
+        url = f"http://{address}/metrics"
+        async with ClientSession() as session, session.get(url, allow_redirects=False) as answer:
             lines = (await answer.text()).splitlines()
         for line in lines:
             if line.startswith(f"{name}{{"):

@@ -67,6 +67,8 @@ async def serving(signed: Authority) -> AsyncIterator[Asked]:
             if name.startswith("Impersonate") or name == "Authorization"
         }
         asked.append((request.path, who))
+        if request.path.endswith("/proxy/page"):
+            raise web.HTTPFound("http://localhost/api/v1/secrets")
         kind = "PodList" if request.path.endswith("/pods") else "APIVersions"
         return web.json_response({"kind": kind, "metadata": {}})
 
@@ -213,6 +215,21 @@ async def test_a_login_program_that_hangs_ends_at_a_deadline(
     with pytest.raises(ApiError, match=r"has not answered within 2 s") as caught:
         await ask()
     assert caught.value.kind is ErrorKind.TIMEOUT
+
+
+@real
+async def test_a_page_leads_nowhere_else_with_a_persons_rights(
+    tmp_path: Path, signed: Authority
+) -> None:
+    """Through kubectl's socket each host that a redirect names is the API server."""
+    async with serving(signed) as asked:
+        path = kubeconfig(tmp_path, "", cluster=asked.cluster)
+        flags = (f"--kubeconfig={path}",)
+        async with asyncio.timeout(DEADLINE), through_kubectl(flags) as (api, _):
+            page = Request("get", "Pod", object, namespace="n", name="p:", subresource="proxy/page")
+            with pytest.raises(ApiError, match="leads to http://localhost/api/v1/secrets: no redi"):
+                await api.ask(page)
+        assert "/api/v1/secrets" not in [path for path, _ in asked]
 
 
 @real

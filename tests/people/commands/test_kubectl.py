@@ -64,6 +64,7 @@ class Cluster:
     page: Any = None
     """In place of `PAGE`."""
     asked: list[web.Request] = field(default_factory=list)
+    url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)
@@ -165,8 +166,8 @@ def example() -> dict[str, list[Json]]:
 @pytest.fixture
 async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     found = Cluster(example())
-    async with served(found.answer) as url:
-        reach(url, monkeypatch)
+    async with served(found.answer) as found.url:
+        reach(found.url, monkeypatch)
         yield found
 
 
@@ -270,6 +271,17 @@ async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None
     with pytest.raises(CommandError, match=r"cannot get .*npu-viewer\.yaml") as caught:
         await asyncio.to_thread(kubectl.main, kubectl.parser().parse_args(("node", "n2")))
     assert "doctor" not in str(caught.value)
+
+
+async def test_a_page_that_redirects_is_not_followed(cluster: Cluster) -> None:
+    """It would be read with the person's rights: through kubectl's socket all is one host."""
+    secrets = f"{cluster.url}/api/v1/secrets"
+    cluster.instead[f"agent-1:/{PROXY}"] = says("", 302, {"Location": secrets})
+    text = await shown("pods", "-A")
+    assert "dra" in text
+    assert "of Node n1: cannot get the proxy/status.json of Pod " in text
+    assert f"answered 302 Found that leads to {secrets}: no redirect is followed" in text
+    assert "/api/v1/secrets" not in [request.path for request in cluster.asked]
 
 
 @pytest.mark.usefixtures("cluster")
