@@ -82,7 +82,7 @@ class _Connection:
         self.calls = 0
         self._client = ApiClient(credentials.configuration)
         self._client.user_agent = USER_AGENT
-        rest = self._client.rest_client
+        rest: Any = self._client.rest_client
         connector = rest.pool_manager.connector
         if credentials.socket:
             connector = UnixConnector(str(credentials.socket))

@@ -86,8 +86,7 @@ _BY_STATUS = {
 _BY_CLASS = {
     3: (
         ErrorKind.GARBAGE,
-        "no redirect is followed, as it would take your rights there: "
-        f"{IS_IT_KUBERNETES}, or log in again",
+        f"no redirect is followed, as rights would go with it: {IS_IT_KUBERNETES}, or log in again",
     ),
     4: (ErrorKind.REFUSED, "check admission policies, and whether its version knows this"),
     5: (ErrorKind.SERVER, "check the log of the API server, or of a proxy before it"),
