@@ -164,7 +164,9 @@ def test_every_file_fits_the_schemas(version: str) -> None:
 def test_every_container_has_no_more_than_it_needs() -> None:
     seen = set()
     for name, pod in pods():
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        # Jobs on RNGD need io_uring, which the default profile filters.
+        profile = "Unconfined" if name.endswith("-example") else "RuntimeDefault"
+        assert pod["securityContext"]["seccompProfile"] == {"type": profile}, name
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
         for container in pod["containers"] + pod.get("initContainers", []):
             seen.add(name)

@@ -98,6 +98,10 @@ class Profile:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
     cdi_kinds: tuple[str, ...]
     """As `Access.cdi_kind`."""
+    io_uring: tuple[str, ...] = ()
+    """Families whose jobs cannot start without io_uring."""
+    host_nodes: tuple[tuple[str, str], ...] = ()
+    """Nodes of the host below /dev that some jobs on these families open, and which do."""
 
 
 class LabelSource(enum.Enum):

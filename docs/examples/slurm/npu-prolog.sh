@@ -4,6 +4,7 @@
 indexes=$(scontrol show job -d "$SLURM_JOB_ID" | grep -oP 'npu[^ ]*\(IDX:\K[0-9,-]+' | tr ',' '\n')
 for range in $indexes; do
     for n in $(seq "${range%-*}" "${range#*-}"); do
-        podman run --rm --device "furiosa.ai/npu=npu$n" IMAGE npu-agent verify --expect 1 || exit 1
+        podman run --rm --security-opt seccomp=unconfined --device "furiosa.ai/npu=npu$n" \
+            IMAGE npu-agent verify --expect 1 || exit 1
     done
 done

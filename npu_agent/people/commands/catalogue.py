@@ -148,8 +148,9 @@ COMMANDS["doctor"] = Command.of(
 )
 
 COMMANDS["verify"] = Command.of(
-    """Check, inside a container, that it sees exactly its allocated NPUs.
+    """Check, inside a container, that a job can run on its allocated NPUs.
 
+    Opens the device nodes, and tries io_uring where jobs on the card need it.
     Run it before the workload: opening a core occupies it for that moment.
 
     Examples:

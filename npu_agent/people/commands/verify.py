@@ -1,7 +1,7 @@
-"""`npu-agent verify`: whether this container has the NPUs that it was granted, and no others.
+"""`npu-agent verify`: whether a job can run in this container, on the NPUs that it was granted.
 
 What a container is granted is computed by `npu_agent.core.offer`, as the agent does it: so the two
-cannot differ.
+cannot differ. Whether the kernel lets a job use it is tried, as only the container itself can.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from npu_agent.cli import FAILED, host_root
+from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.core.advice import advice
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
+from npu_agent.core.vendor import Profile
+from npu_agent.people import iouring
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import quiet
 from npu_agent.people.doctor.check import Check, State, failed
@@ -35,13 +37,22 @@ _NOT_GIVEN = (
 )
 
 
+_OUTSIDE = (
+    "this is no container with an NPU: {variables} are not set. verify shows whether a job can run "
+    "where it would run: put it into a Pod that requests an NPU, as in k8s/verify.gotmpl. On a "
+    "node, `npu-agent doctor` checks the agent"
+)
+
 Named = tuple[int, CoreRange]
 """Number of a card and some of its cores, as the environment names them, without the family."""
 
 
 def main(args: argparse.Namespace) -> int:
-    """Exit code 1 if anything is wrong."""
+    """Exit code 1 if a job could not run as it is, 2 outside of a container with NPUs."""
     quiet(args)
+    variables = [name for vendor in VENDORS for name, _ in vendor.profile.environment]
+    if args.expect is None and not any(os.environ.get(name) for name in variables):
+        raise CommandError(_OUTSIDE.format(variables=" and ".join(variables)), WRONG)
     checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
     if view.is_data(args):
         print(view.data([check.as_json() for check in checks], args))
@@ -97,7 +108,30 @@ async def verify(
     for lines in opened:
         checks += lines
     checks.append(_others(cards, granted))
+    for vendor in named_by:
+        held = {card.family for card in granted if card.family in vendor.spec.families}
+        checks += _beyond_cards(root, vendor.profile, held)
     return tuple(checks)
+
+
+def _beyond_cards(root: Path, profile: Profile, families: set[str]) -> Iterator[Check]:
+    """What jobs on cards of these families need, and no device node of a card gives."""
+    if families.isdisjoint(profile.io_uring):
+        return
+    yield iouring.verdict(root)
+    for node, users in profile.host_nodes:
+        name = f"/dev/{node}"
+        try:
+            _open(root / "dev" / node, root)
+        except OSError as error:
+            detail = f"{error.strerror or 'is not a character device'}: {users}"
+            remedy = (
+                "if this job is one: who installed the agent sets "
+                f"`containers: {{deviceNodes: [{name}]}}` in its config"
+            )
+            yield Check(name, State.NOTE, detail, remedy)
+        else:
+            yield Check(name, State.OK, "opens for reading and writing")
 
 
 def promised(

@@ -34,4 +34,9 @@ PROFILE = Profile(
     identities=("device_sn", "device_uuid", "soc_id", "soc_uid"),
     environment=ENVIRONMENT,
     cdi_kinds=(CDI_KIND,),
+    # "RNGD driver relies on these syscalls": the vendor's page on containers, SDK 2026.3.
+    io_uring=("rngd",),
+    host_nodes=(
+        ("dma_heap/system", "programs made with furiosa-opt take all host memory from it"),
+    ),
 )

@@ -18,6 +18,7 @@ import pytest
 
 from npu_agent.core.hardware import CardState
 from npu_agent.kubelet.wire import v1beta1 as wire
+from npu_agent.people import iouring
 from npu_agent.people.commands import verify as room
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.simulator.tree import STATE_DIR
@@ -46,7 +47,7 @@ class Container:
         return {
             name: f"{check.detail}; {check.remedy}"
             for name, check in self.checks(expect).items()
-            if check.state is not State.OK
+            if check.state is State.WRONG
         }
 
     def node(self, path: str) -> Path:
@@ -82,6 +83,12 @@ GRANTS: dict[str, tuple[tuple[str, ...], tuple[CardState, ...], int | None]] = {
     "a core of an RNGD": (("RNGD-3_cores_5",), RNGDS, 1),
     "without a fused node": (("W",), (state("warboy", 0, id_="W", missing=("pe0-1",)),), None),
 }
+
+
+@pytest.fixture(autouse=True)
+def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a Pod that may use io_uring, wherever the tests run: test_iouring.py has the calls."""
+    monkeypatch.setattr(iouring, "refused", dict)
 
 
 @pytest.fixture
@@ -276,7 +283,41 @@ def test_real_character_devices(warboy: Container) -> None:
     assert warboy.failures() == {}
 
 
+# --- what a job needs beyond its cards
+
+
+def test_io_uring_is_needed_by_jobs_on_rngd_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iouring, "refused", lambda: {"io_uring_setup": errno.EPERM})
+    for name, lines in (("an RNGD", ["io_uring"]), ("a core of an RNGD", ["io_uring"])):
+        (tmp_path / name).mkdir()
+        assert list(given(tmp_path / name, name).failures()) == lines
+    (tmp_path / "warboy").mkdir()
+    warboy = given(tmp_path / "warboy", "a Warboy")
+    assert not {"io_uring", "/dev/dma_heap/system"} & warboy.checks().keys()
+
+
+def test_the_dma_heap_is_a_note(tmp_path: Path) -> None:
+    container = given(tmp_path, "an RNGD")
+    note = container.checks()["/dev/dma_heap/system"]
+    assert note.state is State.NOTE
+    assert "deviceNodes: [/dev/dma_heap/system]" in note.remedy
+    container.node("dma_heap/system")
+    assert container.checks()["/dev/dma_heap/system"].state is State.OK
+
+
 # --- the command
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "json")])
+def test_outside_of_a_container_with_npus(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code, out, err = ran("verify", "--host-root", tmp_path, *options)
+    assert (code, out) == (2, "")
+    assert "NPU_DEVNAME and FURIOSA_DEVICES are not set" in err
+    assert "k8s/verify.gotmpl" in err
+    code, out, _ = ran("verify", "--host-root", tmp_path, "--expect=1")
+    assert code == 1, "with a number to expect it is in such a container"
 
 
 def test_the_command(warboy: Container) -> None:
