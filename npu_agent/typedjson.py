@@ -22,7 +22,7 @@ class InvalidJsonError(ValueError):
     """
 
 
-def decode(document: bytes | str, type_: type[T]) -> T:
+def decode(document: bytes | str | msgspec.Raw, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(document, type=type_)
     except (ValueError, RecursionError) as error:

@@ -606,6 +606,16 @@ def _of_slices(driver: DraState) -> Iterator[Note]:
             severity="critical",
             command=_DOCTOR,
         )
+    if slices.foreign:
+        yield Note(
+            "dra",
+            f"{what}: another client makes ResourceSlices for this node, in another pool "
+            f"({slices.foreign})",
+            remedy="find slices of other owners with doctor; delete them, and their owner's right "
+            "to write them",
+            runbook="npudrapreparefailing",
+            command=_DOCTOR,
+        )
 
 
 def _of_tls(state: AgentState) -> Iterator[Note]:

@@ -96,6 +96,8 @@ class SlicesState:
     incomplete: bool = False
     """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
     nothing of such a pool."""
+    foreign: str = ""
+    """Names of slices that another client made for this driver and node, in another pool."""
     trouble: str | None = None
     """Why they cannot be published, or not be watched, with the remedy."""
     dropped: tuple[str, ...] = ()

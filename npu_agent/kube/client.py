@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,7 +24,7 @@ from npu_agent.kube.request import METADATA, Request
 from npu_agent.logs import logger
 from npu_agent.text import one_line
 from npu_agent.threads import DaemonThread
-from npu_agent.typedjson import InvalidJsonError, convert, decode
+from npu_agent.typedjson import InvalidJsonError, decode
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -61,7 +60,11 @@ class WatchEvent(NamedTuple):
 
 class _Event(msgspec.Struct, frozen=True):
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: dict[str, Any]
+    object: msgspec.Raw
+
+
+class _Code(msgspec.Struct, frozen=True):
+    code: int = 500
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -394,13 +397,16 @@ async def _body(response: ClientResponse, most: int) -> bytes:
         body += chunk
         if len(body) >= most:
             break
-    return bytes(body[:most])
+    del body[most:]  # in place: a list may be large, and a copy as well
+    return bytes(body)
 
 
 def read_answer(request: Request[T], body: bytes, credentials: Credentials | None) -> T:
     """Returns the object of an answer; raises ApiError if it is not of the expected kind."""
+    remedy = errors.IS_IT_KUBERNETES
     if len(body) > request.largest:
         trouble = f"more than {request.largest} bytes"
+        remedy = errors.TOO_LONG.get(request.kind, remedy)
     else:
         try:
             kind = request.answers and decode(body, _Object).kind
@@ -414,7 +420,7 @@ def read_answer(request: Request[T], body: bytes, credentials: Credentials | Non
                     raise errors.unusable(request, error) from error
             trouble = f"{one_line(kind)} instead of {request.answers}"
     what = f"cannot {request}: {errors.server(credentials)} answered with {trouble}"
-    raise ApiError(what, errors.IS_IT_KUBERNETES, kind=ErrorKind.GARBAGE)
+    raise ApiError(what, remedy, kind=ErrorKind.GARBAGE)
 
 
 def read_event(request: Request[Any], line: bytes, credentials: Credentials | None) -> WatchEvent:
@@ -422,12 +428,11 @@ def read_event(request: Request[Any], line: bytes, credentials: Credentials | No
     try:
         event = decode(line, _Event)
         if event.type != "ERROR":
-            version = convert(event.object, Versioned).metadata.resource_version
+            version = decode(event.object, Versioned).metadata.resource_version
             is_bookmark = event.type == "BOOKMARK"
-            value = None if is_bookmark else convert(event.object, request.answer)
+            value = None if is_bookmark else decode(event.object, request.answer)
             return WatchEvent(event.type, version, value)
+        status = decode(event.object, _Code).code
     except InvalidJsonError as error:
         raise errors.unusable(request, error) from error
-    code = event.object.get("code")
-    status = code if isinstance(code, int) else 500
-    raise errors.answered(request, status, {}, json.dumps(event.object).encode(), credentials)
+    raise errors.answered(request, status, {}, bytes(event.object), credentials)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -11,15 +11,28 @@ from msgspec.structs import replace
 from npu_agent.core.pool import UID
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
-from npu_agent.kube.objects import Meta, Name, ResourceClaim, ResourceSlice, Results, Versioned
+from npu_agent.kube.objects import (
+    Meta,
+    Name,
+    Pool,
+    ResourceClaim,
+    ResourceSlice,
+    Results,
+    Struct,
+    Versioned,
+)
 from npu_agent.kube.request import Request
-from npu_agent.typedjson import InvalidJsonError, convert
+from npu_agent.typedjson import InvalidJsonError, convert, decode
+
+T = TypeVar("T")
 
 Slice = Mapping[str, Any]
 
-_LARGEST_LIST = 16 * 2**20
+_LARGEST_LIST = 8 * 2**20
 """Bytes: 170 cards of eight cores in parts are 2 MiB. Read whole: for pages (``limit``) API servers
 before 1.36 read the slices of all nodes from etcd."""
+_LARGEST_POOL = 4 * 2**20
+"""Bytes of a pool's slices that are decoded, which takes some ten times as much memory."""
 
 
 async def served(api: Api) -> bool:
@@ -69,28 +82,67 @@ class Listing(NamedTuple):
     """The slices at one moment."""
 
     slices: Mapping[str, Slice]
-    """By name."""
+    """Those of the node's pool, by name. Beyond 4 MiB, which no agent writes, one has only what
+    `SliceHead` has of it: so it differs from whatever is wanted."""
+    foreign: tuple[str, ...]
+    """The names of those in another pool, which are not the agent's."""
     resource_version: str
     """A watch begins there."""
 
 
+class _HeadMeta(Struct, frozen=True):
+    name: str
+    resource_version: str
+
+
+class _HeadPool(Pool, frozen=True):
+    resource_slice_count: int
+
+
+class _HeadSpec(Struct, frozen=True):
+    pool: _HeadPool
+
+
+class SliceHead(Struct, frozen=True):
+    """A ResourceSlice without its devices, which others may have made large."""
+
+    metadata: _HeadMeta
+    spec: _HeadSpec
+
+
 class _List(Versioned, frozen=True):
-    items: list[dict[str, Any]] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 async def list_slices(api: Api, node: str | None, driver: str) -> Listing:
-    """The slices of a driver on a node, or on all; NOT_FOUND without resource.k8s.io/v1."""
+    """The slices of a driver on a node, or on all; NOT_FOUND without resource.k8s.io/v1.
+
+    Who may write ResourceSlices can make many for this node: what is not used is not decoded.
+    """
     query = _of(node, driver)
     request = Request("list", "ResourceSlice", _List, query=query, largest=_LARGEST_LIST)
     answer = await api.ask(request)
-    checked = [_checked(request, item) for item in answer.items or ()]
-    slices = {item["metadata"]["name"]: item for item in checked}
-    return Listing(slices, answer.metadata.resource_version)
+    slices: dict[str, Slice] = {}
+    foreign: list[str] = []
+    room = _LARGEST_POOL
+    for item in answer.items or ():
+        head = _decoded(request, item, SliceHead)
+        name = head.metadata.name
+        if node and head.spec.pool.name != node:
+            foreign.append(name)
+            continue
+
+        room -= memoryview(item).nbytes
+        if room < 0:
+            slices[name] = msgspec.to_builtins(head)
+        else:
+            slices[name] = _checked(request, _decoded(request, item, dict[str, Any]))
+    return Listing(slices, tuple(foreign), answer.metadata.resource_version)
 
 
 def watch_slices(node: str, driver: str) -> Request[Any]:
     """Returns the request for `follow`: the slices, as far as they are read here."""
-    return Request("watch", "ResourceSlice", ResourceSlice, query=_of(node, driver))
+    return Request("watch", "ResourceSlice", SliceHead, query=_of(node, driver))
 
 
 async def apply_slice(api: Api, slice_: Slice) -> Slice:
@@ -103,7 +155,14 @@ async def apply_slice(api: Api, slice_: Slice) -> Slice:
 async def delete_slice(api: Api, name: str) -> bool:
     """Deletes a slice; returns whether there was one."""
     # The API server answers with what it has deleted.
-    return await api.exists(Request("delete", "ResourceSlice", dict, name=name))
+    return await api.exists(Request("delete", "ResourceSlice", SliceHead, name=name))
+
+
+def _decoded(request: Request[Any], item: msgspec.Raw, type_: type[T]) -> T:
+    try:
+        return decode(item, type_)
+    except InvalidJsonError as error:
+        raise unusable(request, error) from error
 
 
 def _checked(request: Request[Any], item: dict[str, Any]) -> dict[str, Any]:

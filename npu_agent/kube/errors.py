@@ -72,6 +72,13 @@ _NOT_FOUND = {
     "ResourceClaim": "the claim was deleted",
     "ResourceSlice": _NO_DRA,
 }
+TOO_LONG = {
+    "ResourceSlice": (
+        "delete those that npu-agent has not made: `kubectl get resourceslices "
+        "--field-selector spec.nodeName=NODE,spec.driver=DRIVER`"
+    )
+}
+"""The remedy for a list that is longer than anything of ours, by kind."""
 _BY_STATUS = {
     401: (ErrorKind.UNAUTHORIZED, _UNKNOWN),
     403: (ErrorKind.FORBIDDEN, _NO_RIGHT),

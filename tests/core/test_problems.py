@@ -228,6 +228,7 @@ def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
     assert found(SlicesState(published=True, incomplete=True)) == ["npudrapoolincomplete"]
     assert found(SlicesState(incomplete=True)) == ["npudraslicesnotpublished"]
     assert found(SlicesState(published=True)) == []
+    assert found(SlicesState(published=True, foreign="a")) == ["npudrapreparefailing"]
 
 
 def test_that_cards_are_simulated_is_noted() -> None:
@@ -327,7 +328,7 @@ def troubled() -> Scene:
         dra=(
             driver(phase=SessionPhase.BLOCKED, reason="why"),
             driver(slices=SlicesState()),
-            driver(slices=SlicesState(published=True, incomplete=True)),
+            driver(slices=SlicesState(published=True, incomplete=True, foreign="a")),
         ),
         timeline=Timeline().left([well(4)], [], time.monotonic()),
     )
@@ -337,7 +338,7 @@ def troubled() -> Scene:
 
 def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
     notes = problems(troubled().state())
-    assert len(notes) == 13
+    assert len(notes) == 14
     assert all(note.runbook and note.command for note in notes)
     assert [note.text for note in notes if not note.remedy] == [
         f"DRA driver {DRIVER}: its cards are not published yet",
@@ -446,7 +447,7 @@ def test_a_problem_is_as_severe_as_its_alert() -> None:
     severities = {rule["alert"].lower(): rule["labels"]["severity"] for rule in rules}
     seen = {note.runbook: note.severity for note in problems(troubled().state())}
     without_alert = {"a-node-offers-no-npus-or-too-few"}
-    assert len(seen.keys() - without_alert) == 11
+    assert len(seen.keys() - without_alert) == 12
     assert seen.items() - severities.items() == {(name, "warning") for name in without_alert}
 
 

@@ -21,6 +21,7 @@ from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.slices import Plan, Slice
+from npu_agent.text import listed
 from npu_agent.ticks import set_within
 
 log = logger(__name__)
@@ -154,10 +155,18 @@ class SlicePublisher:
         self._clean = dirty
         self.live.publish(listing.slices)
         self._note("list", None)
-        self._change(incomplete=slices.is_incomplete(listing.slices))
+        foreign = listed(sorted(listing.foreign))
+        if foreign and foreign != self.state.value.foreign:
+            log.warning("ResourceSlices of another pool are ignored", slices=foreign)
+        self._change(incomplete=slices.is_incomplete(listing.slices), foreign=foreign)
         return listing.resource_version
 
     def _see(self, event: WatchEvent) -> None:
+        if event.object.spec.pool.name != self._node_name:
+            if event.type != "MODIFIED":
+                self._check()
+            return
+
         known = (self.live.value or {}).get(event.object.metadata.name)
         version = known and known["metadata"].get("resourceVersion")
         if known if event.type == "DELETED" else version != event.version:

@@ -23,6 +23,7 @@ from npu_agent.people.doctor.check import (
     wrong,
 )
 from npu_agent.people.doctor.host import usable
+from npu_agent.text import NAMED
 
 _MOST_SLICES = 64
 _FIND = "kubectl get daemonsets -A | grep -i -e dra -e npu"
@@ -115,12 +116,14 @@ def existing(path: Path) -> Path:
 async def _slices(context: Context, driver: str) -> Check:
     node = node_name(context)
     async with context.api_server() as api:
-        published = (await dra.list_slices(api, node, driver)).slices
+        listing = await dra.list_slices(api, node, driver)
+    published = listing.slices
     ours = {slices.name(at, driver, node) for at in range(_MOST_SLICES)}
-    if theirs := sorted(published.keys() - ours):
+    if theirs := sorted({*published, *listing.foreign} - ours):
+        named = " ".join(theirs[:NAMED])
         return wrong(
             f"{theirs[0]} is not npu-agent's: a second driver publishes as {driver} on this node",
-            f"delete that driver, and then: kubectl delete resourceslice {' '.join(theirs)}",
+            f"delete that driver, and then: kubectl delete resourceslice {named}",
             _FIND,
         )
     if not published:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -22,7 +23,7 @@ from npu_agent.outputs.dra.publisher import SlicePublisher, SliceTiming
 from npu_agent.people.simulator.apiserver import NODES
 from tests.kube.apiserver import COUNTERS, FaultyApiServer
 from tests.kube.helpers import Reply, drops, says, status
-from tests.outputs.dra.api import DRIVER, NODE, cluster, pools
+from tests.outputs.dra.api import DRIVER, NODE, api_server, cluster, pools
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
 from tests.outputs.helpers import bare_pool
 from tests.until import first, until
@@ -193,6 +194,32 @@ async def test_more_cards_than_one_slice_holds_and_fewer_again(tmp_path: Path) -
 
 
 # What others do.
+
+
+async def test_slices_of_another_pool_are_left_alone_and_named(tmp_path: Path) -> None:
+    """Our policy lets the agent delete none of them: it would try for ever, and publish nothing."""
+    server = api_server()
+    server.slices["theirs"] = slice_of("theirs", 1)
+    async with running(tmp_path, rngd(2), server) as world:
+        await until(lambda: world.state.foreign == "theirs")
+        await until(lambda: world.state.published)
+        await world.watching()
+        assert world.server.writes == [f"apply {NAME}"]
+
+        world.server.put("theirs", **slice_of("theirs", 2)["spec"])
+        world.server.put("more", **slice_of("more", 1)["spec"])
+        await until(lambda: world.state.foreign == "more, theirs")
+        for name in ("more", "theirs"):
+            world.server.delete(name)
+        await until(lambda: not world.state.foreign)
+        assert world.server.writes == [f"apply {NAME}"]
+
+
+def slice_of(name: str, generation: int) -> dict[str, Any]:
+    pool = {"name": "theirs", "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": []}
+    metadata = {"name": name, "resourceVersion": "1"}
+    return {"kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 async def test_slices_that_are_deleted_are_back(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def troubled() -> Scene:
         dra=(
             driver(phase=SessionPhase.BLOCKED, reason="why"),
             driver(slices=SlicesState(trouble="forbidden")),
-            driver(slices=SlicesState(published=True, incomplete=True)),
+            driver(slices=SlicesState(published=True, incomplete=True, foreign="a")),
         ),
     )
 
@@ -359,6 +359,7 @@ def test_each_problem_has_its_steps_in_the_runbook(language: str) -> None:
         *("npucardunhealthy", "nputemperaturehigh", "nputemperaturecritical", "npureadingsstale"),
         *("npucardmissing", "npuresourcenotregistered", "npuconfigrejected"),
         *("npudranotregistered", "npudraslicesnotpublished", "npudrapoolincomplete"),
+        "npudrapreparefailing",
         "npulabelsnotapplied",
         *("npuconfigwaitsforrestart", "a-node-offers-no-npus-or-too-few"),
     } == steps

@@ -112,6 +112,16 @@ BREAKS = {
         "n1-npu.furiosa.ai-x7k2p is not npu-agent's",
         "kubectl delete resourceslice n1-npu.furiosa.ai-x7k2p",
     ),
+    "somebody else's pool": Break(
+        lambda node: node.api.put(
+            "x7k2p",
+            driver=DRIVER,
+            pool={"name": "theirs", "generation": 1, "resourceSliceCount": 1},
+        ),
+        SLICES,
+        "x7k2p is not npu-agent's",
+        "kubectl delete resourceslice x7k2p",
+    ),
     "no slices": Break(
         lambda node: node.api.delete(), SLICES, "none, though an agent serves", "its log"
     ),
