@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,21 @@ from npu_agent.config import MetricsConfig
 from npu_agent.config.schema import AllocationConfig, LabelsConfig, ResourceSpec
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.pool import ClaimRef
-from npu_agent.core.problems import unready
+from npu_agent.core.problems import problems, unready
 from npu_agent.core.state import SessionPhase
+from npu_agent.core.vendor import Entry
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.record import RECORD
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1
 from npu_agent.outputs.condition import condition
 from npu_agent.outputs.dra import claims, driver, slices
+from npu_agent.outputs.labels.outputs import FILE as FEATURES
 from npu_agent.people import simulator
 from npu_agent.people.simulator.apiserver import GROUP, served
 from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import drops, kubeconfig
 from tests.kubelet.kubelet import FaultyKubelet
@@ -203,6 +207,38 @@ def _as_template(live: dict[str, Any], left_out: list[str], **pool: int) -> dict
         for name in left_out:
             del device["attributes"][name]
     return found
+
+
+async def test_while_the_first_search_for_cards_is_late_no_output_says_that_there_are_none(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room.node.cards("warboy=2")
+    features = room.node.root / FEATURES
+    features.parent.mkdir(parents=True)
+    quiet: dict[str, Any] = {**NOTHING_ELSE, "labels": LabelsConfig(output="nfd")}
+    async with room.node.agent(allocation=DRA, **quiet):
+        await room.free(*NAMES)
+        await until(features.exists)
+    written, labels = dict(room.cluster.slices), features.read_bytes()
+    search, go_on = Furiosa.scan, threading.Event()
+
+    def late(self: Furiosa) -> tuple[Entry, ...]:
+        go_on.wait(30)
+        return search(self)
+
+    monkeypatch.setattr(Furiosa, "scan", late)
+    async with room.node.agent(allocation=DRA, **quiet) as agent:
+        await first(agent.inventory.snapshots, lambda now: now.skipped)
+        await first(agent.allocator.asked, bool)  # then it plans
+        await agent.allocator.replan()
+        assert agent.allocator.pools[DRIVER].offered.value is None
+        assert condition(agent.state(), 2) is None
+        assert reasons(agent)
+        assert any("searched for cards" in note.text for note in problems(agent.state()))
+        go_on.set()
+        await until(lambda: reasons(agent) == [])
+    assert room.cluster.slices == written
+    assert features.read_bytes() == labels
 
 
 async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:

@@ -319,7 +319,8 @@ class Snapshot:
     cards: tuple[CardState, ...] = ()
     skipped: tuple[SkippedDevice, ...] = ()
     complete: bool = False
-    """Whether every card of the first scan has been read or has missed its deadline."""
+    """Whether cards were searched for, and every card of the first search was read or does not
+    answer. Before that no output may act as if there were no cards."""
 
     def without_readings(self) -> Snapshot:
         """A copy without the values that change all the time."""

@@ -239,7 +239,9 @@ class CardWatch:
         now = time.monotonic()
         self.due = now + until_tick(settings.health_interval)
         if self._known is None:
-            self.view = View(skipped=_unread(self.entry, late))
+            # One late read is no fault here either: at first all wait for its identity.
+            if self.failures["hung"] >= settings.policy.failures:
+                self.view = View(skipped=_unread(self.entry, late))
             return
         verdict = Verdict(HealthState.UNHEALTHY, late, Cause.HANGS)
         self._step(verdict, settings, now)

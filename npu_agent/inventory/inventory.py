@@ -165,6 +165,10 @@ class Inventory:
                 del self._hung[key]
                 if key is None:
                     self._search_at = 0.0
+                    if (
+                        self._found.entries is None and job.result
+                    ):  # late each time: better than none
+                        self._note_found(job.result)
                 else:
                     self._watches[key].hurry()
         gone = [key for key, watch in self._watches.items() if watch.entry is None]
@@ -199,9 +203,14 @@ class Inventory:
                 self._watches[key] = CardWatch(vendor, entry)
 
     def _publish(self) -> None:
-        """Publishes the current state; at first only after everything was probed."""
+        """Publishes the current state; at first only after everything was probed.
+
+        Before the first search has succeeded there is only the trouble, for people: no Snapshot
+        without cards, by which slices and condition would say that the cards are gone.
+        """
         before, trouble = self.snapshots.value, self._found.trouble
-        if self._found.entries is None and (before.complete or not trouble):
+        searched = self._found.entries is not None
+        if not searched and not trouble:
             return
         by_number = sorted(self._watches.items(), key=lambda item: item[0][::-1])
         ordered = [watch.view for _, watch in by_number if watch.entry]
@@ -224,7 +233,7 @@ class Inventory:
                 if view.card and view.health
             ),
             skipped=tuple(odd),
-            complete=True,
+            complete=searched,
         )
         if after != before or self.trends.value.of(TrendKind.FLAPPING):  # which ends by itself
             self._follow(before, after)
@@ -292,7 +301,7 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
     for entry in after.skipped:
         if entry not in before.skipped:
             log.warning("not served", entry=entry.entry, reason=entry.reason)
-    if not after.cards and (changes or not before.complete):
+    if after.complete and not after.cards and (changes or not before.complete):
         log.info("no cards on this host; waiting for some")
 
 

@@ -15,9 +15,12 @@ from npu_agent.feed import Feed
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory
 
+_LONGEST = 4.0
+"""Seconds to wait for the cards, and again for their load."""
+
 
 async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
-    """Returns one complete Snapshot; four seconds at most.
+    """Returns one complete Snapshot, or after four seconds why there is none.
 
     The load of a core in use is known from two readings: with `load` it waits for a second one,
     after more than the second in which a driver may count once, or for a third one.
@@ -25,12 +28,14 @@ async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapsho
     inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
-        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(4.0 if load else 0.0):
-                snapshot = await inventory.snapshots.until(has_loads)
+            async with asyncio.timeout(_LONGEST):
+                await inventory.snapshots.until(lambda snapshot: snapshot.complete)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST if load else 0.0):
+                await inventory.snapshots.until(has_loads)
         running.cancel()
-    return snapshot
+    return inventory.snapshots.value
 
 
 def has_loads(snapshot: Snapshot) -> bool:

@@ -29,7 +29,7 @@ from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import ProbeSettings
-from npu_agent.inventory.inventory import Inventory, Job, Prober
+from npu_agent.inventory.inventory import READ_DEADLINE, Inventory, Job, Prober
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.simulator.tree import tick
@@ -365,6 +365,55 @@ async def test_a_search_that_hangs_takes_no_card_away(root: Path) -> None:
         assert stuck.skipped[0].reason == "cannot be searched for cards: no answer within 0.5 s"
         host.go_on.set()
         await watched.until(lambda s: s.skipped == () and len(s.cards) == 2)
+
+
+async def test_until_a_first_search_has_succeeded_nothing_is_known(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A search that is late is no host without cards: slices and condition would follow that."""
+
+    class Slow(Furiosa):
+        searches = 0
+        go_on = threading.Event()
+
+        def scan(self) -> tuple[Entry, ...]:
+            self.searches += 1
+            if self.searches == 1:
+                raise PermissionError(13, "Permission denied", "/sys/class/npu_mgmt")
+            self.go_on.wait(30)
+            if self.searches > 2:
+                raise PermissionError(13, "what a search said that was late counts, once")
+            return super().scan()
+
+    caplog.set_level(logging.INFO)
+    host = Slow(root)
+    watched = Watched(root, host)
+    running = asyncio.create_task(watched.inventory.run())
+    reasons = ("/sys/class/npu_mgmt: Permission denied", "no answer within 0.5 s")
+    for reason in reasons:
+        why = f"cannot be searched for cards: {reason}"
+        await first(watched.record, lambda s, why=why: why in [o.reason for o in s.skipped])  # type: ignore[misc]
+    assert not any(s.complete or s.cards for s in watched.record.all)
+    assert not any("no cards" in message for message in caplog.messages)
+    host.go_on.set()
+    await watched.names("npu0", "npu1")
+    assert names(next(s for s in watched.record.all if s.complete)) == ("npu0", "npu1")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_first_read_that_is_late_once_is_waited_for(root: Path) -> None:
+    class Late(Furiosa):
+        def identify(self, entry: Entry) -> Card:
+            if entry.index == 0:
+                go_on.wait(30)
+            return super().identify(entry)
+
+    go_on = threading.Event()
+    asyncio.get_running_loop().call_later(READ_DEADLINE * 1.5, go_on.set)
+    steady = replace(QUICK, health_interval=READ_DEADLINE, policy=health.Policy(failures=3))
+    async with watching(root, Late(root), steady) as watched:
+        assert names(watched.record.all[0]) == ("npu0", "npu1")
 
 
 # What cores do.

@@ -120,7 +120,7 @@ async def watch_cards(
     async def of_the_cards() -> str:
         if running.done():
             running.result()  # raises what has ended it
-        snapshot = await inventory.snapshots.until(lambda snapshot: snapshot.complete)
+        snapshot = await inventory.snapshots.until(lambda now: now.complete or now.skipped)
         return await text(snapshot, inventory.trends.value)
 
     try:
