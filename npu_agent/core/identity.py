@@ -53,15 +53,16 @@ def remember(
     """`known` for the next `identify`, after these cards were given these IDs.
 
     Identifiers that cannot be read now are kept, as is the card's name on the host, by which cards
-    differ that claim to be the same. An ID that is only the number is not kept.
+    differ that claim to be the same. An ID that is only the number is not kept. Of all others the
+    latest are: a card that has another identity after each reset would fill the memory.
     """
     identities = dict(known)
     for card, id_ in zip(cards, ids, strict=True):
         if id_ in known or id_ in (card.uuid, card.serial, card.pci_bus_id):
             now = by_kind(card.identities) | {"name": _name(card)}
-            before = by_kind(known.get(id_, frozenset()))
+            before = by_kind(identities.pop(id_, frozenset()))
             identities[id_] = frozenset(f"{kind}:{text}" for kind, text in (before | now).items())
-    return identities
+    return dict([*identities.items()][-_MOST:])
 
 
 def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> dict[int, str]:
@@ -104,6 +105,9 @@ def _stem(text: str) -> str:
     """Returns a card's ID without a part like a device's cores: ``WBY`` of ``WBY_cores_0-1``."""
     return _CORES.sub("", text)
 
+
+_MOST = 128
+"""Cards that are known: those of the largest host, and as many that were there before."""
 
 _CORES = re.compile(r"(?:_cores_[0-9]+(?:-[0-9]+)?)+$")
 """As `npu_agent.core.offer.device_id` writes the cores of a device."""

@@ -24,6 +24,8 @@ _QUIET = 900.0
 _FLAPS, _WITHIN, _STEADY = 6, 1800.0, 300.0
 """Changes within so many seconds that make a card flap, as the alert has it; seconds without a
 change after which it is steady."""
+_MOST = 128
+"""Cards whose changes are counted."""
 _DEFAULT = Policy()
 
 
@@ -62,7 +64,7 @@ class Trends:
 
     found: Mapping[tuple[TrendKind, str], Trend] = field(default_factory=dict)
     changes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """When each card failed, recovered, came or left of late."""
+    """When each card failed, recovered, came or left of late; the latest comes last."""
     slow_since: Mapping[str, float] = field(default_factory=dict)
     """The slow cards, and when each became so."""
     alike: tuple[tuple[tuple[str, ...], str], ...] = ()
@@ -136,9 +138,9 @@ def step(
         if card.id in slow and now - slow_since[card.id] >= policy.slow_after:
             lasts(TrendKind.SLOW, card, slow[card.id].text, slow_since[card.id])
     alike = comparison.alike(after.cards) if policy.slow_after else ()
-    changes = {**known.changes}
+    changes = {id_: at for id_, at in known.changes.items() if now - at[-1] < _WITHIN}
     for card in changed:
-        times = (*(at for at in changes.get(card.id, ()) if now - at < _WITHIN), now)[-_FLAPS:]
+        times = (*(at for at in changes.pop(card.id, ()) if now - at < _WITHIN), now)[-_FLAPS:]
         changes[card.id] = times
         if len(times) >= _FLAPS or (TrendKind.FLAPPING, card.id) in current:
             lasts(
@@ -148,7 +150,8 @@ def step(
                 times[0],
             )
     same = tuple((tuple(card.id for card in cards), limit) for cards, limit in alike)
-    return Trends(current, changes, slow_since, same)
+    # A card that has another identity each time it comes back would fill the memory.
+    return Trends(current, dict([*changes.items()][-_MOST:]), slow_since, same)
 
 
 def _risen(before: CardState, after: CardState) -> list[str]:

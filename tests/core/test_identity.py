@@ -124,3 +124,14 @@ def test_core_ranges_are_sets_of_cores(one: CoreRange, other: CoreRange) -> None
     assert len(one) == len(mine)
     assert one.includes(other) == (its <= mine)
     assert one.overlaps(other) == bool(mine & its)
+
+
+def test_a_card_with_another_identity_after_each_reset_fills_no_memory() -> None:
+    """And the cards that stay are known for ever."""
+    known: dict[str, frozenset[str]] = {}
+    stays = warboy(0, "stays", None, "P0")
+    for number in range(300):
+        cards = (stays, warboy(1, f"U{number}", None, "P1"))
+        known = remember(known, cards, identify(cards, known))
+    assert known.keys() == {"stays", *(f"U{number}" for number in range(173, 300))}
+    assert identify((warboy(0, None, None, "P0"),), known) == ("stays",)

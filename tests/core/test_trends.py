@@ -124,6 +124,16 @@ def test_a_card_that_fails_seldom_does_not_flap() -> None:
         assert one.then(ONE, changed=[ONE], after=400) == []
 
 
+def test_a_card_with_another_identity_after_each_reset_fills_no_memory() -> None:
+    one = History()
+    for number in range(300):
+        card = state(uuid=f"U{number}", id_=f"U{number}")
+        one.then(card, changed=[card])
+    assert [*one.trends.changes] == [f"U{number}" for number in range(172, 300)]
+    one.then(ONE, changed=[ONE], after=1799)
+    assert [*one.trends.changes] == ["U299", "A"], "nor is what was half an hour ago kept"
+
+
 def test_two_cards_with_one_uuid() -> None:
     one, twin = History(), replace(TWO, card=replace(TWO.card, uuid="A"))
     assert one.then(ONE, twin) == [("twins", "A"), ("twins", "B")]
