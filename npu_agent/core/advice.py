@@ -113,11 +113,11 @@ TRENDS: Mapping[TrendKind, TrendAdvice] = {
         command="npu-agent info -o wide",
     ),
     TrendKind.LINK: TrendAdvice(
-        begins="has a narrow PCIe link",
-        many="have a narrow PCIe link",
-        ends="has all lanes of its PCIe link",
+        begins="has a slow PCIe link",
+        many="have a slow PCIe link",
+        ends="has the full speed of its PCIe link",
         remedy="reseat it when its Pods have ended; until then it works with less bandwidth",
-        runbook="npulinknarrow",
+        runbook="npulinkslow",
         command="lspci -vv",
     ),
     TrendKind.SLOW: TrendAdvice(

@@ -154,7 +154,7 @@ _TREND_REASONS = {
     TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
     TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
     TrendKind.TWINS: ("NPUSameUUID", "NPUOwnUUID"),
-    TrendKind.LINK: ("NPULinkNarrow", "NPULinkRestored"),
+    TrendKind.LINK: ("NPULinkSlow", "NPULinkRestored"),
     TrendKind.SLOW: ("NPUSlow", "NPUNotSlow"),
 }
 """For each thing that lasts: the reason of the Event of its beginning, and of its end."""

@@ -1,4 +1,4 @@
-"""Slow cards: a card compared with its siblings and with its own default. Pure.
+"""Slow cards and links: a card compared with its siblings and with its own default. Pure.
 
 Siblings are the node's other cards of one product. A card is slow for a limit of its own, or for a
 reason to throttle that the driver reports; never for its clock or load alone, which a governor
@@ -52,9 +52,7 @@ def begun(before: Reading | None, after: Reading) -> tuple[tuple[str, int], ...]
 def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
     if card.reading is None:
         return None
-    siblings = [
-        other for other in cards if other.card.product == card.card.product and other is not card
-    ]
+    siblings = _siblings(card, cards)
     own = card.reading.limits
     power, clock = _power(own, siblings), _clock_limit(own, siblings)
     excused = {IDLE}
@@ -72,9 +70,31 @@ def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
     return Slow("; ".join((*clocks, *limits, *said)), limited=bool(limits))
 
 
+def slow_link(card: CardState, cards: Sequence[CardState]) -> str:
+    """``8 of 16 lanes; 16 GT/s, its siblings 32``; empty: its PCIe link is as fast as it can be."""
+    said = []
+    lanes, speed = card.card.lanes, card.card.link_speed
+    if lanes and lanes[0] < lanes[1]:
+        said.append("{} of {} lanes".format(*lanes))
+    if speed:
+        now, most = speed
+        theirs = [other.card.link_speed for other in _siblings(card, cards)]
+        fastest = max((pair[0] for pair in theirs if pair), default=now)
+        if now < most:
+            said.append(f"{now:g} of {most:g} GT/s")
+        elif now < fastest:  # its slot is slower than theirs
+            said.append(f"{now:g} GT/s, its siblings {fastest:g}")
+    return "; ".join(said)
+
+
 def plain(reason: str) -> str:
     """``app_power_cap`` -> ``app power cap``."""
     return reason.replace("_", " ")
+
+
+def _siblings(card: CardState, cards: Sequence[CardState]) -> list[CardState]:
+    product = card.card.product
+    return [other for other in cards if other.card.product == product and other is not card]
 
 
 def _limits(card: CardState) -> Limits:

@@ -106,6 +106,8 @@ class Card:
     """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     lanes: tuple[int, int] | None = None
     """Of its PCIe link: those in use, and those that both of its ends can have."""
+    link_speed: tuple[float, float] | None = None
+    """GT/s of each lane: now, and what both ends can do."""
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False

@@ -40,7 +40,7 @@ class TrendKind(enum.Enum):
     TWINS = "twins"
     """Another card reports the same UUID."""
     LINK = "link"
-    """Its PCIe link has fewer lanes than it can have."""
+    """Its PCIe link has fewer lanes or less speed than it can have, or less than its siblings'."""
     SLOW = "slow"
     """It is limited or throttled, compared with its siblings or its own default."""
 
@@ -128,8 +128,8 @@ def step(
             lasts(TrendKind.HOT, card, f"above {limit:g} °C")
         if risen := _risen(old.get(card.id, card), card):
             lasts(TrendKind.ERRORS, card, ", ".join(risen))
-        if card.card.lanes and card.card.lanes[0] < card.card.lanes[1]:
-            lasts(TrendKind.LINK, card, "{} of {} lanes".format(*card.card.lanes))
+        if link := comparison.slow_link(card, after.cards):
+            lasts(TrendKind.LINK, card, link)
         if card.card.uuid and uuids[card.card.uuid] > 1:
             lasts(TrendKind.TWINS, card, card.card.uuid)
     slow = comparison.slow(after.cards) if policy.slow_after else {}
@@ -158,4 +158,4 @@ def _risen(before: CardState, after: CardState) -> list[str]:
     if before.reading is after.reading or before.reading is None or after.reading is None:
         return []
     known = dict(before.reading.errors)
-    return [label for label, count in after.reading.errors if count > known.get(label, 0)]
+    return [label for label, count in after.reading.errors if count > known.get(label, count)]

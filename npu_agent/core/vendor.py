@@ -157,6 +157,8 @@ class MetricSource(enum.Enum):
     THROTTLED = "how often each of them has begun"
     POWER_LIMIT = "W that the card may take"
     SLOWDOWN = "°C at which its driver slows it down"
+    LINK_LANES = "lanes of its PCIe link that are in use"
+    LINK_SPEED = "GT/s of each of them"
     SENSORS = "the sensors of one kind, by label"
     UTILIZATION = "per cent of a core's cycles spent on tasks"
     FREQUENCY = "a core's clock in MHz"

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from npu_agent.core.comparison import alike, begun, slow
+import pytest
+
+from npu_agent.core.comparison import alike, begun, slow, slow_link
 from npu_agent.core.hardware import CardState, CoreReading, Limits, Reading
 from tests.outputs.deviceplugin.helpers import state
 
@@ -89,3 +91,36 @@ def test_beginnings_are_counted_and_not_readings() -> None:
     assert counted is not None
     assert dict(counted.throttled) == {"a": 3, "b": 1}
     assert begun(None, Reading(at=1.0, throttle=("a",))) == (("a", 1),)
+
+
+Pair = tuple[float, float] | None
+
+
+def linked(
+    index: int, speed: Pair, lanes: tuple[int, int] = (16, 16), product: str = ""
+) -> CardState:
+    it = card(index, product=product)
+    return replace(it, card=replace(it.card, lanes=lanes, link_speed=speed))
+
+
+@pytest.mark.parametrize(
+    ("cards", "text"),
+    [
+        ([linked(0, (32.0, 32.0)), linked(1, (32.0, 32.0))], ""),
+        ([linked(0, (16.0, 32.0))], "16 of 32 GT/s"),
+        ([linked(0, (2.5, 32.0), (8, 16))], "8 of 16 lanes; 2.5 of 32 GT/s"),
+        # The slot is slower than the siblings', of which one is slow itself.
+        (
+            [linked(0, (16.0, 16.0)), linked(1, (32.0, 32.0)), linked(2, (8.0, 32.0))],
+            "16 GT/s, its siblings 32",
+        ),
+        # A Warboy has PCIe 4.0 and an RNGD 5.0; a host may not say.
+        ([linked(0, (16.0, 16.0)), linked(1, (32.0, 32.0), product="other")], ""),
+        ([linked(0, (16.0, 16.0)), linked(1, None)], ""),
+        ([linked(0, None), linked(1, (32.0, 32.0))], ""),
+    ],
+)
+def test_a_link_is_slow_against_both_of_its_ends_and_the_siblings(
+    cards: list[CardState], text: str
+) -> None:
+    assert slow_link(cards[0], cards) == text

@@ -94,8 +94,8 @@ def test_one_moment_shows_a_limit_but_not_what_may_be_over_in_the_next() -> None
 
 def test_errors_rise_until_there_was_none_for_a_quarter_of_an_hour() -> None:
     one = History()
-    assert one.then(at(ONE, axi=7)) == [], "they may be from last year"
-    assert one.then(at(ONE, axi=7)) == []
+    assert one.then(at(ONE, axi=7, pcie=0)) == [], "they may be from last year"
+    assert one.then(at(ONE, axi=7, pcie=0)) == []
     assert one.then(at(ONE, axi=9, pcie=1)) == [("errors", "A")]
     assert one.trends.of(TrendKind.ERRORS)["A"].detail == "axi, pcie"
     assert one.then(at(ONE, axi=10, pcie=1), after=800) == [("errors", "A")]
@@ -141,3 +141,20 @@ def test_two_cards_with_one_uuid() -> None:
     assert one.then(ONE, TWO) == []
     nameless = [replace(each, card=replace(each.card, uuid=None)) for each in (ONE, TWO)]
     assert one.then(*nameless) == []
+
+
+def test_a_link_is_slow_until_it_is_as_its_siblings_are() -> None:
+    one = History()
+    slow, fast = (replace(ONE, card=replace(ONE.card, link_speed=(s, 32.0))) for s in (16.0, 32.0))
+    sibling = replace(TWO, card=replace(TWO.card, link_speed=(32.0, 32.0)))
+    assert one.then(slow, sibling) == [("link", "A")]
+    assert one.trends.of(TrendKind.LINK)["A"].detail == "16 of 32 GT/s"
+    assert one.then(fast, sibling) == []
+
+
+def test_errors_that_can_be_read_again_have_not_risen() -> None:
+    one = History()
+    assert one.then(at(ONE, aer_fatal=5)) == []
+    assert one.then(at(ONE)) == []
+    assert one.then(at(ONE, aer_fatal=5)) == []
+    assert one.then(at(ONE, aer_fatal=6)) == [("errors", "A")]

@@ -7,7 +7,7 @@ out. What no record says (temperatures of cores, the bridges of host B) is the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from npu_agent.people import simulator
@@ -24,34 +24,39 @@ _A_SWITCHES = {
 """By the card's bus; the root ports are not in the record."""
 _HELD = "dram_capacity: 0x0\ndram_usage: 0x0\nshared_capacity: 0x0\nshared_usage: 0x0\n"
 """`alloc_status` of a core that a container has held for 16 hours."""
+_CAPACITY = (95 << 29) // 8
+"""Bytes that a core of a card with 47.5 GiB has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """A host at one moment.
 
-    `cards` has the letter of each card by its number and PCI bus, such as ``{"0:81": "A"}``;
-    `slow` is the one with the low power limit; `held` are those whose cores are all in use; the
-    last two are W and °C (ambient) by number, where the record has them.
+    `cards` has the letter of each card by its number and PCI bus, such as ``{"0:81": "A"}``, and
+    `warboys` the same; `slow` is the one with the low power limit; `held` are those whose cores are
+    all in use, with so many GiB of a card `taken`, if the record has that; the last two are W and
+    °C (ambient) by number, where it has them.
     """
 
-    family: str = "rngd"
     firmware: str | None = None
-    cards: Mapping[str, str]
+    cards: Mapping[str, str] = field(default_factory=dict)
+    warboys: Mapping[str, str] = field(default_factory=dict)
     node_1: Sequence[str] = ()
     """The buses that are on NUMA node 1."""
     slow: int | None = None
     held: Sequence[int] = ()
+    taken: float = 0.0
     watts: Sequence[int] = ()
     ambient: Sequence[int] = ()
 
     def make(self, root: Path) -> Path:
         specs = []
-        for place, letter in self.cards.items():
+        cards = [("rngd", *found) for found in self.cards.items()]
+        for family, place, letter in (*cards, *(("warboy", *at) for at in self.warboys.items())):
             number, bus = place.split(":")
-            identity = card(self.family, ord(letter))
+            identity = card(family, ord(letter))
             spec = replace(
-                card(self.family, int(number)),
+                card(family, int(number)),
                 uuid=identity.uuid,
                 serial=identity.serial,
                 pci_bus_id=f"0000:{bus}:00.0",
@@ -63,11 +68,13 @@ class Host:
         simulator.make(root, specs, plain_nodes=True)
         if self.slow is not None:
             simulator.apply_fault(root, f"npu{self.slow}", "slow")
+        used = round(self.taken * (1 << 30)) // 8
+        figures = f"dram_capacity: {_CAPACITY:#x}\ndram_usage: {used:#x}\n" if used else _HELD
         for index in self.held:
-            for entry in management(root, index, self.family).parent.glob(f"rngd!npu{index}pe*"):
-                write(entry / "alloc_status", _HELD)
+            for entry in management(root, index, "rngd").parent.glob(f"rngd!npu{index}pe*"):
+                write(entry / "alloc_status", figures)
             # Not in the record, and it would say more than that.
-            write(management(root, index, self.family) / "pe_occupancy", None)
+            write(management(root, index, "rngd") / "pe_occupancy", None)
         for file, unit, values in (
             ("power1_average", 1_000_000, self.watts),
             ("temp10_input", 1_000, self.ambient),
@@ -80,6 +87,9 @@ class Host:
 
 _B_CARDS = {"0:03": "E", "1:04": "F", "2:44": "G", "3:45": "H"}
 _B_FIRMWARE = "2026.3.0"
+_J_BUSES = ("8b", "8c", "8d", "8e", "94", "95", "96", "97")
+_J_CARDS = {f"{number}:{bus}": "IJKLMNOP"[number] for number, bus in enumerate(_J_BUSES)}
+_J_FIRMWARE = "2026.3.0, 2d3f72a"
 
 HOSTS = {
     # Its second card is slow for weeks, and nothing else says so.
@@ -112,5 +122,11 @@ HOSTS = {
         watts=(38, 38, 40),
     ),
     # The sensors that a test of the vendor finds on a card.
-    "warboy": Host(family="warboy", cards={"0:6d": "W"}),
+    "warboy": Host(warboys={"0:6d": "W"}),
+    # Eight cards, none in use.
+    "j": Host(cards=_J_CARDS, firmware=_J_FIRMWARE, watts=(37, 37, 37, 37, 37, 38, 38, 37)),
+    # That night furiosa-llm holds four of them, as whole cards.
+    "j-held": Host(cards=_J_CARDS, firmware=_J_FIRMWARE, held=(4, 5, 6, 7), taken=45.93),
+    # The addresses of an RNGD and of a Warboy: of two machines, together in a test of their owner.
+    "k": Host(cards={"0:27": "R"}, warboys={"0:af": "V"}),
 }

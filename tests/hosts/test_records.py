@@ -12,7 +12,7 @@ import pytest
 
 from npu_agent.core.comparison import begun
 from npu_agent.core.hardware import CardState, Snapshot
-from npu_agent.core.trends import TrendKind, degraded
+from npu_agent.core.trends import degraded
 from npu_agent.outputs.dra.slices import slices
 from npu_agent.outputs.labels.compute import Machine, labels
 from npu_agent.people.cards import at_one_moment, read_once
@@ -70,15 +70,15 @@ def devices(found: Snapshot) -> list[str]:
 def test_hosts_of_records_look_as_in_their_golden_files(name: str, tmp_path: Path) -> None:
     found = read(HOSTS[name], tmp_path / "host")
     # The schema that dashboards of its generation ask for.
-    schema = "0.8" if HOSTS[name].family == "warboy" else "2025"
+    schema = "2025" if HOSTS[name].cards else "0.8"
     text = "\n".join(
         (
             "# info -o wide",
             re.sub(r"(?m)^\+.*\n?|(?<= ) +", "", view.drawn(view.cards_table(found, wide=True))),
-            "# slow",
+            "# trends",
             *(
-                f"{trend.card.card.name}: {trend.detail}"
-                for trend in at_one_moment(found).of(TrendKind.SLOW).values()
+                f"{trend.card.card.name} {kind.value}: {trend.detail}"
+                for (kind, _), trend in at_one_moment(found).found.items()
             ),
             "# labels",
             *(

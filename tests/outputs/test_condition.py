@@ -130,7 +130,7 @@ def test_degraded_is_not_dead() -> None:
     assert said(scene, trends=at_one_moment(scene.snapshot)) == (
         True,
         "NPUsDegraded",
-        "2 of 2 cards are healthy; npu1 has a narrow PCIe link: 8 of 16 lanes",
+        "2 of 2 cards are healthy; npu1 has a slow PCIe link: 8 of 16 lanes",
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from npu_agent.core.hardware import (
+    Card,
     CardState,
     CoreReading,
     Health,
@@ -119,6 +120,15 @@ def _of_core(value: Callable[[CoreReading], float | None]) -> Callable[[Cards], 
     return samples
 
 
+def _of_link(figures: Callable[[Card], tuple[float, float] | None]) -> Callable[[Cards], Numbers]:
+    def samples(cards: Cards) -> Numbers:
+        for card in cards:
+            now, _ = figures(card.state.card) or (None, None)
+            yield card.labels, now
+
+    return samples
+
+
 def _sensors(kind: SensorKind, renamed: Mapping[str, str], cards: Cards) -> Numbers:
     for labels, reading in _readings(cards):
         sensors = [sensor for sensor in reading.sensors if sensor.kind is kind]
@@ -198,6 +208,8 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
     MetricSource.THROTTLED: _throttled,
     MetricSource.POWER_LIMIT: _of_card(lambda reading: reading.limits.power),
     MetricSource.SLOWDOWN: _of_card(lambda reading: reading.limits.slowdown),
+    MetricSource.LINK_LANES: _of_link(lambda card: card.lanes),
+    MetricSource.LINK_SPEED: _of_link(lambda card: card.link_speed),
     MetricSource.UTILIZATION: _of_core(lambda core: core.utilization),
     MetricSource.FREQUENCY: _of_core(lambda core: core.frequency),
     MetricSource.DRAM_TOTAL: _of_core(lambda core: core.dram_total),

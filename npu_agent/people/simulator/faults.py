@@ -22,6 +22,8 @@ FAULTS: Mapping[str, str] = {
     "errors": "errors: the counters rise, or where there are none a text changes",
     "slow": "its power limit is too low: 1700 MHz in place of 2000",
     "narrow": "its PCIe link has 8 lanes in place of 16",
+    "slow-link": "its PCIe link has 8 GT/s in place of 16 or 32",
+    "bus-errors": "the kernel counts errors of it on the PCI bus",
     "hang": "reading whether it works never returns",
     "garbage": "files answer with binary, cut-off or huge content",
     "unreadable": "reading its state fails with an error, even for root",

@@ -20,7 +20,9 @@ _HELP: dict[MetricSource, str] = {
     ),
     MetricSource.ASSIGNED: "The container that holds cores of the card; always 1.",
     MetricSource.UPTIME: "Seconds since the firmware of the card started.",
-    MetricSource.ERRORS: "Errors that the driver has counted, by kind (label).",
+    MetricSource.ERRORS: (
+        "Errors that the driver, or the kernel on the PCI bus, has counted, by kind (label)."
+    ),
     MetricSource.THROTTLED: (
         "How often each reason (label) to slow the card down has begun since the agent's start."
     ),
@@ -30,6 +32,8 @@ _HELP: dict[MetricSource, str] = {
     ),
     MetricSource.POWER_LIMIT: "Watts that the card may take.",
     MetricSource.SLOWDOWN: "The temperature in °C at which the driver slows the card down.",
+    MetricSource.LINK_LANES: "The lanes of the card's PCIe link that are in use.",
+    MetricSource.LINK_SPEED: "Transfers a second of each lane of the card's PCIe link.",
     MetricSource.UTILIZATION: (
         "Per cent of the core's cycles spent on tasks between the last two readings."
     ),
@@ -67,6 +71,8 @@ _LIMITS = (
     _metric("throttle_reason", MetricSource.THROTTLE),
     _metric("power_limit_watts", MetricSource.POWER_LIMIT),
     _metric("slowdown_temperature_celsius", MetricSource.SLOWDOWN),
+    _metric("pcie_link_lanes", MetricSource.LINK_LANES),
+    _metric("pcie_link_transfers_per_second", MetricSource.LINK_SPEED, per_unit=1e-9),
 )
 """Not in the vendor's generations: the same in every schema."""
 _STATES = (

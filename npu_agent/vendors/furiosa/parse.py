@@ -22,6 +22,8 @@ _UNSIGNED_32, _UNSIGNED_64 = 1 << 32, 1 << 64
 _HEX_LINE = re.compile(
     r"^(\w+)[ \t]*:[ \t]*(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$", re.ASCII | re.MULTILINE
 )
+_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
+_AER_TOTAL = re.compile(rb"^TOTAL_ERR_[A-Z]+ ([0-9]{1,19})$", re.MULTILINE)
 _PER_CORE = re.compile(r"(?:.*:)?\s*([0-9]{1,20})\s*")
 _REASONS = (
     "idle",
@@ -84,6 +86,21 @@ def numa_node(raw: bytes | None) -> int | None:
     """A NUMA node; the kernel's -1 means that there is none."""
     node = integer(raw)
     return node if node is not None and 0 <= node < 1 << 16 else None
+
+
+def link_speed(raw: bytes | None) -> float | None:
+    """GT/s of a PCIe link: ``32.0 GT/s PCIe``, of older kernels ``8 GT/s``; else ``Unknown``."""
+    speed = _SPEED.fullmatch(text(raw) or "")
+    return float(speed[1]) if speed else None
+
+
+def aer_total(raw: bytes | None) -> int | None:
+    """How many errors the kernel has counted: the line ``TOTAL_ERR_FATAL 0`` of ``aer_dev_fatal``.
+
+    Format: Linux, Documentation/ABI/testing/sysfs-bus-pci-devices-aer.
+    """
+    total = _AER_TOTAL.search(raw or b"")
+    return int(total[1]) if total else None
 
 
 def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from npu_agent.core.hardware import (
     Card,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npu_agent.vendors.furiosa.family import Family
+
+Figure = TypeVar("Figure", int, float)
 
 _LARGEST_FILE = 64 * 1024
 """sysfs answers at most a page; what is larger is not from a driver."""
@@ -127,7 +129,8 @@ class Furiosa:
             if address
             else None,
             switches=self._switches(address) if address else (),
-            lanes=self._lanes(address) if address else None,
+            lanes=self._link(address, "width", parse.integer) if address else None,
+            link_speed=self._link(address, "speed", parse.link_speed) if address else None,
             nodes=self._nodes(entry),
             simulated=self._simulated,
         )
@@ -150,11 +153,12 @@ class Furiosa:
         uptime = parse.integer(_optional(f"{directory}/heartbeat"))
         clocks = _optional(f"{directory}/ne_clk_freq_info") or _optional(f"{directory}/npu_clocks")
         cores = self.read_cores(entry, family.frequencies(clocks))
+        on_bus = self._bus_errors(card.pci_bus_id) if card.pci_bus_id else ()
         return Reading(
             at=time.monotonic(),
             alive=alive,
             uptime=uptime if uptime is not None and uptime >= 0 else None,
-            errors=parse.errors(_optional(f"{directory}/atr_error")),
+            errors=(*parse.errors(_optional(f"{directory}/atr_error")), *on_bus),
             sensors=self._sensors(card.pci_bus_id, family) if card.pci_bus_id else (),
             cores=cores,
             **(_limits(directory) if family.limits else {}),
@@ -209,13 +213,22 @@ class Furiosa:
         roots = [at for at, part in enumerate(parts) if part.startswith("pci")]
         return tuple(parts[roots[-1] : -1]) if roots else ()
 
-    def _lanes(self, address: str) -> tuple[int, int] | None:
-        """See `Card.lanes`; the link's other end is the bridge above the card."""
+    def _link(
+        self, address: str, what: str, parsed: Callable[[bytes | None], Figure | None]
+    ) -> tuple[Figure, Figure] | None:
+        """See `Card.lanes` and `Card.link_speed`; the other end is the bridge above the card."""
         own = self._pci(address)
-        files = ("current_link_width", "max_link_width", "../max_link_width")
-        now, *most = (parse.integer(_optional(f"{own}/{file}")) for file in files)
-        readable = [lanes for lanes in most if lanes]
+        files = (f"current_link_{what}", f"max_link_{what}", f"../max_link_{what}")
+        now, *most = (parsed(_optional(f"{own}/{file}")) for file in files)
+        readable = [figure for figure in most if figure]
         return (now, min(readable)) if now and readable else None
+
+    def _bus_errors(self, address: str) -> Iterator[tuple[str, int]]:
+        """What the kernel has counted of the card on the PCI bus, without what was corrected."""
+        for kind in ("fatal", "nonfatal"):
+            count = parse.aer_total(_optional(f"{self._pci(address)}/aer_dev_{kind}"))
+            if count is not None:
+                yield f"aer_{kind}", count
 
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Returns the card's nodes that exist. Never opens one: opening occupies the core."""

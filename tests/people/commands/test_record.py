@@ -61,7 +61,10 @@ def test_a_host_shows_the_same_after_it_was_sent(name: str, tmp_path: Path) -> N
     assert shown(sent(host, tmp_path)) == shown(host)
 
 
-FAULTS = ("hang", "unreadable", "garbage", "dead", "no-node", "slow", "busy")
+FAULTS = (
+    *("hang", "unreadable", "garbage", "dead", "no-node", "slow", "busy"),
+    *("narrow", "slow-link", "bus-errors"),
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

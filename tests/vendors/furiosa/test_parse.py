@@ -33,6 +33,11 @@ UUID = "E23A7C54-0000-4E50-8000-6E70752D6167"
         (parse.integer, "\u0661".encode(), None),
         (parse.numa_node, b"3", 3),
         *((parse.numa_node, raw, None) for raw in (b"-1\n", b"70000", b"")),
+        (parse.link_speed, b"32.0 GT/s PCIe\n", 32.0),
+        (parse.link_speed, b"8 GT/s\n", 8.0),  # Linux before 5.8
+        *((parse.link_speed, raw, None) for raw in (b"Unknown\n", b"133 MHz PCI-X 533", b"", None)),
+        (parse.aer_total, b"Undefined 0\nDLP 3\nTOTAL_ERR_FATAL 3\n", 3),
+        *((parse.aer_total, raw, None) for raw in (b"DLP 3\n", b"TOTAL_ERR_FATAL -1", b"", None)),
         (parse.liveness, b"1\n", True),
         (parse.liveness, b"0", False),
         *((parse.liveness, raw, None) for raw in (b" \n", None)),

@@ -16,6 +16,7 @@ from npu_agent.core.vendor import Entry, NotServedError
 from npu_agent.files import SIMULATION
 from npu_agent.people import simulator
 from npu_agent.people.simulator.cards import card
+from npu_agent.people.simulator.tree import tick
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import bare_card, management, tree, write
@@ -53,6 +54,7 @@ FILES = (
     *(f"{RNGD}pe{cores}/alloc_status" for cores in ("0", "1", "0-1", "0-3")),
     *(f"{RNGD}mgmt/{name}" for name in ("pe_occupancy", "npu_clocks")),
     f"{PCI}/numa_node",
+    *(f"{PCI}/{name}" for name in ("current_link_speed", "max_link_speed", "aer_dev_fatal")),
     *(f"{PCI}/hwmon/hwmon0/{name}" for name in ("temp1_input", "temp1_label", "power1_average")),
     *(f"{PCI}/hwmon/hwmon0/{name}" for name in ("temp_input", "in\u0661_input")),
     f"{PCI}/hwmon/hwmon0/temp9999999999999999999999_input",
@@ -151,6 +153,37 @@ def test_an_entry_that_is_unbound_meanwhile_is_none(tmp_path: Path) -> None:
     root = tree(tmp_path / "host", "warboy=2")
     shutil.rmtree(management(root, 0))  # the link in /sys/class still stands
     assert [entry.name for entry in Furiosa(root).scan()] == ["npu1"]
+
+
+def test_a_link_is_as_fast_as_the_slower_of_its_two_ends(tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", "rngd=1")
+    device = (root / "sys/bus/pci/devices" / card("rngd", 0).pci_bus_id).resolve()
+    bridge, host = device.parent, Furiosa(root)
+
+    def link() -> tuple[object, object]:
+        found = host.identify(entry_of(root))
+        return found.lanes, found.link_speed
+
+    assert link() == ((16, 16), (32.0, 32.0))
+    write(device / "current_link_speed", "16.0 GT/s PCIe\n")
+    assert link() == ((16, 16), (16.0, 32.0))
+    write(bridge / "max_link_speed", "16.0 GT/s PCIe\n")
+    write(bridge / "max_link_width", "8\n")
+    assert link() == ((16, 8), (16.0, 16.0))
+    write(device / "current_link_speed", "Unknown\n")
+    assert link() == ((16, 8), None)
+
+
+@pytest.mark.parametrize("name", ["warboy", "rngd"])
+def test_the_kernel_counts_errors_on_the_bus(name: str, tmp_path: Path) -> None:
+    root = tree(tmp_path / "host", f"{name}=1")
+    entry, host = entry_of(root), Furiosa(root)
+    simulator.apply_fault(root, "npu0", "bus-errors")
+    tick(root)
+    errors = dict(host.read(entry, host.identify(entry)).errors)
+    assert errors["aer_nonfatal"] > errors["aer_fatal"] == 0
+    write(root / "sys/bus/pci/devices" / card(name, 0).pci_bus_id / "aer_dev_fatal", None)
+    assert "aer_fatal" not in dict(host.read(entry, host.identify(entry)).errors)
 
 
 def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:

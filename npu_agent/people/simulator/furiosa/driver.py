@@ -34,11 +34,12 @@ class Traits:
     """The driver's values for all cards of one family.
 
     `fused` are the PE ranges with a node of their own; `core_dram` is the bytes of DRAM per core
-    that the driver reports, or 0.
+    that the driver reports, or 0; `link_speed` is the GT/s of PCIe.
     """
 
     device_type: str
     pci_device: int
+    link_speed: float
     class_dir: str
     dev_dir: str = ""
     fused: tuple[str, ...]
@@ -46,10 +47,13 @@ class Traits:
 
 
 TRAITS = {
-    "warboy": Traits(device_type="Warboy", pci_device=0, class_dir="npu_mgmt", fused=("0-1",)),
+    "warboy": Traits(
+        device_type="Warboy", pci_device=0, link_speed=16.0, class_dir="npu_mgmt", fused=("0-1",)
+    ),
     "rngd": Traits(
         device_type="RNGD",
         pci_device=1,
+        link_speed=32.0,
         class_dir="rngd_mgmt",
         dev_dir="rngd/",
         fused=("0-1", "2-3", "4-5", "6-7", "0-3", "4-7"),
@@ -103,6 +107,8 @@ def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
         "dead": {alive: "0\n"},
         "hang": {alive: Special.FIFO},
         "narrow": {f"{_pci(spec)}/current_link_width": "8\n"},
+        "slow-link": {f"{_pci(spec)}/current_link_speed": "8.0 GT/s PCIe\n"},
+        "bus-errors": {f"{_pci(spec)}/aer_dev_nonfatal": _aer("NONFATAL", 1 + state.ticks)},
         "no-node": {node(spec, "pe0"): None},
         "hot": {f"{sensors}/{name}": text for name, text in hot.items()},
         "slow": {
@@ -258,14 +264,23 @@ def _pci(spec: CardSpec) -> str:
 
 
 def _pci_files(spec: CardSpec) -> dict[str, str]:
+    of = TRAITS[spec.family]
     return {
         "vendor": "0x1ed2\n",
-        "device": f"0x{TRAITS[spec.family].pci_device:04x}\n",
+        "device": f"0x{of.pci_device:04x}\n",
         "class": "0x120000\n",
         "numa_node": f"{spec.numa_node}\n",
+        **{f"{which}_link_speed": f"{of.link_speed} GT/s PCIe\n" for which in ("current", "max")},
         "current_link_width": "16\n",
         "max_link_width": "16\n",
+        "aer_dev_fatal": _aer("FATAL", 0),
+        "aer_dev_nonfatal": _aer("NONFATAL", 0),
     }
+
+
+def _aer(kind: str, count: int) -> str:
+    """A kernel has a line for each of 20 errors; here it is the one that a host sees first."""
+    return f"CmpltTO {count}\nTOTAL_ERR_{kind} {count}\n"
 
 
 def _sensors(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
