@@ -47,7 +47,7 @@ from npu_agent.outputs.dra.service import DraPlugin, Registration
 from npu_agent.outputs.labels import compute, outputs
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
-from npu_agent.outputs.web.pages import Pages, text_answer
+from npu_agent.outputs.web.pages import Pages, Route, text_answer
 from npu_agent.people import simulator
 from npu_agent.people.commands.config import show
 from npu_agent.people.doctor import host
@@ -224,7 +224,8 @@ def _config(data: bytes) -> None:
 
 def _accept(data: bytes) -> None:
     header = data.decode("utf-8", "surrogateescape")  # as aiohttp does it
-    pages = Pages({"/metrics": lambda wanted: text_answer(f"{wanted.openmetrics}" * 300)})
+    route = Route(lambda wanted: text_answer(f"{wanted.openmetrics}" * 300), in_formats=True)
+    pages = Pages({"/metrics": route})
     answer = pages.answer("GET", "/metrics", accept=header, encodings=header, languages=header)
     assert ("Content-Encoding" in answer.headers) == ("gzip" in header)
     body = gzip.decompress(answer.body) if "gzip" in header else answer.body

@@ -55,8 +55,29 @@ class Preferences(NamedTuple):
     """One of `LANGUAGES`."""
 
 
-Routes = Mapping[str, Callable[[Preferences], PageAnswer]]
-"""By path, what makes an answer."""
+class Route(NamedTuple):
+    """What makes the answer of a path, and which preferences make another one of it.
+
+    Each form is rendered and kept for itself, so that a client that varies its headers takes as
+    much of the event loop as there are forms.
+    """
+
+    render: Callable[[Preferences], PageAnswer]
+    in_formats: bool = False
+    in_languages: bool = False
+
+
+Routes = Mapping[str, Route]
+"""By path."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    until: float
+    """Of `time.monotonic`."""
+    answer: PageAnswer
+    packed: PageAnswer | None = None
+    """By gzip; None: it was not asked for so."""
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
@@ -65,7 +86,7 @@ def probes(state: Callable[[], AgentState]) -> Routes:
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
 
-    return {"/healthz": lambda _: text_answer("ok\n"), "/readyz": ready}
+    return {"/healthz": Route(lambda _: text_answer("ok\n")), "/readyz": Route(ready)}
 
 
 def pages(
@@ -86,10 +107,10 @@ def pages(
         return _html(runbook(wanted.language))
 
     return {
-        "/": status_page,
-        "/status.json": lambda _: _json(as_json(state())),
-        "/runbook": steps,
-        "/metrics": for_prometheus,
+        "/": Route(status_page, in_languages=True),
+        "/status.json": Route(lambda _: _json(as_json(state()))),
+        "/runbook": Route(steps, in_languages=True),
+        "/metrics": Route(for_prometheus, in_formats=True),
         **probes(state),
     }
 
@@ -100,8 +121,7 @@ class Pages:
     def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
         self._routes = routes
         self._fresh = fresh
-        self._cache: dict[tuple[str, Preferences, bool], tuple[float, PageAnswer]] = {}
-        """By path and form: until when (`time.monotonic`), and what."""
+        self._cache: dict[tuple[str, Preferences], _Kept] = {}
         self._failing: set[str] = set()
 
     def answer(
@@ -118,7 +138,8 @@ class Pages:
         `path` has no query; the others are the headers Accept, Accept-Encoding and
         Accept-Language.
         """
-        if path not in self._routes:
+        route = self._routes.get(path)
+        if route is None:
             message = f"not found; there are {' '.join(self._routes)}\n"
             return text_answer(message, HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
@@ -126,21 +147,28 @@ class Pages:
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         # As the clients of Prometheus and most servers have it: weights are not compared.
         wanted = Preferences(
-            openmetrics="application/openmetrics-text" in accept,
-            language=_language(languages),
+            openmetrics=route.in_formats and "application/openmetrics-text" in accept,
+            language=_language(languages) if route.in_languages else "en",
         )
-        form = (path, wanted, "gzip" in encodings)
-        now = time.monotonic()
-        until, answer = self._cache.get(form, (now, None))
-        if answer is None or now >= until:
-            answer = self._rendered(*form)
-            self._cache = {key: kept for key, kept in self._cache.items() if kept[0] > now}
-            self._cache[form] = now + self._fresh, answer
-        return answer
+        kept = self._fresh_answer(path, route, wanted)
+        if "gzip" not in encodings or len(kept.answer.body) < _WORTH_IT:
+            return kept.answer
+        if kept.packed is None:
+            kept.packed = _packed(kept.answer)
+        return kept.packed
 
-    def _rendered(self, path: str, wanted: Preferences, packed: bool) -> PageAnswer:
+    def _fresh_answer(self, path: str, route: Route, wanted: Preferences) -> _Kept:
+        now = time.monotonic()
+        kept = self._cache.get((path, wanted))
+        if kept is None or now >= kept.until:
+            kept = _Kept(now + self._fresh, self._rendered(path, route, wanted))
+            self._cache = {form: other for form, other in self._cache.items() if other.until > now}
+            self._cache[path, wanted] = kept
+        return kept
+
+    def _rendered(self, path: str, route: Route, wanted: Preferences) -> PageAnswer:
         try:
-            answer = self._routes[path](wanted)
+            answer = route.render(wanted)
         except Exception:  # the edge: the other pages, and the connection, go on
             if path not in self._failing:
                 log.exception("a page failed to render", path=path)
@@ -148,11 +176,13 @@ class Pages:
             text = "internal error: see the agent's log\n"
             return text_answer(text, HTTPStatus.INTERNAL_SERVER_ERROR)
         self._failing.discard(path)
-        if not packed or len(answer.body) < _WORTH_IT:
-            return answer
-        # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
-        body = gzip.compress(answer.body, compresslevel=1, mtime=0)
-        return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
+        return answer
+
+
+def _packed(answer: PageAnswer) -> PageAnswer:
+    # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
+    body = gzip.compress(answer.body, compresslevel=1, mtime=0)
+    return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
 
 
 def _language(accepted: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from npu_agent.core.state import SessionPhase
 from npu_agent.outputs.web.page import POLICY
+from npu_agent.outputs.web.pages import PageAnswer, Preferences
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import RESOURCE
 from tests.outputs.web.helpers import PROMETHEUS, Scene, fenced
@@ -89,6 +90,34 @@ def test_an_answer_is_made_once_for_all_who_ask(path: str, monkeypatch: pytest.M
     assert pages.answer("GET", path, encodings="gzip") is first
     now += 0.2
     assert pages.answer("GET", path, encodings="gzip").body != first.body
+
+
+@pytest.mark.parametrize(
+    ("path", "forms"),
+    [("/", 3), ("/runbook", 3), ("/metrics", 2), ("/status.json", 1), ("/readyz", 1)],
+)
+def test_headers_that_a_page_does_not_use_make_no_new_form(path: str, forms: int) -> None:
+    """One client without a token varied three of them, and took all of the loop with 64 cards."""
+    scene = Scene(fresh=60.0)
+    pages = scene.pages()
+    rendered: list[Preferences] = []
+    route = pages._routes[path]
+
+    def render(wanted: Preferences) -> PageAnswer:
+        rendered.append(wanted)
+        return route.render(wanted)
+
+    pages._routes = {path: route._replace(render=render)}
+    bodies = set()
+    for accept in ("", "application/openmetrics-text", "text/html"):
+        for encodings in ("", "gzip", "deflate"):
+            for language in ("en", "ko", "ja", "fr", "zh-TW"):
+                answer = pages.answer(
+                    "GET", path, accept=accept, encodings=encodings, languages=language
+                )
+                packed = "Content-Encoding" in answer.headers
+                bodies.add(gzip.decompress(answer.body) if packed else answer.body)
+    assert len(bodies) == len(rendered) == len(pages._cache) == forms
 
 
 def test_answers_that_are_no_longer_fresh_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
