@@ -31,7 +31,6 @@ class _Place:
     card: str
     switch: str
     numa: str
-    order: tuple[int, str, int]
 
 
 def prefer(
@@ -54,25 +53,30 @@ def prefer(
             "them must be included",
         )
     # In card order, not in the order asked for: of equally good ones the first is taken.
-    places = dict(
-        sorted(
-            ((id_, _place(id_, devices)) for id_ in free),
-            key=lambda item: (item[0] not in devices, item[1].order, item[0]),
-        )
-    )
+    ordered = sorted(free, key=lambda id_: (id_ not in devices, _order(id_, devices), id_))
+    places = {id_: _place(id_, devices) for id_ in ordered}
     free_on = Counter(place.card for place in places.values())
     all_on = Counter(device.card_id for device in devices.values())
-    left = {id_: place for id_, place in places.items() if id_ not in chosen}
+    # The devices of a card are equally good, so that cards are compared: they are few, and a
+    # client may ask for any number of devices.
+    left: dict[_Place, list[str]] = {}
+    unknown: list[str] = []
+    included = set(chosen)
+    for id_, place in places.items():
+        if id_ in included:
+            continue
+        if id_ in devices:
+            left.setdefault(place, []).append(id_)
+        else:
+            unknown.append(id_)
 
     cards = {places[id_].card for id_ in chosen}
     switches = {places[id_].switch for id_ in chosen}
     numas = {places[id_].numa for id_ in chosen}
-    while len(chosen) < size:
-        offered = {id_: place for id_, place in left.items() if id_ in devices}
-        home = _home(offered, size - len(chosen), switches, numas)
+    while left and len(chosen) < size:
+        home = _home(left, size - len(chosen), switches, numas)
 
-        def rank(id_: str, home: str | None = home) -> tuple[object, ...]:
-            place = left[id_]
+        def rank(place: _Place, home: str = home) -> tuple[object, ...]:
             partly = place.card in cards or free_on[place.card] < all_on[place.card]
             return (
                 not partly,
@@ -84,40 +88,48 @@ def prefer(
 
         # A card has few devices, so that after each choice the rest of its card comes first.
         best = min(left, key=rank)
-        place = left.pop(best)
-        chosen.append(best)
-        cards.add(place.card)
-        switches.add(place.switch)
-        numas.add(place.numa)
+        chosen.append(left[best].pop(0))
+        if not left[best]:
+            del left[best]
+        cards.add(best.card)
+        switches.add(best.switch)
+        numas.add(best.numa)
+    chosen += unknown[: size - len(chosen)]
     return Choice(tuple(chosen), _reason([places[id_] for id_ in chosen]))
+
+
+def _order(id_: str, devices: Mapping[str, Device]) -> tuple[int, str, int]:
+    device = devices.get(id_)
+    return device.order if device else (0, "", 0)
 
 
 def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
     device = devices.get(id_)
     if device is None:
-        return _Place(id_, id_, id_, (0, "", 0))
+        return _Place(id_, id_, id_)
     switch = device.card.switch or device.card_id
     numa = device.card_id if device.card.numa_node is None else str(device.card.numa_node)
-    return _Place(device.card_id, switch, numa, device.order)
+    return _Place(device.card_id, switch, numa)
 
 
 def _home(
-    left: Mapping[str, _Place], wanted: int, switches: set[str], numas: set[str]
-) -> str | None:
+    left: Mapping[_Place, Sequence[str]], wanted: int, switches: set[str], numas: set[str]
+) -> str:
     """The switch to start behind: in the tightest neighbourhood that holds all that is wanted."""
-    by_switch = Counter(place.switch for place in left.values())
-    by_numa = Counter(place.numa for place in left.values())
-    numa_of = {place.switch: place.numa for place in left.values()}
+    by_switch: Counter[str] = Counter()
+    by_numa: Counter[str] = Counter()
+    for place, ids in left.items():
+        by_switch[place.switch] += len(ids)
+        by_numa[place.numa] += len(ids)
+    numa_of = {place.switch: place.numa for place in left}
     fitting = [switch for switch in by_switch if by_switch[switch] >= wanted]
     near = [s for s in fitting if numa_of[s] in numas and s not in switches]
     if fitting:
         return min(near or fitting, key=lambda s: (by_switch[s], by_numa[numa_of[s]]))
-    if not left:
-        return None
     fitting = [numa for numa in by_numa if by_numa[numa] >= wanted]
     numa = min(fitting, key=by_numa.__getitem__) if fitting else by_numa.most_common(1)[0][0]
-    inside = Counter(place.switch for place in left.values() if place.numa == numa)
-    return inside.most_common(1)[0][0]
+    inside = {place.switch: by_switch[place.switch] for place in left if place.numa == numa}
+    return max(inside, key=inside.__getitem__)
 
 
 def _reason(places: Sequence[_Place]) -> str:

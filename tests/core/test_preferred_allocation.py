@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +128,30 @@ def test_stale_ids_are_tolerated_and_taken_last() -> None:
     assert chosen(7, available)[0] == but("U1")
     assert chosen(8, available)[0] == ["GONE-1", *but("U1")]
     assert chosen(2, ["GONE-1", "U3"], ["GONE-1"])[0] == ["GONE-1", "U3"]
+
+
+class Counted(dict[str, Device]):
+    """Counts how often a device is looked up."""
+
+    looked_up = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.looked_up += 1
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.looked_up += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("known", [EIGHT, CORES])
+def test_any_number_of_ids_is_work_in_proportion(known: Mapping[str, Device]) -> None:
+    """20,000 of them stopped the event loop for 35 s."""
+    counted = Counted(known)
+    available = [*known, *(f"GONE-{n}" for n in range(2000))]
+    choice = prefer(available, available[-500:], 1500, counted)
+    assert len(choice.ids) == 1500
+    assert counted.looked_up < 10 * len(available)
 
 
 def test_the_same_id_twice_counts_once() -> None:

@@ -7,15 +7,16 @@ messages are nested strings; tests compare every byte. Field numbers: protos/dev
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
-from npu_agent.core import preferred_allocation
 from npu_agent.core.counts import Counts
 from npu_agent.core.grant import Grant, Refusal, RefusalError, grant, requested
 from npu_agent.core.offer import Device
+from npu_agent.core.preferred_allocation import Choice, prefer
 from npu_agent.feed import Feed
 from npu_agent.kubelet.allocator import Allocator
 from npu_agent.kubelet.rpc import (
@@ -111,16 +112,18 @@ class DevicePlugin:
         request = await receive_request(stream)
         if not request.container_requests:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request names no container")
-        with _refusals_as_status():
-            choices = [
-                preferred_allocation.prefer(
-                    container.available_device_i_ds,
-                    container.must_include_device_i_ds,
-                    container.allocation_size,
-                    self._known(),
+        choices: list[Choice] = []
+        for container in request.container_requests:
+            with _refusals_as_status():
+                choices.append(
+                    prefer(
+                        container.available_device_i_ds,
+                        container.must_include_device_i_ds,
+                        container.allocation_size,
+                        self._known(),
+                    )
                 )
-                for container in request.container_requests
-            ]
+            await asyncio.sleep(0)  # the kubelet asks for one container; others may ask for many
         for choice in choices:
             self.counts.preferred[choice.reason] += 1
             log.debug(

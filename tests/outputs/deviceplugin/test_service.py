@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from npu_agent.core.grant import Grant, Refusal, RefusalError
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.offer import Device
+from npu_agent.core.preferred_allocation import Choice, prefer
 from npu_agent.feed import Feed
 from npu_agent.kubelet.rpc import Encoded, UnixServer, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
@@ -88,6 +90,30 @@ async def test_preferred_allocation(served: Served) -> None:
     # The kubelet asks for this only if it is an option.
     answer = await asyncio.to_thread(served.client.call, "GetDevicePluginOptions")
     assert wire.DevicePluginOptions().parse(answer).get_preferred_allocation_available
+
+
+async def test_the_loop_goes_on_between_two_containers(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet asks for one container; another client may ask for thousands."""
+    turns, at = 0, list[int]()
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def noted(*asked: Any) -> Choice:
+        at.append(turns)
+        return prefer(*asked)
+
+    monkeypatch.setattr("npu_agent.outputs.deviceplugin.service.prefer", noted)
+    other = asyncio.create_task(turn())
+    request = preference(["UUID-B", "UUID-A"], 1) * 20
+    await asyncio.to_thread(served.client.call, "GetPreferredAllocation", request)
+    other.cancel()
+    assert len(set(at)) == 20
 
 
 @pytest.mark.parametrize(
