@@ -93,6 +93,8 @@ class Profile:
     """Its device nodes, as globs below /dev."""
     identities: tuple[str, ...]
     """Names of the drivers' files that tell one card from all others in the world."""
+    files: tuple[str, ...]
+    """Names of all drivers' files that the vendor's folder reads, as globs."""
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""

@@ -247,13 +247,15 @@ COMMANDS["dra slices"] = Command.of(
 COMMANDS["record"] = Command.of(
     """Write what this host's drivers say to a file that you can send.
 
-    For issues. Replaces serial numbers, UUIDs and host names by made-up ones. Look
-    into the file before you send it: it is plain text in a tar.
+    For issues. Replaces the known serial numbers, UUIDs, MAC and IP addresses and
+    host names by made-up ones, and names the files that may have others.
 
     Examples:
-      npu-agent record                    # prints what is in it
-      npu-agent record - > record.tar.gz  # as in the agent's Pod, by kubectl exec
+      npu-agent record                           # prints what is in it
+      npu-agent record --show npu-record.tar.gz  # all that you would send
+      npu-agent record - > record.tar.gz         # as in the agent's Pod, by kubectl exec
     """,
+    argument("--show", action="store_true", help="print what is in FILE, file by file"),
     argument(
         "file",
         metavar="FILE",

@@ -1,8 +1,9 @@
 """`npu-agent record`: what a host's drivers say, as a file that its owner can send.
 
 Reads only, and opens no device node: of those it has names, types and numbers. Each read has a
-deadline, and the whole has limits. What tells one card, Pod or host from all others is replaced.
-The form of the file, and how it is read again: `npu_agent.people.simulator.replay`.
+deadline, and the whole has limits. What is known to tell one card, Pod or host from all others is
+replaced: `npu_agent.people.commands.redaction`. The form of the file, and how it is read again:
+`npu_agent.people.simulator.replay`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import msgspec
 from npu_agent import __version__
 from npu_agent.cli import WRONG, CommandError, host_root
 from npu_agent.people.commands.common import quiet
+from npu_agent.people.commands.redaction import Redaction
 from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, PATH, Manifest
-from npu_agent.text import reason
+from npu_agent.text import listed, printable, reason
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import VENDORS
 
@@ -48,25 +50,29 @@ _OF_A_DEVICE = (
 """What is read of a device on the PCI bus. Others of its files act: rom, config, vpd, resource0."""
 _DMI, _NUMA, _CGROUPS = "sys/class/dmi/id", "sys/devices/system/node", "sys/fs/cgroup"
 _OF_PODS = re.compile("kubelet|kubepods|burstable|besteffort|pod")
-_IDENTITIES = {name for vendor in VENDORS for name in vendor.profile.identities}
-_UUID = rb"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
-_PLAIN_UUID = rb"(?:(?<=pod)|(?<![0-9a-f]))[0-9a-f]{32}(?![0-9a-f])"
-"""Without dashes, as that of a static Pod."""
-_FAMILIES = {driver.family.encode() for vendor in VENDORS for driver in vendor.profile.drivers}
-"""Words that a host may be called, and that a record needs."""
-_SHORTEST, _LONGEST_WORD = 4, 64
-"""Characters of an identity that is searched in other files: shorter ones are in any text."""
+_KNOWN = (
+    *(name for vendor in VENDORS for name in vendor.profile.files),
+    *_OF_A_DEVICE,
+    *("sys_vendor", "product_name", "online", "possible", "cpulist", "distance"),
+    *("cgroup.controllers", "uevent", "modalias", "name"),
+)
+"""Files whose content is known, as globs: the vendors' parsers read them, or the kernel does."""
+_MOST_UNKNOWN = 20
+"""Names of other files that the summary has."""
 
 
 def main(args: argparse.Namespace) -> int:
     """Writes the record to a new file, or to stdout for ``-``, and prints what is in it."""
     quiet(args)
+    if args.show:
+        _show(args.file)
+        return 0
     if str(args.file) == "-" and sys.stdout.isatty():
         raise CommandError("-: a terminal cannot show a record; write it to a file", WRONG)
     host = _Host(host_root(args))
     host.take()
-    names = Names(content for path, content in host.contents.items() if _is_identity(path))
-    record = _packed(host, names)
+    redaction = Redaction(host.contents)
+    record = _packed(host, redaction)
     if str(args.file) == "-":
         sys.stdout.buffer.write(record)
     else:
@@ -77,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
             raise CommandError(f"{args.file} is there already: give another name") from None
         except OSError as error:
             raise CommandError(f"cannot write the record: {reason(error)}") from error
-    print("\n".join(_summary(host, args.file, len(record), names)), file=sys.stderr)
+    print("\n".join(_summary(host, args.file, len(record), redaction)), file=sys.stderr)
     return 0
 
 
@@ -219,14 +225,11 @@ class _Host:
         return None
 
 
-def _is_identity(path: str) -> bool:
-    return path.rpartition("/")[2] in _IDENTITIES
-
-
-def _packed(host: _Host, names: Names) -> bytes:
+def _packed(host: _Host, redaction: Redaction) -> bytes:
     """The record: a gzipped tar of plain files, `record.json` first."""
+    made_up = redaction.text
     contents = {
-        names.text(path): names.whole(content) if _is_identity(path) else names.scrubbed(content)
+        made_up(path): redaction.content(path, content)
         for path, content in sorted(host.contents.items())
     }
     taken = (*host.contents, *host.links, *host.nodes, *host.directories)
@@ -234,13 +237,13 @@ def _packed(host: _Host, names: Names) -> bytes:
     manifest = Manifest(
         format=FORMAT,
         agent=__version__,
-        kernel=f"{os.uname().release} {os.uname().machine}",
+        kernel=made_up(f"{os.uname().release} {os.uname().machine}"),
         files=len(contents),
         incomplete=host.incomplete,
-        directories=tuple(sorted(map(names.text, empty))),
-        links={names.text(path): names.text(target) for path, target in host.links.items()},
-        nodes={names.text(path): node for path, node in host.nodes.items()},
-        unread={names.text(path): why for path, why in host.unread.items()},
+        directories=tuple(sorted(map(made_up, empty))),
+        links={made_up(path): made_up(target) for path, target in host.links.items()},
+        nodes={made_up(path): node for path, node in host.nodes.items()},
+        unread={made_up(path): made_up(why) for path, why in host.unread.items()},
     )
     text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
     with (
@@ -254,74 +257,47 @@ def _packed(host: _Host, names: Names) -> bytes:
     return packed.getvalue()
 
 
-def _summary(host: _Host, file: Path, size: int, names: Names) -> Iterator[str]:
+def _summary(host: _Host, file: Path, size: int, redaction: Redaction) -> Iterator[str]:
     """What is in the record, for people, a line each."""
     yield f"{file}: {len(host.contents)} files of this host, {size} bytes"
     yield f"names, types and numbers of {len(host.nodes)} device nodes"
-    yield f"replaced by made-up ones: {names.count} serial numbers, UUIDs and host names"
+    yield (
+        f"replaced by made-up ones: {redaction.count} serial numbers, UUIDs, addresses and host "
+        "names: the known ones"
+    )
+    names = {path.rpartition("/")[2] for path in host.contents if not _is_known(path)}
+    if names:
+        unknown = printable(listed(map(redaction.text, sorted(names)), _MOST_UNKNOWN))
+        yield f"npu-agent does not know these files, and they may have others: {unknown}"
     if host.unread:
         yield f"not read: {len(host.unread)}; {MANIFEST} says why"
     if host.incomplete:
         yield f"not complete: {host.incomplete}"
     if str(file) != "-":
-        yield f"look into it before you send it: tar -xzOf {file} | less"
+        yield f"look into it before you send it: npu-agent record --show {file}"
         yield f"see what it shows: npu-agent simulate NEW-DIRECTORY --from {file}"
 
 
-class Names:
-    """Made-up names in place of identities: the same one for the same one, in any letters."""
-
-    def __init__(self, identities: Iterable[bytes]) -> None:
-        self._made: dict[bytes, bytes] = {}
-        nodes = (os.uname().nodename, os.environ.get("NODE_NAME", ""))
-        hosts = {*nodes, *(node.partition(".")[0] for node in nodes)} - {"localhost"}
-        secrets = {identity.strip().lower() for identity in (*identities, *map(os.fsencode, hosts))}
-        secrets = {word for word in secrets - _FAMILIES if word.strip(b"0")}
-        words = sorted((word for word in secrets if len(word) >= _SHORTEST), key=len, reverse=True)
-        pattern = b"|".join(re.escape(word) for word in words if _is_word(word)) or rb"(?!)"
-        self._pattern = re.compile(
-            rb"(?<![0-9a-z])(?:%b)(?![0-9a-z])|%b|%b" % (pattern, _UUID, _PLAIN_UUID),
-            re.IGNORECASE,
-        )
-
-    @property
-    def count(self) -> int:
-        """How many are in the record."""
-        return len(self._made)
-
-    def whole(self, content: bytes) -> bytes:
-        """The content of a file that is an identity; what is not text stays so."""
-        identity = content.strip()
-        if not identity:
-            return content
-        made = self._name(identity) if _is_word(identity) else b"\xff" * len(identity)
-        return content.replace(identity, made)
-
-    def scrubbed(self, content: bytes) -> bytes:
-        return self._pattern.sub(lambda match: self._name(match[0]), content)
-
-    def text(self, path: str) -> str:
-        return os.fsdecode(self.scrubbed(os.fsencode(path)))
-
-    def _name(self, identity: bytes) -> bytes:
-        key = identity.lower()
-        number = len(self._made) + 1
-        uuid = f"00000000-0000-4000-8000-{number:012}"
-        if re.fullmatch(_UUID, key):
-            made = uuid.replace("-", chr(key[8]))
-        elif re.fullmatch(_PLAIN_UUID, key):
-            made = uuid.replace("-", "")
-        else:
-            made = f"S{number:0{max(3, len(key) - 1)}}"
-        return self._made.setdefault(key, made.encode())
+def _is_known(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, known) for known in _KNOWN)
 
 
-def _is_word(identity: bytes) -> bool:
-    return (
-        len(identity) <= _LONGEST_WORD
-        and identity.isascii()
-        and identity.decode("ascii").isprintable()
-    )
+def _show(file: Path) -> None:
+    """Prints all that is in a record, file by file.
+
+    Raises:
+        CommandError: it cannot be read, or is no record.
+    """
+    try:
+        record = replay.load(file)
+    except replay.RecordError as error:
+        raise CommandError(str(error), WRONG) from error
+    contents = {MANIFEST: msgspec.json.format(msgspec.json.encode(record.manifest))}
+    for path, content in (contents | dict(record.contents)).items():
+        is_known = path == MANIFEST or _is_known(path)
+        print(f"== {path}" if is_known else f"== {path} (npu-agent does not know this file)")
+        print(printable(content.decode("utf-8", "backslashreplace")).rstrip("\n"))
 
 
 def _content(path: Path) -> bytes:

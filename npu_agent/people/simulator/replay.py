@@ -7,7 +7,6 @@ a user sent it. What is not of this form is refused as a whole, before a file is
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
@@ -20,7 +19,7 @@ from typing import BinaryIO, Self, cast
 
 from npu_agent import files, typedjson
 from npu_agent.people.simulator.picture import Content, Link, Picture, Special
-from npu_agent.text import quoted
+from npu_agent.text import quoted, reason
 
 FORMAT = 1
 MANIFEST = "record.json"
@@ -89,11 +88,12 @@ def load(path: Path) -> Record:
     """Reads a record and checks all of it.
 
     Raises:
-        RecordError: it is damaged, hostile, or of another version.
-        OSError: it cannot be read.
+        RecordError: it cannot be read, is damaged, hostile, or of another version.
     """
     try:
         return _load(path)
+    except OSError as error:
+        raise RecordError(f"cannot read the record: {reason(error)}") from error
     except RecordError as error:
         raise RecordError(
             f"{path} cannot be used as a record: {error}; ask its sender for a new one by "
@@ -141,13 +141,21 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
         raise
     except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
         raise RecordError("it is damaged or cut off, or no gzipped tar") from error
+    except RecursionError as error:
+        raise RecordError("its long names are within each other") from error
 
 
 def _unpacked(file: BinaryIO) -> bytes:
-    with gzip.GzipFile(fileobj=file) as packed:
-        plain = packed.read(_LARGEST_TAR + 1)  # to the checksum at its end
+    """The tar within the one gzip member that a record is."""
+    # Not `gzip`, which reads on for as many members as there are, each in its own loop of Python.
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    plain = unpacker.decompress(file.read(_LARGEST_TAR), _LARGEST_TAR + 1)
     if len(plain) > _LARGEST_TAR:
         raise RecordError(f"it has more than {_LARGEST_TAR >> 20} MiB")
+    if not unpacker.eof:
+        raise EOFError
+    if unpacker.unused_data:
+        raise RecordError("something follows the end of its gzip member")
     return plain
 
 

@@ -34,11 +34,11 @@ from typing import Literal
 import msgspec
 
 from npu_agent import files
-from npu_agent.people.simulator.cards import CardSpec, default_cards, suggest
+from npu_agent.people.simulator.cards import CardSpec, default_cards, families, suggest
 from npu_agent.people.simulator.faults import FAULTS, SimulatedCard, given, seen, step
 from npu_agent.people.simulator.picture import HOST, Content, Link, Picture, Special
 from npu_agent.people.simulator.telemetry import fresh
-from npu_agent.text import reason
+from npu_agent.text import quoted, reason
 
 STATE_DIR = files.SIMULATION
 
@@ -198,12 +198,6 @@ class _Tree:
 
     def refuse_taken(self, wanted: Picture) -> None:
         """Raises a SimulatorError if a file that we did not make is where we would write."""
-        for top in ("sys", "dev"):
-            if (self.root / top).is_symlink():
-                raise SimulatorError(
-                    f"{self.root / top} is a symbolic link, and the simulator only writes "
-                    "below its root; give a new or empty directory"
-                )
         for path in sorted(wanted.keys() - self.made):
             if os.path.lexists(self.root / path):
                 raise SimulatorError(
@@ -217,14 +211,29 @@ class _Tree:
         Only what differs from `known` is compared with what is there.
         """
         stale = self.made - wanted.keys()
+        new = [path for path in wanted if path not in self.made or known.get(path) != wanted[path]]
+        self._refuse_outside({*bases, *(path.rpartition("/")[0] for path in (*stale, *new))})
         for base in sorted(bases):
             _mkdir(self.root / base)
         # Links go first and come last, so that a card is never listed without its files.
         for path in sorted(stale, key=lambda path: not (self.root / path).is_symlink()):
             self._remove(path, bases)
-        for path in sorted(wanted, key=lambda path: isinstance(wanted[path], Link)):
-            if path not in self.made or known.get(path) != wanted[path]:
-                self._put(path, wanted[path])
+        for path in sorted(new, key=lambda path: isinstance(wanted[path], Link)):
+            self._put(path, wanted[path])
+
+    def _refuse_outside(self, directories: Collection[str]) -> None:
+        """Raises a SimulatorError if one of these leads out of the root, by .. or by a link.
+
+        The places of cards are from a file that any user may have written.
+        """
+        root = os.path.realpath(self.root)
+        for directory in sorted(directories):
+            real = os.path.realpath(self.root / directory)
+            if os.path.commonpath((root, real)) != root:
+                raise SimulatorError(
+                    f"{self.root / directory} is outside of {self.root}: a link, or "
+                    f"{_state(self.root)}, was changed; remove {self.root} and make it again"
+                )
 
     def _put(self, path: str, content: Content) -> None:
         target = self.root / path
@@ -281,7 +290,7 @@ def _not_simulated(root: Path) -> SimulatorError:
 def _load(root: Path) -> _State:
     path = _state(root)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_State)
+        state = msgspec.json.decode(path.read_bytes(), type=_State)
     except (FileNotFoundError, NotADirectoryError):
         raise _not_simulated(root) from None
     except ValueError as error:
@@ -289,6 +298,12 @@ def _load(root: Path) -> _State:
             f"{path} cannot be understood ({error}); if another version of npu-agent made it, "
             f"remove {root} and make it again"
         ) from error
+    if unknown := {card.spec.family for card in state.cards} - families().keys():
+        raise SimulatorError(
+            f"{path} has a card of an unknown family, {quoted(min(unknown))}; "
+            f"remove {root} and make it again"
+        )
+    return state
 
 
 def _refuse_foreign(root: Path) -> None:
@@ -340,6 +355,12 @@ def _errors_of(root: Path) -> Iterator[None]:
 def _locked(root: Path) -> Iterator[None]:
     """Holds the tree's lock; `flock` also keeps threads of one process apart."""
     with _errors_of(root):
+        for top in ("sys", "dev", STATE_DIR):
+            if (root / top).is_symlink():
+                raise SimulatorError(
+                    f"{root / top} is a symbolic link, and the simulator only writes below its "
+                    "root; give a new or empty directory"
+                )
         try:
             lock = (root / STATE_DIR / "lock").open("ab")
         except (FileNotFoundError, NotADirectoryError):

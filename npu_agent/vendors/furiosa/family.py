@@ -119,6 +119,12 @@ class Family:
         )
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The files of a card and its cores that differ by family."""
+        optional = (self.memory_file, self.secondary_file, self.occupancy_file)
+        return (self.liveness_file, self.counters_file, *filter(None, optional))
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The numbers of cores that a device can have: those with nodes, and the whole card."""
         return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))

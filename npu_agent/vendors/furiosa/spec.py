@@ -20,6 +20,8 @@ SPEC = VendorSpec(
 )
 """Its defaults are the product's."""
 
+_IDENTITIES = ("device_sn", "device_uuid", "soc_id", "soc_uid")
+
 PROFILE = Profile(
     title="FuriosaAI",
     pci="1ed2",
@@ -31,7 +33,17 @@ PROFILE = Profile(
         for family in FAMILIES.values()
     ),
     nodes=tuple(f"{family.dev_dir}npu*" for family in FAMILIES.values()),
-    identities=("device_sn", "device_uuid", "soc_id", "soc_uid"),
+    identities=_IDENTITIES,
+    files=(
+        *_IDENTITIES,
+        *("platform_type", "device_type", "soc_rev", "busname", "dev", "version", "fw_version"),
+        *("heartbeat", "atr_error", "hw_error", "throttle_reason"),
+        *("ne_clk_freq_info", "npu_clocks", "npu_freq_limit_hz", "npu_slowdown_temperature_mc"),
+        *("power_limit_mw", "power_limit_default_mw"),
+        *("temp*_input", "power*_average", "in*_input", "curr*_input"),
+        *("temp*_label", "power*_label", "in*_label", "curr*_label"),
+        *(file for family in FAMILIES.values() for file in family.files),
+    ),
     environment=ENVIRONMENT,
     cdi_kinds=(CDI_KIND,),
     # "RNGD driver relies on these syscalls": the vendor's page on containers, SDK 2026.3.

@@ -21,7 +21,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import record
-from npu_agent.people.commands.record import Names
+from npu_agent.people.commands.redaction import Redaction
 from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.replay import LARGEST, MANIFEST, Record, load
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -102,14 +102,22 @@ def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_eve
     everything = gzip.decompress((tmp_path / "record.tar.gz").read_bytes()).lower()
     chips = [management(host, index, "rngd") / "soc_id" for index in range(2)]
     uuids = [first.uuid, first.uuid.replace("-", ""), second.uuid]
-    secrets = [first.serial, *uuids, UID, UID.replace("-", "_"), plain_uid, "rack-7-secret"]
+    secrets = [
+        first.serial,
+        second.serial,
+        *uuids,
+        UID,
+        UID.replace("-", "_"),
+        plain_uid,
+        "rack-7-secret",
+    ]
     for secret in (*secrets, "host-9", *(path.read_text().strip() for path in chips)):
         assert secret.lower().encode() not in everything, secret
     at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
     serial, uuid = (found.contents[f"{at}/{name}"].strip() for name in ("device_sn", "device_uuid"))
     assert found.contents[f"{at}/chip_info"].split()[:2] == [serial, uuid]
     assert len(serial) == len(first.serial)
-    assert second.serial.encode() + b"x" in found.contents[f"{at}/lot"]  # another word
+    assert found.contents[f"{at}/lot"].startswith(b"S0")
     assert any(
         re.fullmatch("sys/fs/cgroup/kubepods/pod0{8}-.*", path)
         for path in found.manifest.directories
@@ -126,13 +134,116 @@ def test_a_host_that_is_called_like_a_family_is_shown_as_it_is(
     assert shown(sent(host, tmp_path)) == shown(host)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"x", b"\xff\x00" * 9, b"7" * 100, b" a b \n"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"x", b"\xfe\x00" * 9, b"7" * 100, b" a b \n"])
 def test_an_identity_of_any_form_is_replaced_where_it_stands(content: bytes) -> None:
-    names = Names([content])
-    made = names.whole(content)
+    redaction = Redaction({"sys/device_sn": content})
+    made = redaction.content("sys/device_sn", content)
     assert (made == content) is (not content.strip())
     assert content.strip() not in made or len(content.strip()) < 2
-    assert names.scrubbed(b"device x of a b") == b"device x of a b"  # too short to look for
+    others = b"device x of a b"  # too short to look for
+    assert redaction.content("sys/log", others) == others
+
+
+BOARD = b"BRD-99887766"
+
+
+@pytest.mark.parametrize(
+    "name", ["device_sn", "board_serial", "SerialNumber", "hbm_sn", "sn", "asset_tag", "mac_info"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"%b",
+        b"%b\n",
+        b"%b\0\0\0\n",
+        b"SN: %b\n",
+        b"PCB serial number:%b\n",
+        b"lot 7\nboard %b\n",
+        b"'%b' (made 2026)",
+    ],
+)
+def test_what_a_file_named_so_has_is_replaced_there_and_in_every_other_file(
+    name: str, content: bytes
+) -> None:
+    contents = {
+        f"sys/a/{name}": content % BOARD,
+        "sys/a/log": b"card %b failed\n" % BOARD.lower(),
+        "sys/a/longer": b"x%b_2y npu0\n" % BOARD,
+    }
+    redaction = Redaction(contents)
+    made = {path: redaction.content(path, content) for path, content in contents.items()}
+    for path, text in made.items():
+        assert b"99887766" not in text, path
+    assert made["sys/a/longer"].endswith(b"_2y npu0\n")
+    assert (
+        redaction.text(f"sys/a/of-{BOARD.decode()}")
+        == f"sys/a/of-{made['sys/a/log'].split()[1].decode()}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "made"),
+    [
+        (b"mac 00:1A:2b:3c:4d:5e up", b"mac 02:00:00:00:00:01 up"),
+        (b"mac:00-1A-2b-3c-4d-5e", b"02-00-00-00-00-01"),
+        (b"80:00:02:08:fe:80:00:00:00:00:00:00:00:02:c9:03", b"02:00:00:00:00:01"),
+        (b"server 192.168.7.9, 192.168.7.9:80.", b"server 10.0.0.1, 10.0.0.1:80."),
+        (b"at:fe80::21a:2bff%eth0", b"at:fd00::1%eth0"),
+        (b"2001:db8:0:1:2:3:4:5 ::ffff:10.1.2.3", b"fd00::1 fd00::2"),
+        (b"PCB SN: K-4711, S/N=K-4711", b"PCB SN: S00001, S/N=S00001"),
+        (b'{"serialNumber": "X9-1177"}', b'{"serialNumber": "S000001"}'),
+        (b"sn\n2026.3.1, e28c5c0 0000:01:00.0 508:0 12:30:59 v1.2.3", None),
+        (b"std::array 0x00:0x11 serial console 1-2-3-4-5-6", None),
+    ],
+)
+def test_what_has_the_form_of_an_identity_is_replaced_in_every_file(
+    content: bytes, made: bytes | None
+) -> None:
+    redaction = Redaction({"sys/log": content})
+    text = redaction.content("sys/log", content)
+    assert text == content if made is None else made in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b":" * LARGEST + b"g", b"sn:" * 20_000, b"a:" * 30_000, b"1." * 30_000, b"f" * LARGEST],
+)
+def test_a_file_of_any_content_is_searched_in_time_that_grows_with_its_size(content: bytes) -> None:
+    """Patterns that search it anew from each of its bytes would take minutes: pytest's timeout."""
+    contents = {"sys/log": content, "sys/serial": content}
+    assert Redaction(contents).content("sys/log", content)
+
+
+def test_the_summary_names_files_that_no_parser_reads_and_show_prints_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = tree(tmp_path / "host", "rngd=1")
+    entry = management(host, 0, "rngd")
+    write(entry / "vpd_text", "PCB SN: BRD-99887766\n\x1b[31mrack 7\n")
+    write(entry / "fan", b"\xff\n")
+    file = tmp_path / "record.tar.gz"
+    found = recorded(host, file)
+    summary = capsys.readouterr().err
+    assert "host names: the known ones" in summary
+    assert "npu-agent does not know these files, and they may have others: " in summary
+    unknown = summary.partition("have others: ")[2].partition("\n")[0].split(", ")
+    assert {"vpd_text", "fan"} <= {*unknown}
+    assert not {"device_sn", "uevent", "temp1_input", "alloc_status"} & {*unknown}
+    assert f"npu-agent record --show {file}" in summary
+    assert main(["record", "--show", str(file)]) == 0
+    shown = capsys.readouterr().out
+    headings = [line.split()[1] for line in shown.splitlines() if line.startswith("== ")]
+    assert headings == [MANIFEST, *found.contents]
+    at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
+    assert f"== {at}/fan (npu-agent does not know this file)\n\\xff\n== " in shown
+    assert "\n\\u001b[31mrack 7\n== " in shown
+    assert f"== {at}/device_state\n1\n== " in shown
+    assert "99887766" not in shown
+    assert main(["record", "--show", str(tmp_path / "none")]) == 2
+    assert "cannot read the record" in capsys.readouterr().err
+    write(file, b"nonsense")
+    assert main(["record", "--show", str(file)]) == 2
+    assert "cannot be used as a record" in capsys.readouterr().err
 
 
 def test_nothing_is_opened_in_dev_and_nothing_is_read_that_may_act(

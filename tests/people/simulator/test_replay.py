@@ -136,6 +136,18 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         ),
         "is not a plain file",
     ),
+    "long-names-within-each-other": (
+        lambda: packed(
+            member(MANIFEST, manifest()),
+            *(member("x", b"x", type=tarfile.GNUTYPE_LONGNAME) for _ in range(2000)),
+        ),
+        "long names are within each other",
+    ),
+    "another-member": (lambda: record() + gzip.compress(b""), "follows the end of its gzip member"),
+    "members-without-content": (
+        lambda: gzip.compress(b"") * 600_000,
+        "follows the end of its gzip member",
+    ),
     "a-file-below-a-file": (lambda: record(member(f"{ENTRY}/alive/x", b"1")), "a file and a dir"),
     "a-file-below-a-link": (
         lambda: record(links={"sys/class/npu_mgmt": "../../sys"}),
@@ -179,8 +191,9 @@ def test_files_and_bytes_are_counted_before_they_are_taken(
 def test_what_is_not_a_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "missing", "."):
-        with pytest.raises(OSError, match=r"not a regular file|No such file|a directory"):
+        with pytest.raises(RecordError, match=r"not a regular file|No such file|a directory"):
             load(tmp_path / name)
+        assert main(["simulate", str(tmp_path / "root"), "--from", str(tmp_path / name)]) == 2
 
 
 @pytest.mark.parametrize("words", [("--cards", "rngd=1"), ("--driver", "2025.4"), ("status",)])

@@ -1,5 +1,7 @@
 import asyncio
+import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -152,6 +154,32 @@ def test_a_link_as_dev_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SimulatorError, match="symbolic link"):
         tree(tmp_path / "root", BOTH)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("field", ["pci_path", "pci_bus_id", "family"])
+def test_a_state_that_names_a_place_outside_is_refused_before_anything_is_written(
+    field: str, root: Path
+) -> None:
+    state = root / STATE_DIR / "state.json"
+    outside = root.parent / "outside"
+    found = json.loads(state.read_bytes())
+    found["cards"][0]["spec"][field] = "../../../../../../../outside"
+    state.write_text(json.dumps(found))
+    with pytest.raises(SimulatorError, match=r"is outside of|of an unknown family"):
+        apply_fault(root, "npu1", "dead")
+    assert not outside.exists()
+    assert not (root.parent.parent / "outside").exists()
+
+
+@pytest.mark.parametrize("link", ["sys/devices", "sys/bus/pci", STATE_DIR])
+def test_a_link_within_the_tree_that_leads_outside_is_refused(link: str, root: Path) -> None:
+    outside = root.parent / "outside"
+    shutil.move(root / link, outside)
+    (root / link).symlink_to(outside)
+    before = listing(outside)
+    with pytest.raises(SimulatorError, match=r"is outside of|is a symbolic link"):
+        make(root, parse_cards("warboy=3"))
+    assert listing(outside) == before
 
 
 def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(

@@ -1,4 +1,5 @@
 import errno
+import fnmatch
 import itertools
 import os
 import shutil
@@ -17,6 +18,7 @@ from npu_agent.files import SIMULATION
 from npu_agent.people import simulator
 from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.tree import tick
+from npu_agent.vendors.furiosa import sysfs
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import bare_card, management, tree, write
@@ -449,3 +451,28 @@ def test_no_system_call_that_fails_for_our_own_limits_is_taken_for_something_of_
             made = itertools.count()
             with pytest.raises(OSError, match=r"Too many open files|allocate memory"):
                 VERBS[verb](Furiosa(root), entry)
+
+
+def test_the_profile_names_each_driver_file_that_is_read_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`npu-agent record` asks people to look into the others."""
+    read: set[str] = set()
+
+    def noted(path: str) -> bytes | None:
+        if "/devices/pci" not in os.path.realpath(path) or "/hwmon/" in path:
+            read.add(Path(path).name)
+        return real_read(path)
+
+    real_read = sysfs._read
+    monkeypatch.setattr(sysfs, "_read", noted)
+    furiosa = Furiosa(tree(tmp_path, "warboy=1,rngd=1"))
+    # No core is known to be free: so the memory of its user is read.
+    write(management(tmp_path, 1, "rngd") / "pe_occupancy", None)
+    for entry in furiosa.scan():
+        furiosa.probe(entry)
+        furiosa.read(entry, furiosa.identify(entry))
+    files = Furiosa.profile.files
+    identities = {*Furiosa.profile.identities}
+    assert read == {name for file in files for name in fnmatch.filter(read, file)}
+    assert {file for file in files if not fnmatch.filter(read, file)} <= identities
