@@ -7,6 +7,7 @@ PROTOS := .venv-protos
 PICTURES := .venv-pictures
 BINARY := .venv-binary
 KREW   := .venv-krew
+RAY    := .venv-ray
 DIST   := dist
 # Tests start the agent many times: without compiled files each start takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +20,7 @@ RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
 PACKAGES := binutils chromium debootstrap fish patchelf prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging ray k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +151,15 @@ packaging: $(VENV)/ready ## build image and binary and run them in containers (r
 
 ##@ Test it on real kubelets, and measure it
 
+# Its versions are Ray's own: an environment apart from the tools of development.
+$(RAY)/ready: requirements/ray.txt | python
+	$(PYTHON) -m venv --clear $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/ray.txt
+	@touch $@
+
+ray: $(VENV)/ready $(RAY)/ready ## what the real Ray makes of a container's environment (a minute; the first run installs Ray)
+	NPU_AGENT_RAY=$(CURDIR)/$(RAY) $(PYTEST) -n0 tests/ray $(ARGS)
+
 mutants: $(VENV)/ready ## put 200 random faults into copies and print those that no test notices (about an hour; ARGS="--count 20 npu_agent/core")
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -188,4 +198,4 @@ bench: $(VENV)/ready ## measure on this machine, and write the figures into docs
 ##@ Tidy up
 
 clean: ## remove what the targets made in this folder
-	rm -rf $(VENV) $(RUN) $(PROTOS) $(PICTURES) $(BINARY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(RUN) $(PROTOS) $(PICTURES) $(BINARY) $(RAY) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

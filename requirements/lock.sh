@@ -15,3 +15,4 @@ compile dev.txt   "$@" --group pyproject.toml:dev pyproject.toml
 compile protos.txt "$@" --group pyproject.toml:protos
 compile binary.txt "$@" --group pyproject.toml:binary
 compile pictures.txt "$@" --group pyproject.toml:pictures
+compile ray.txt "$@" --group pyproject.toml:ray

@@ -56,6 +56,8 @@ class Access:
     environment: tuple[tuple[str, str], ...]
     """Variables, each with the text for one range of cores, of which several are joined by commas:
     ``("ANVIL_CORES", "0:{cores}")``."""
+    whole_environment: tuple[tuple[str, str], ...] = ()
+    """Variables that have another text for the whole card than for the ranges that cover it."""
     cdi_kind: str
     """``example.com/npu``: the kind of the card's CDI devices."""
 

@@ -38,7 +38,8 @@ class Device:
     healthy: bool
     reason: str
     environment: tuple[tuple[str, tuple[str, ...]], ...]
-    """By variable, the texts of the nodes that cover the cores: ``("ANVIL_CORES", ("0:0-1",))``."""
+    """By variable, the texts of the nodes that cover the cores, or that of the whole card:
+    ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
     """Of a holder, relative to /dev; existing ones only."""
 
@@ -91,6 +92,7 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
 def _device(card: Card, card_id: str, healthy: bool, reason: str, cores: CoreRange) -> Device:
     whole = cores == card.all_cores
     covering, uncovered = cover(card, cores)
+    of_card = dict(card.access.whole_environment) if whole else {}
     if healthy and uncovered:
         node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
         healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
@@ -103,7 +105,12 @@ def _device(card: Card, card_id: str, healthy: bool, reason: str, cores: CoreRan
         healthy=healthy,
         reason=reason,
         environment=tuple(
-            (variable, tuple(text.replace("{cores}", str(covered)) for covered in covering))
+            (
+                variable,
+                (of_card[variable],)
+                if variable in of_card
+                else tuple(text.replace("{cores}", str(covered)) for covered in covering),
+            )
             for variable, text in card.access.environment
         ),
         nodes=tuple(n for n in card.access.nodes(None if whole else cores) if n in card.nodes),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from npu_agent.core.hardware import Card, CoreReading, Reading, SensorKind
+from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, SensorKind
 from npu_agent.core.pool import DraNames
 
 T = TypeVar("T")
@@ -98,6 +98,8 @@ class Profile:
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
+    whole_environment: tuple[tuple[str, str, CoreRange], ...] = ()
+    """Variables whose items may name a whole card, with the form and the cores that it names."""
     cdi_kinds: tuple[str, ...]
     """As `Access.cdi_kind`."""
     io_uring: tuple[str, ...] = ()

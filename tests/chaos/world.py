@@ -254,10 +254,10 @@ class World:
 
 
 def cores(grant: GivenDevices) -> set[tuple[int, int]]:
-    """Card and number of each core that a container was given, of ``npu:0:0-1,npu:1:0``."""
+    """Card and number of each core that a container was given, of ``npu0pe0-1,npu1pe0``."""
     found = set()
-    for part in grant.environment["FURIOSA_DEVICES"].split(","):
-        _, card, range_ = part.split(":")
+    for part in grant.environment["NPU_DEVNAME"].split(","):
+        card, _, range_ = part.removeprefix("npu").partition("pe")
         first, _, last = range_.partition("-")
         found |= {(int(card), core) for core in range(int(first), int(last or first) + 1)}
     return found

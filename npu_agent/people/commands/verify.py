@@ -86,7 +86,7 @@ async def verify(
         if any(variable in environ for variable, _ in vendor.profile.environment)
     ]
     for vendor in named_by or VENDORS:
-        named, findings = promised(vendor.profile.environment, environ)
+        named, findings = promised(vendor.profile, environ)
         checks += findings
         most += len(named)
         for index in sorted({number for number, _ in named}):
@@ -134,46 +134,56 @@ def _beyond_cards(root: Path, profile: Profile, families: set[str]) -> Iterator[
             yield Check(name, State.OK, "opens for reading and writing")
 
 
-def promised(
-    variables: Iterable[tuple[str, str]], environ: Mapping[str, str]
-) -> tuple[list[Named], list[Check]]:
-    """Returns the cores that the environment names by `Profile.environment`, and findings."""
+def promised(profile: Profile, environ: Mapping[str, str]) -> tuple[list[Named], list[Check]]:
+    """Returns the cores that the environment names, and findings."""
     lists: dict[str, list[Named]] = {}
     checks = []
-    for variable, form in variables:
-        value, pattern = environ.get(variable, ""), _pattern(form)
-        matches = [pattern.fullmatch(item) for item in value.split(",")]
+    for variable, form in profile.environment:
+        value = environ.get(variable, "")
+        wholes = [
+            (text, cores) for name, text, cores in profile.whole_environment if name == variable
+        ]
+        items = [_named(item, form, wholes) for item in value.split(",")]
         if not value:
             remedy = (
                 "add an NPU to this container's `resources.limits` (another container's limits "
                 "do not count)"
             )
             checks.append(_wrong(variable, "is not set: this container has no NPU", remedy))
-        elif None in matches:
-            detail = f"{value!r} has not the form {form.format(n=0, cores='0-1')}"
-            checks.append(_wrong(variable, detail, _OVERWRITTEN))
+        elif None in items:
+            forms = " or ".join(text.format(n=0, cores="0-1") for text in (form, *dict(wholes)))
+            checks.append(_wrong(variable, f"{value!r} has not the form {forms}", _OVERWRITTEN))
         else:
-            lists[variable] = [
-                (
-                    int(match["n"]),
-                    CoreRange(int(match["first"]), int(match["last"] or match["first"])),
-                )
-                for match in matches
-                if match
-            ]
+            lists[variable] = [item for item in items if item]
     named = next(iter(lists.values()), [])
     if not checks:
         values = " and ".join(f"{variable}={environ[variable]}" for variable in lists)
         checks.append(Check("environment", State.OK, values))
-        if any(other != named for other in lists.values()):
+        if any(_cores(other) != _cores(named) for other in lists.values()):
             checks = [_wrong("environment", f"{values} name different cores", _OVERWRITTEN)]
     return named, checks
+
+
+def _named(item: str, form: str, wholes: Iterable[tuple[str, CoreRange]]) -> Named | None:
+    """What an item of a variable names: a range of cores, or a whole card; None: nothing."""
+    if match := _pattern(form).fullmatch(item):
+        first = int(match["first"])
+        return int(match["n"]), CoreRange(first, int(match["last"] or first))
+    for text, cores in wholes:
+        if match := _pattern(text).fullmatch(item):
+            return int(match["n"]), cores
+    return None
 
 
 def _pattern(form: str) -> re.Pattern[str]:
     pattern = re.escape(form).replace(re.escape("{n}"), "(?P<n>[0-9]{1,4})")
     cores = "(?P<first>[0-9]{1,2})(?:-(?P<last>[0-9]{1,2}))?"
     return re.compile(pattern.replace(re.escape("{cores}"), cores))
+
+
+def _cores(named: Iterable[Named]) -> set[tuple[int, int]]:
+    """Number and core of each; one variable may name as a card what another names by its nodes."""
+    return {(number, core) for number, cores in named for core in cores}
 
 
 def devices_of(card: Card, cores: Iterable[CoreRange]) -> tuple[list[Device], list[CoreRange]]:

@@ -67,6 +67,8 @@ RNGD = Family(
         *(f"npu{{n}}ch{channel}r" for channel in range(8)),
         "npu{n}dmar",
     ),
+    # As programs for RNGD write it. Ray counts the items, so two halves would be two cards.
+    whole_environment=(("FURIOSA_DEVICES", "npu:{n}"),),
     # For transfers between cards; what it is called is not public.
     optional_nodes=("npu{n}p2pmem", "npu{n}_p2pmem"),
     whole_nodes=(),

@@ -54,6 +54,8 @@ class Family:
     """Below /dev, with a trailing slash, or empty: where the nodes are."""
     shared_nodes: tuple[str, ...]
     """Nodes that every holder of a core needs."""
+    whole_environment: tuple[tuple[str, str], ...] = ()
+    """As `Access.whole_environment`."""
     optional_nodes: tuple[str, ...] = ()
     """Nodes that every holder of a core gets where the driver has them."""
     whole_nodes: tuple[str, ...]
@@ -95,9 +97,8 @@ class Family:
             whole_nodes=paths(self.whole_nodes),
             optional_nodes=paths(self.optional_nodes),
             core_nodes=tuple(zip(self.core_ranges, core_nodes, strict=True)),
-            environment=tuple(
-                (name, form.replace("{n}", str(index))) for name, form in ENVIRONMENT
-            ),
+            environment=_numbered(ENVIRONMENT, index),
+            whole_environment=_numbered(self.whole_environment, index),
             cdi_kind=CDI_KIND,
         )
 
@@ -128,3 +129,7 @@ class Family:
     def widths(self) -> tuple[int, ...]:
         """The numbers of cores that a device can have: those with nodes, and the whole card."""
         return tuple(sorted({len(cores) for cores in self.core_ranges} | {self.core_count}))
+
+
+def _numbered(forms: Iterable[tuple[str, str]], index: int) -> tuple[tuple[str, str], ...]:
+    return tuple((name, form.replace("{n}", str(index))) for name, form in forms)

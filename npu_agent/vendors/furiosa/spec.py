@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from npu_agent.core.hardware import CoreRange
 from npu_agent.core.vendor import KernelDriver, Profile, VendorSpec
 from npu_agent.vendors.furiosa import attributes, labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -45,6 +46,11 @@ PROFILE = Profile(
         *(file for family in FAMILIES.values() for file in family.files),
     ),
     environment=ENVIRONMENT,
+    whole_environment=tuple(
+        (name, form, CoreRange(0, family.core_count - 1))
+        for family in FAMILIES.values()
+        for name, form in family.whole_environment
+    ),
     cdi_kinds=(CDI_KIND,),
     # "RNGD driver relies on these syscalls": the vendor's page on containers, SDK 2026.3.
     io_uring=("rngd",),

@@ -153,7 +153,7 @@ def test_other_things_in_dev_are_nobodys(warboy: Container) -> None:
         ({"FURIOSA_DEVICES": ""}, "FURIOSA_DEVICES", "is not set"),
         ({"NPU_DEVNAME": "npu0"}, "NPU_DEVNAME", "'npu0' has not the form npu0pe0-1"),
         ({"NPU_DEVNAME": "npu0pe0-1,"}, "NPU_DEVNAME", "has not the form"),
-        ({"FURIOSA_DEVICES": "npu:0:*"}, "FURIOSA_DEVICES", "has not the form npu:0:0-1"),
+        ({"FURIOSA_DEVICES": "npu:0:*"}, "FURIOSA_DEVICES", "has not the form npu:0:0-1 or npu:0"),
         ({"FURIOSA_DEVICES": "npu:1:0-1"}, "environment", "name different cores"),
         ({"FURIOSA_DEVICES": "npu:0:0"}, "environment", "name different cores"),
     ],
@@ -167,6 +167,24 @@ def test_an_environment_that_is_not_right(
     # The other variable, or the cores that are good, still say what should be there.
     assert set(failures) - {"npu0pe1"} == {line}
     assert words in failures[line]
+
+
+@pytest.mark.parametrize("items", ["npu:2", "npu:2:0-3,npu:2:4-7", "npu:2:4-7,npu:2:0-3"])
+def test_a_whole_card_or_its_parts_by_number(items: str, tmp_path: Path) -> None:
+    """Two halves are two devices, and the nodes of both are those of the card."""
+    container = given(tmp_path, "an RNGD")
+    assert container.environ["FURIOSA_DEVICES"] == "npu:2"
+    container.environ["FURIOSA_DEVICES"] = items
+    assert container.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "items"), [("an RNGD", "npu:3"), ("half an RNGD", "npu:2"), ("a Warboy", "npu:0")]
+)
+def test_a_whole_card_that_is_another_than_its_nodes(name: str, items: str, tmp_path: Path) -> None:
+    container = given(tmp_path, name)
+    container.environ["FURIOSA_DEVICES"] = items
+    assert "name different cores" in container.failures()["environment"]
 
 
 def test_no_npu_at_all(tmp_path: Path) -> None:
