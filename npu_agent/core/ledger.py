@@ -38,6 +38,9 @@ HOLDER_ENDS = 10.0
 """Seconds for the containers of a Pod that was deleted by force to end: the kubelet gives them two,
 and has taken four. Then the Pod is an orphan and its device unhealthy. Earlier, a kubelet would
 fail the next Pod, which can wait in its Allocate."""
+UNIDENTIFIED = 600.0
+"""Seconds for which an unprepared claim's cores stay held for a Pod whose UID is not known: nothing
+shows when its containers end."""
 
 _NONE: frozenset[str] = frozenset()
 
@@ -125,6 +128,8 @@ class PreparedClaim:
     pods: tuple[str, ...] = ()
     """Names of the Pods, in its namespace, for which it was prepared."""
     pod_uids: tuple[str, ...] = ()
+    unidentified: tuple[str, ...] = ()
+    """Names of Pods that pod-resources lists with it, and whose UIDs are not known yet."""
     joined: bool = False
     """Whether each container has all of its requests, and so the environment of all devices. The
     record has all fields by these names: a new name would need a new version of it."""
@@ -164,8 +169,9 @@ class Allocation:
     just started does not list its Pods yet."""
     pod_uids: frozenset[str] = frozenset()
     """The Pods that the kubelet had for this device since it began."""
-    ran: bool = False
-    """Whether one of them ran without being listed."""
+    unlisted: bool = False
+    """Whether one of them was on the node without being listed, as while an init container has the
+    device."""
 
     @property
     def holder(self) -> str:
@@ -180,6 +186,40 @@ class Allocation:
         if self.first_absent is None:
             return replace(self, first_absent=asked_at)
         return self if asked_at < self.first_absent + patience else None
+
+    def after_unlisted(
+        self, answer: _Answer, name: DeviceName, orphaned: Collection[str]
+    ) -> Allocation | None:
+        """Applies an answer that does not list it; None: it has ended.
+
+        Args:
+            answer: what the kubelet says, and the host of its Pods.
+            name: the device.
+            orphaned: its Pods that run, and of which the kubelet lists no device.
+        """
+        held = self
+        if answer.asked_at >= held.since:
+            uids = answer.pods.get(name, _NONE)
+            noted = uids & answer.cgroups.keys()
+            if noted and not orphaned:
+                # The kubelet keeps it for a Pod that is there: its init container may start late,
+                # as after a volume, and may start again.
+                in_grace_period = answer.asked_at < held.kept_until
+                return replace(
+                    held,
+                    by=_by_uid(noted),
+                    unlisted=True,
+                    first_absent=None,
+                    kept_until=held.kept_until if in_grace_period else 0.0,
+                )
+            if noted and not held.containers:
+                held = replace(held, unlisted=True)
+            elif held.unlisted and not orphaned:  # the Pod has ended
+                held = replace(held, kept_until=0.0)
+            elif uids and not (held.containers or held.kept_until):
+                # The record does not say when it was granted: its Pod may have no cgroup yet.
+                held = replace(held, kept_until=held.since + UNSEEN)
+        return held.after_absence(answer.asked_at, HOLDER_ENDS if orphaned else SETTLED)
 
     def with_grace_period(self, until: float) -> Allocation:
         return replace(self, first_absent=None, kept_until=max(self.kept_until, until))
@@ -222,6 +262,19 @@ class Usage:
     assignment: Assignment
 
 
+class _Answer(NamedTuple):
+    """An answer of pod-resources, and what the host knows of the Pods then."""
+
+    asked_at: float
+    listed: Mapping[DeviceName, Sequence[Assignment]]
+    pods: Mapping[DeviceName, frozenset[str]]
+    """UIDs that the kubelet notes for each device."""
+    listed_pods: frozenset[str]
+    """UIDs of the Pods that have a listed device."""
+    cgroups: Mapping[str, bool]
+    """As `Ledger.with_answer`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """The allocations at one moment. Every method returns a new value."""
@@ -233,7 +286,7 @@ class Ledger:
     """Stands for all earlier grants while the record cannot be read."""
     prepared: Mapping[str, PreparedClaim] = field(default_factory=dict)
     orphans: Mapping[str, OrphanedPod] = field(default_factory=dict)
-    """By UID."""
+    """By UID; by ``namespace/name`` where that is not known."""
     cards: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The keys of each card by its ID, which it keeps over restarts."""
     published: Mapping[str, PublishedCard] = field(default_factory=dict)
@@ -258,7 +311,7 @@ class Ledger:
         cards: Iterable[Card],
         resources: Collection[str],
         pods: Mapping[DeviceName, frozenset[str]] = MappingProxyType({}),
-        running: Collection[str] = (),
+        cgroups: Mapping[str, bool] = MappingProxyType({}),
     ) -> Ledger:
         """Applies an answer of pod-resources that was asked for at `asked_at`.
 
@@ -269,66 +322,34 @@ class Ledger:
             resources: the names under which cards are handed out. An assignment of another
                 resource matters only if its ID is one that a present card can have.
             pods: the UIDs of the Pods that have each device, as the kubelet notes them.
-            running: those of the `orphan_candidates` of this answer whose containers run.
+            cgroups: of the `orphan_candidates` of this answer, by UID, those with a cgroup:
+                whether it has a process.
         """
         listed: dict[DeviceName, list[Assignment]] = {}
         for assignment in assignments:
             listed.setdefault(assignment.name, []).append(assignment)
-        present = tuple(cards)
-        back = {uid for name in listed for uid in pods.get(name, ())}
-        noted = self.with_notes(
-            {name: uids for name, uids in pods.items() if name not in listed},
-            frozenset(running) - back,
-            asked_at,
-            cards=present,
-            resources=resources,
+        answer = _Answer(
+            asked_at=asked_at,
+            listed=listed,
+            pods=pods,
+            listed_pods=_NONE.union(*(pods.get(name, _NONE) for name in listed)),
+            cgroups=cgroups,
         )
-        allocations: dict[DeviceName, Allocation] = {}
-        for name, containers in listed.items():
-            before = noted.allocations.get(name, _FREE)
-            if asked_at < before.since:
-                continue  # granted meanwhile: this names the holder before
-            known = set(before.footprints)
-            if not known:
-                known = footprints_of(name.device, present)
-                if name in self.offered:
-                    known.add(self.offered[name])
-            if known or name.resource in resources:
-                allocations[name] = Allocation(
-                    footprints=_sorted(known),
-                    containers=tuple(sorted(containers)),
-                    since=asked_at,
-                    pod_uids=before.pod_uids | pods.get(name, _NONE),
-                )
-        orphans = {
-            uid: orphan
-            for uid, orphan in self.orphans.items()
-            if asked_at <= orphan.since or (uid in running and (orphan.by_claim or uid not in back))
-        }
-        ledger = replace(self, orphans=orphans)
-        for name, before in noted.with_pods(pods).allocations.items():
-            if name in allocations:
-                continue
-            orphaned = before.pod_uids.intersection(running) - back
-            unseen = not before.containers and asked_at >= before.since
-            if unseen and orphaned & pods.get(name, _NONE):
-                before = replace(before, ran=True)  # noqa: PLW2901
-            elif unseen and before.ran and not orphaned:  # it has ended, and was never listed
-                before = replace(before, kept_until=0.0)  # noqa: PLW2901
-            left = before.after_absence(asked_at, HOLDER_ENDS if orphaned else SETTLED)
-            if left:
-                allocations[name] = left
-            elif orphaned and not before.footprints:
-                allocations[name] = before  # an orphan has no ID by which its card could be known
-            else:
-                ledger = ledger.with_orphans(orphaned, before, asked_at)
+        hardware = tuple(cards)
+        unlisted = {name: uids for name, uids in pods.items() if name not in listed}
+        ledger = _without_ended_orphans(self, answer)
+        ledger = ledger.with_notes(
+            unlisted, cgroups.keys(), asked_at, cards=hardware, resources=resources
+        )
+        ledger = _with_listed(ledger.with_pods(pods), answer, hardware, resources)
+        ledger = _after_absences(ledger, answer)
         unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
-        return replace(ledger, allocations=allocations, unreadable=unreadable)
+        return replace(ledger, unreadable=unreadable)
 
     def with_notes(
         self,
         pods: Mapping[DeviceName, frozenset[str]],
-        running: Collection[str],
+        present: Collection[str],
         now: float,
         *,
         cards: Collection[Card],
@@ -336,12 +357,14 @@ class Ledger:
     ) -> Ledger:
         """Adds an allocation for each note of the kubelet's that nothing else explains.
 
-        No list has a Pod that was deleted by force, and the record may be lost or older. An
-        allocation whose card was absent gets its footprints when the card is present.
+        No list has a Pod that was deleted by force, nor the devices of an init container, and the
+        record may be lost or older. An allocation whose card was absent gets its footprints when
+        the card is present.
 
         Args:
             pods: as `with_answer`, without the devices that pod-resources lists.
-            running: those of these Pods that run and are not listed.
+            present: those of these Pods whose cgroup exists. It is there, without a process, before
+                a Pod's volumes are.
             now: an earlier answer does not end these allocations.
             cards: those present now.
             resources: the names under which cards are handed out.
@@ -351,22 +374,39 @@ class Ledger:
             if not held.footprints and (meant := footprints_of(name.device, cards)):
                 allocations[name] = replace(held, footprints=_sorted(meant))
         for name, uids in pods.items():
-            living = uids.intersection(running)
-            if name in allocations or not living:
+            noted = uids.intersection(present)
+            if name in allocations or not noted:
                 continue
             meant = footprints_of(name.device, cards)
-            orphans = [self.orphans[uid] for uid in living if uid in self.orphans]
-            explained = len(orphans) == len(living) and all(
+            orphans = [self.orphans[uid] for uid in noted if uid in self.orphans]
+            explained = len(orphans) == len(noted) and all(
                 meant.issubset(orphan.footprints) for orphan in orphans
             )
             if (meant or name.resource in resources) and not explained:
                 allocations[name] = Allocation(
-                    footprints=_sorted(meant),
-                    by=f"the Pod with the UID {min(living)}",
-                    since=now,
-                    pod_uids=living,
+                    footprints=_sorted(meant), by=_by_uid(noted), since=now, pod_uids=noted
                 )
         return replace(self, allocations=allocations)
+
+    def with_uses(self, uses: Iterable[Assignment]) -> Ledger:
+        """Returns a ledger in which each claim knows the Pods that pod-resources lists with it.
+
+        The kubelet does not prepare a claim again for a Pod that comes to share it, and says no
+        UIDs: such a Pod is `PreparedClaim.unidentified`.
+        """
+        users: dict[tuple[str, str, str], set[Assignment]] = {}
+        for use in uses:
+            users.setdefault((use.resource, use.namespace, use.claim), set()).add(use)
+        prepared = dict(self.prepared)
+        for uid, claim in self.prepared.items():
+            devices = {device.device for device in claim.devices}
+            of_claim = users.get((claim.driver, claim.namespace, claim.name), ())
+            # Another claim of the same name has other devices.
+            names = {use.pod for use in of_claim if use.device in devices}
+            if joined := names.difference(claim.pods, claim.unidentified):
+                unidentified = (*claim.unidentified, *sorted(joined))
+                prepared[uid] = replace(claim, unidentified=unidentified)
+        return replace(self, prepared=prepared)
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
         """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
@@ -387,11 +427,10 @@ class Ledger:
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
-        """Returns UIDs of possibly orphaned Pods, after an answer with `listed`."""
+        """Returns UIDs of Pods that may have what an answer with `listed` lacks."""
         absent = (hold.pod_uids for name, hold in self.allocations.items() if name not in listed)
-        noted = _NONE.union(*(uids for name, uids in pods.items() if name not in listed))
-        back = (pods.get(name, _NONE) for name in listed)
-        return frozenset(self.orphans).union(*absent, noted.difference(*back))
+        noted = (uids for name, uids in pods.items() if name not in listed)
+        return frozenset(self.orphans).union(*absent, *noted)
 
     def with_orphans(
         self, uids: Iterable[str], held: Allocation | PreparedClaim, now: float
@@ -399,16 +438,28 @@ class Ledger:
         """Returns a ledger with Pods that run although the kubelet treats their devices as free."""
         orphans = dict(self.orphans)
         for uid in uids:
-            before = orphans[uid].footprints if uid in orphans else ()
-            holder = f"the Pod with the UID {uid}"
+            footprints = orphans[uid].footprints if uid in orphans else ()
+            holder = _by_uid([uid])
             if isinstance(held, PreparedClaim) or held.containers:
                 holder = held.holder
-            opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
             orphans[uid] = OrphanedPod(
-                footprints=_sorted({*before, *held.footprints}),
-                by=f"{opened}not listed by the kubelet, but its containers still run)",
+                footprints=_sorted({*footprints, *held.footprints}),
+                by=_with_remark(holder, "not listed by the kubelet, but its containers still run"),
                 by_claim=isinstance(held, PreparedClaim),
                 since=now,
+            )
+        return replace(self, orphans=orphans)
+
+    def with_unidentified(self, claim: PreparedClaim, now: float) -> Ledger:
+        """Returns a ledger in which the `unidentified` Pods of a claim that ends keep its cores."""
+        orphans = dict(self.orphans)
+        for pod in claim.unidentified if claim.footprints else ():
+            holder = replace(claim, pods=(pod,)).holder
+            orphans[f"{claim.namespace}/{pod}"] = OrphanedPod(
+                footprints=claim.footprints,
+                by=_with_remark(holder, "its UID is not known, so its containers may still run"),
+                by_claim=True,
+                since=now + UNIDENTIFIED,
             )
         return replace(self, orphans=orphans)
 
@@ -435,7 +486,9 @@ class Ledger:
             lost = replace(before, devices=tuple(left))
             if lost.footprints:
                 ledger = ledger.with_orphans([uid], lost, now)
-        return ledger
+        strangers = set(before.unidentified).difference(claim.pods, claim.unidentified)
+        lost = replace(before, unidentified=tuple(sorted(strangers)))
+        return ledger.with_unidentified(lost, now)
 
     def has_claim(self, use: Assignment) -> bool:
         """Whether a claim is prepared for the device of this use."""
@@ -500,7 +553,10 @@ class Ledger:
                 kept_until=ours.kept_until,
                 pod_uids=held.pod_uids | ours.pod_uids,
             )
-        orphans = {uid: replace(orphan, since=now) for uid, orphan in before.orphans.items()}
+        orphans = {
+            uid: replace(orphan, since=now + (UNIDENTIFIED if "/" in uid else 0.0))
+            for uid, orphan in before.orphans.items()
+        }
         ledger = replace(
             self,
             allocations=allocations,
@@ -527,6 +583,27 @@ class Ledger:
         orphans = {uid: replace(orphan, since=0.0) for uid, orphan in self.orphans.items()}
         return replace(self, offered={}, allocations=allocations, orphans=orphans)
 
+    def in_both(self, other: Ledger) -> Ledger:
+        """Returns what two states for the next agent (`for_successor`) have in common."""
+        allocations = {}
+        for name, held in self.allocations.items():
+            theirs = other.allocations.get(name, _FREE)
+            allocations[name] = replace(
+                held,
+                footprints=tuple(mark for mark in held.footprints if mark in theirs.footprints),
+                pod_uids=held.pod_uids & theirs.pod_uids,
+            )
+        published = dict(self.published.items() & other.published.items())
+        return replace(self, allocations=allocations, published=published)
+
+    def covers(self, resource: str, devices: Iterable[Device]) -> bool:
+        """Whether this state for the next agent has the grant of these devices."""
+        return all(
+            footprint(device)
+            in self.allocations.get(DeviceName(resource, device.id), _FREE).footprints
+            for device in devices
+        )
+
     def with_unreadable_record(self, now: float) -> Ledger:
         """Marks the record as unreadable: anything may be held, until two answers."""
         by = "an unknown holder (the agent's record of earlier grants cannot be read)"
@@ -541,11 +618,13 @@ class Ledger:
         """Whether another answer of pod-resources would soon end an allocation.
 
         A grant that none has shown yet counts: of a Pod that ends before it is seen, the cores
-        are kept for `UNSEEN` seconds.
+        are kept for `UNSEEN` seconds. After these, an init container may have it for days.
         """
         held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
         return bool(self.orphans) or any(
-            hold.first_absent is not None or not hold.containers for hold in held
+            hold.first_absent is not None
+            or not (hold.containers or (hold.unlisted and not hold.kept_until))
+            for hold in held
         )
 
     def conflicts(
@@ -583,7 +662,7 @@ class Ledger:
         usages = []
         for held in self.allocations.values():
             best = _best(held.footprints, present)
-            if best and held.first_absent is None:
+            if best and held.first_absent is None and not held.unlisted:
                 usages += [Usage(best[0].id, best[1], holder) for holder in held.containers]
         users: dict[tuple[str, str], list[Assignment]] = {}
         for use in uses:
@@ -596,6 +675,63 @@ class Ledger:
                     holders = _assigned(claim, device, named)
                     usages += [Usage(best[0].id, best[1], holder) for holder in holders]
         return tuple(sorted(usages, key=lambda usage: usage.assignment))
+
+
+def _without_ended_orphans(ledger: Ledger, answer: _Answer) -> Ledger:
+    """Drops the orphans that run no longer, or are listed again with a device."""
+    orphans = {
+        uid: orphan
+        for uid, orphan in ledger.orphans.items()
+        if answer.asked_at <= orphan.since
+        or (answer.cgroups.get(uid) and (orphan.by_claim or uid not in answer.listed_pods))
+    }
+    return replace(ledger, orphans=orphans)
+
+
+def _with_listed(
+    ledger: Ledger, answer: _Answer, cards: Sequence[Card], resources: Collection[str]
+) -> Ledger:
+    """Adds what the answer lists, with its containers."""
+    allocations = dict(ledger.allocations)
+    for name, containers in answer.listed.items():
+        held = allocations.get(name, _FREE)
+        if answer.asked_at < held.since:
+            continue  # granted meanwhile: this names the holder before
+        footprints = set(held.footprints)
+        if not footprints:
+            footprints = footprints_of(name.device, cards)
+            if name in ledger.offered:
+                footprints.add(ledger.offered[name])
+        if footprints or name.resource in resources:
+            allocations[name] = Allocation(
+                footprints=_sorted(footprints),
+                containers=tuple(sorted(containers)),
+                since=answer.asked_at,
+                pod_uids=held.pod_uids | answer.pods.get(name, _NONE),
+            )
+    return replace(ledger, allocations=allocations)
+
+
+def _after_absences(ledger: Ledger, answer: _Answer) -> Ledger:
+    """Ends what the answer lacks, if nothing else says that it is held.
+
+    What a Pod that runs on had, and the kubelet no longer lists, is an orphan's from then on.
+    """
+    running = frozenset(uid for uid, populated in answer.cgroups.items() if populated)
+    allocations: dict[DeviceName, Allocation] = {}
+    for name, held in ledger.allocations.items():
+        if name in answer.listed and answer.asked_at >= held.since:
+            allocations[name] = held
+            continue
+        orphaned = held.pod_uids.intersection(running) - answer.listed_pods
+        left = held.after_unlisted(answer, name, orphaned)
+        if left:
+            allocations[name] = left
+        elif orphaned and not held.footprints:
+            allocations[name] = held  # an orphan has no ID by which its card could be known
+        else:
+            ledger = ledger.with_orphans(orphaned, held, answer.asked_at)
+    return replace(ledger, allocations=allocations)
 
 
 def _best(
@@ -742,6 +878,16 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     ids, other_ids = by_kind(one), by_kind(other)
     return any(ids[kind] != other_ids[kind] for kind in ids.keys() & other_ids.keys())
+
+
+def _with_remark(holder: str, remark: str) -> str:
+    """``Pod default/train (a remark)``; what the holder has in parentheses comes first."""
+    opened = f"{holder[:-1]}; " if holder.endswith(")") else f"{holder} ("
+    return f"{opened}{remark})"
+
+
+def _by_uid(uids: Iterable[str]) -> str:
+    return f"the Pod with the UID {min(uids)}"
 
 
 def _sorted(footprints: Iterable[Footprint]) -> tuple[Footprint, ...]:

@@ -106,6 +106,19 @@ def device_lists(facts: Facts, wishes: PluginWishes) -> dict[str, tuple[Device, 
     return lists
 
 
+def withheld(published: Iterable[Device], planned: Collection[Device]) -> tuple[Device, ...]:
+    """Returns published devices, without what the plan for their resource no longer offers.
+
+    Those of a card that is not planned are gone, and those that are planned as unhealthy are that
+    already. What is planned in another shape, or as healthy again, stays as it is.
+    """
+    cards = {device.card_id for device in planned}
+    unhealthy = {device.id: device for device in planned if not device.healthy}
+    return tuple(
+        unhealthy.get(device.id, device) for device in published if device.card_id in cards
+    )
+
+
 def without_specs(
     devices: Iterable[Device], unwritten: Collection[str], error: str | None
 ) -> tuple[Device, ...]:
@@ -275,10 +288,17 @@ def check_cordon(facts: Facts, device: Device) -> None:
         raise _unfit(device, f"is cordoned: {reason}")
 
 
-def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
-    """Raises RefusalError if a container must not get these devices of the device plugin."""
+def check_grant(
+    facts: Facts, resource: str, devices: Iterable[Device], listed: Iterable[Device]
+) -> None:
+    """Raises RefusalError if a container must not get these devices of the device plugin.
+
+    `listed` are those that the resource has at this moment: an Allocate may have waited since it
+    was asked for, and the config, or a card, may have changed.
+    """
     if facts.recovering:
         raise RefusalError(Refusal.UNFIT, RECOVERING)
+    now = {device.id: device for device in listed}
     for device in devices:
         check_cordon(facts, device)
         _check_free(facts, DeviceName(resource, device.id), device)
@@ -286,6 +306,14 @@ def check_grant(facts: Facts, resource: str, devices: Iterable[Device]) -> None:
             # It may have failed while its last Pod was waited for.
             if state.id == device.card_id and state.health.state is HealthState.UNHEALTHY:
                 raise _unfit(device, f"is unhealthy: {state.health.reason}")
+        if device.id not in now or footprint(now[device.id]) != footprint(device):
+            raise _unfit(
+                device,
+                "is no longer listed: while its Allocate waited it was disabled, cut into other "
+                "parts, or moved to DRA",
+            )
+        if not now[device.id].healthy:
+            raise _unfit(device, f"is unhealthy: {now[device.id].reason}")
 
 
 def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from npu_agent.core import plan
 from npu_agent.core.grant import Refusal, RefusalError
@@ -49,8 +49,10 @@ _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorTiming:
-    """Seconds, and the clock. While an Allocate waits, no other Pod starts."""
+    """Seconds, and the clock. While an Allocate waits, no other Pod of the node starts."""
 
+    grant: float = 30.0
+    """Longest that an Allocate takes, whatever it waits for."""
     owned: float = 20.0
     """Longest wait of an Allocate for the node to be ours. The agent before us may take 16 to end
     (`Ownership.hand_over`, then calls under way)."""
@@ -174,8 +176,8 @@ class Allocator:
         self._timing = timing or AllocatorTiming()
         self._clock = self._timing.clock
         self._record = RecordFile(directory)
-        self._recorded = ledger.value
-        """As the disk has it."""
+        self._recorded = ledger.value.for_successor()
+        """What the disk surely has."""
         self._read = False
         self._applied: tuple[float, list[Card]] = 0.0, []
         """When the ledger's answer was requested, and the cards that it was compared with."""
@@ -183,6 +185,8 @@ class Allocator:
         self.owned = False
         """Whether the node is this agent's; only then is its record the one on disk."""
         self._closed = False
+        self._taking_over = False
+        """Whether `renew` has begun, and has not come to its end since."""
         self._ready: Feed[bool] = Feed(False)
         """Whether the node is this agent's and earlier grants are known."""
         self._needs_recovery = False
@@ -203,6 +207,7 @@ class Allocator:
         Another agent may have served it in between: its record is read, unless it is still our own,
         and the kubelet is asked again.
         """
+        self._taking_over = True
         async with self._saving:  # which would write over what is to be read
             if not self.owned:
                 ours = self._record.on_disk
@@ -213,11 +218,12 @@ class Allocator:
                     ledger = replace(self._ledger, prepared={})
                     self.states.publish(recover(ledger, record, self._clock()))
                     self._needs_recovery = True
-                self._recorded = recover(Ledger(), record, self._clock())
+                self._recorded = recover(Ledger(), record, self._clock()).for_successor()
                 self._read = True
                 self.owned = not self._closed
         await self._answer(self._timing.answer)
         await self.replan()
+        self._taking_over = False
         self._ready.publish(self.owned)
 
     def disowned(self) -> None:
@@ -265,7 +271,7 @@ class Allocator:
             starting = any(hold.kept_until > now for hold in ledger.allocations.values())
             unsure = answer.error or answer.asked_at < now or ledger.unreadable
             # The slices stay for the next agent, which has to know of them.
-            kept = ledger.prepared or ledger.published or answer.running
+            kept = ledger.prepared or ledger.published or answer.cgroups
             if held or starting or kept or unsure:
                 return False
             await self._record.remove()
@@ -275,20 +281,29 @@ class Allocator:
 
     async def run(self) -> None:
         """Plans after each change, and after each answer of the kubelet: files are tried again."""
-        pools = self.pools.values()
-        async with background(self._follow_answers(), self._log_orphans()):
-            async for _ in changes_of(
-                *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
-                *(self.pod_resources.holdings, self.drivers_in_recovery),
-                *(self.prepared, self.published),
-                *(feed for pool in pools for feed in (pool.wishes, pool.slices, pool.confirmed)),
-            ):
+        async with background(self._withhold_first(), self._log_orphans()):
+            async for _ in changes_of(*self._planned_from()):
                 await self.replan()
 
-    async def _follow_answers(self) -> None:
-        """Keeps the ledger and `usages` up to date also while a disk is waited for."""
-        async for _ in changes_of(self._snapshots, self.pod_resources.holdings):
-            self.reconcile()
+    async def _withhold_first(self) -> None:
+        """Publishes what gets worse before a disk is waited for, which may hang.
+
+        It keeps the ledger and `usages` up to date meanwhile, too.
+        """
+        async for _ in changes_of(*self._planned_from()):
+            self._withhold()
+
+    def _planned_from(self) -> tuple[Feed[Any], ...]:
+        return (
+            *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
+            *(self.pod_resources.holdings, self.drivers_in_recovery),
+            *(self.prepared, self.published),
+            *(
+                feed
+                for pool in self.pools.values()
+                for feed in (pool.wishes, pool.slices, pool.confirmed)
+            ),
+        )
 
     async def _log_orphans(self) -> None:
         logged: frozenset[str] = frozenset()
@@ -320,12 +335,35 @@ class Allocator:
                     self._publish(written.lists)
                     break
 
+    def _withhold(self) -> None:
+        """Publishes what gets worse: it needs no disk, as the record may have more than is offered.
+
+        What gets better is published by `replan`, when it is on the disk.
+        """
+        self.reconcile()
+        if not self._can_plan:
+            return
+        lists = plan.device_lists(self.facts(), self.wishes.value)
+        for name, devices in lists.items():
+            self.devices[name].publish(plan.withheld(self.devices[name].value, devices))
+        for claims in self.pools.values():
+            if claims.offered.value is not None and self._is_planned(claims):
+                self._publish_pool(claims)  # which leaves out what is not on the disk
+
+    @property
+    def _can_plan(self) -> bool:
+        """Whether cards and holders are known.
+
+        Never is an empty list, or a list of doubts, offered before the real one.
+        """
+        return self._snapshots.value.complete and self.asked.value
+
     def _plan(self) -> _Plan | None:
         """Returns what is to be recorded; None: nothing should be offered yet."""
         self.reconcile()
         snapshot = self._snapshots.value
-        if not snapshot.complete or not self.asked.value:
-            return None  # never an empty list, or a list of doubts, before the real one
+        if not self._can_plan:
+            return None
         for driver, claims in self.pools.items():
             wishes, confirmed = claims.wishes.value, claims.confirmed.value
             if self._is_planned(claims):
@@ -361,7 +399,7 @@ class Allocator:
         recorded = self._recorded.published
         unwritten = plan.unwritten(self._ledger, claims.names.driver, recorded)
         reason = self._record.error or ""
-        if unwritten and not (self.owned and reason):
+        if unwritten and not self.owned:
             return  # the record is another agent's
         claims.unwritten.publish(reason if unwritten else "")
         devices = plan.claim_pool(
@@ -383,15 +421,14 @@ class Allocator:
     async def _save(self) -> None:
         async with self._saving:
             if self.owned:
-                ledger, before = self._ledger, self._recorded
+                ledger = self._ledger
+                record = ledger.for_successor()
                 # Until the write has come to its end, or if it fails or is cancelled, the disk may
                 # have either: only what both have is surely there.
-                self._recorded = replace(
-                    before, published=dict(before.published.items() & ledger.published.items())
-                )
+                self._recorded = self._recorded.in_both(record)
                 await self._record.write(encode(ledger))
                 if not self._record.error:
-                    self._recorded = ledger
+                    self._recorded = record
 
     async def saved(self) -> None:
         """Waits until the disk has the current state.
@@ -420,20 +457,35 @@ class Allocator:
     async def grant(self, resource: str, devices: Sequence[Device]) -> None:
         """Records that a container is about to get these devices, before its Allocate is answered.
 
-        Waits for the node to be ours, and 10 s at most for orphaned Pods that had the devices.
+        Waits for the node to be ours, and 10 s at most for orphaned Pods that had the devices; 30 s
+        in all.
 
         Raises:
-            RefusalError: a device is out of service, another holder has cores or nodes of one of
-                them, or the agent ends.
+            RefusalError: a device is out of service or no longer listed, another holder has cores
+                or nodes of one of them, the agent ends, or what is waited for takes too long.
         """
-        await self._until_ready()
-        await self.cordons.settled()
-        await self._orphans_end(resource, devices)
+        try:
+            async with asyncio.timeout(self._timing.grant):
+                await self._until_ready()
+                await self.cordons.settled()
+                await self._orphans_end(resource, devices)
+                self._check_grant(resource, devices)
+                self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
+                if not self._recorded.covers(resource, devices):
+                    # They were listed by another plan than that on the disk.
+                    await self._save()
+                    self._check_grant(resource, devices)
+        except TimeoutError:
+            self._check_grant(resource, devices)  # which names a holder
+            why = f"no answer within {self._timing.grant:g} s: {self._own_files}"
+            raise RefusalError(Refusal.UNFIT, why) from None
+        self.pod_resources.ask_soon()
+
+    def _check_grant(self, resource: str, devices: Sequence[Device]) -> None:
+        """Raises RefusalError if a container must not get these devices at this moment."""
         if not self.owned:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
-        plan.check_grant(self.facts(), resource, devices)
-        self.states.publish(self._ledger.with_grant(resource, devices, self._clock()))
-        self.pod_resources.ask_soon()
+        plan.check_grant(self.facts(), resource, devices, self.devices[resource].value)
 
     async def _until_ready(self) -> None:
         if self._closed:
@@ -442,9 +494,14 @@ class Allocator:
             async with asyncio.timeout(self._timing.owned):
                 await self._ready.until(bool)
         except TimeoutError:
-            raise RefusalError(
-                Refusal.UNFIT, "another agent serves this node and does not end"
-            ) from None
+            another = "another agent serves this node and does not end"
+            why = self._own_files if self._taking_over else another
+            raise RefusalError(Refusal.UNFIT, why) from None
+
+    @property
+    def _own_files(self) -> str:
+        paths = f"{self._record.path} and the specs in {self.specs.path}"
+        return f"this agent's own files do not answer ({paths}): check their file systems"
 
     async def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
@@ -467,17 +524,21 @@ class Allocator:
             raise RefusalError(Refusal.UNFIT, self.why_not_owned)
         plan.check_prepare(self.facts(), claim, devices)
         self.states.publish(self._ledger.with_claim(claim))
+        self.pod_resources.ask_soon()  # other Pods may share it, and start now, too
 
     def put_back(self, claim: PreparedClaim) -> None:
         """Undoes a `prepare` that could not be saved: the claim is as it was."""
         self.states.publish(self._ledger.with_claim(claim))
 
     async def unprepare(self, uid: str) -> None:
-        """Forgets a claim; to be `saved`. Orphaned Pods keep its cores."""
+        """Forgets a claim; to be `saved`. Pods that may run on keep its cores."""
         claim = self._ledger.prepared.get(uid)
         if claim and claim.footprints:
             living = await self.pod_resources.pods.running(claim.pod_uids)
             self._mark_orphaned(living, [claim])
+        claim = self._ledger.prepared.get(uid)  # a Pod may have come to share it meanwhile
+        if claim:
+            self.states.publish(self._ledger.with_unidentified(claim, self._clock()))
         self.states.publish(self._ledger.without_claim(uid))
 
     # --- the kubelet's answers ------------------------------------------------------------------
@@ -526,8 +587,8 @@ class Allocator:
                     cards=cards,
                     resources=self.devices,
                     pods=answer.pods,
-                    running=answer.running,
-                )
+                    cgroups=answer.cgroups,
+                ).with_uses(answer.claim_uses)
             )
         if ready and self._ledger.pending_release:
             self.pod_resources.ask_soon()
@@ -557,7 +618,7 @@ class Allocator:
             self.reconcile()
 
     async def _read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
-        """Records who runs by the kubelet's notes, which tell also while pod-resources fails.
+        """Records who has what by the kubelet's notes, which tell also while pod-resources fails.
 
         Returns the UIDs of running Pods that no list has, and of those that had these devices.
         """
@@ -566,17 +627,18 @@ class Allocator:
         answer = replace(self.pod_resources.holdings.value, pods=pods)
         candidates = self.pod_resources.orphan_candidates(answer)
         had = (hold.pod_uids for hold in self._holds(names))
-        living = await self.pod_resources.pods.running(candidates.union(*had))
+        cgroups = await self.pod_resources.pods.cgroups(candidates.union(*had))
+        listed = {assignment.name for assignment in answer.assignments}
         self.states.publish(
             self._ledger.with_notes(
-                pods,
-                living,
+                {name: uids for name, uids in pods.items() if name not in listed},
+                cgroups.keys(),
                 self._clock(),
                 cards=self.facts().cards,
                 resources=self.devices,
             )
         )
-        return living
+        return frozenset(uid for uid, populated in cgroups.items() if populated)
 
     def _holds(self, names: Iterable[DeviceName]) -> list[Allocation]:
         allocations = self._ledger.allocations

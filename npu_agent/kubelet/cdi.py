@@ -126,6 +126,10 @@ class PluginSpecs:
         """Whether the node was ours when the files were read; None: not read."""
 
     @property
+    def path(self) -> Path:
+        return self._directory.path
+
+    @property
     def error(self) -> str | None:
         return self._directory.error if self._by_cdi else None
 

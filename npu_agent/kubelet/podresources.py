@@ -59,8 +59,9 @@ class Holdings:
     """
     pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
     """UIDs of the Pods that have each device, as the kubelet has noted them."""
-    running: frozenset[str] = frozenset()
-    """Those of the `PodResources.orphan_candidates` whose containers run."""
+    cgroups: Mapping[str, bool] = field(default_factory=dict)
+    """Those of the `PodResources.orphan_candidates` with a cgroup, by UID: whether it has a
+    process."""
     error: str | None = None
 
 
@@ -146,15 +147,15 @@ class PodResources:
                     asked_at=asked_at,
                     pods=await self.pods.device_holders(),
                 )
-                running = await self.pods.running(self.orphan_candidates(answered))
-                self.holdings.publish(replace(answered, running=running))
+                cgroups = await self.pods.cgroups(self.orphan_candidates(answered))
+                self.holdings.publish(replace(answered, cgroups=cgroups))
             idle = self.ledger.value.idle and not self.holdings.value.error
             pause = self._interval.value * (_IDLE if idle else 1)
             await set_within(self._now, until_tick(pause))
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
-        """Returns UIDs of possibly orphaned Pods."""
+        """Returns UIDs of Pods that may have what the answer lacks."""
         listed = {assignment.name for assignment in answer.assignments}
         return self.ledger.value.orphan_candidates(listed, answer.pods)
 

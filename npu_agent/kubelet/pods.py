@@ -70,44 +70,52 @@ class Pods:
         self._checkpoint = directory / CHECKPOINT
         self._cgroups = host_root / CGROUPS
         self._simulated = host_root / files.SIMULATION
+        self._holders: Mapping[DeviceName, frozenset[str]] = {}
+        """The last that could be read."""
         self._thread = DaemonThread()
         self._checkpoint_reporter = Reporter(log, _UNSEEN)
         self._cgroup_reporter = Reporter(log, _UNREADABLE)
         self._no_cgroups = Reporter(log, _UNSEEN)
 
     async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
-        """The UIDs of the Pods that have each device; empty if that cannot be read.
+        """The UIDs of the Pods that have each device; if that cannot be read, as it was last.
 
         The kubelet notes them when it hands out devices; a Pod that has ended stays until then.
         Resources with more than `MOST` devices are left out, as `podresources.read_list` does.
         """
         try:
-            holders = await self._thread.call(self._device_holders, deadline=self._deadline)
+            self._holders = await self._thread.call(self._device_holders, deadline=self._deadline)
         except (OSError, ValueError) as error:
             self._checkpoint_reporter.failed(_at(self._checkpoint, error))
-            return {}
-        self._checkpoint_reporter.works()
-        return holders
+        else:
+            self._checkpoint_reporter.works()
+        return self._holders
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
-        """Returns those of the Pods that have a process.
+        """Returns those of the Pods that have a process, as `cgroups` has it."""
+        cgroups = await self.cgroups(uids)
+        return frozenset(uid for uid, populated in cgroups.items() if populated)
 
-        None on a host without cgroups: then only the kubelet's lists count. All if the cgroups
-        cannot be read in time.
+    async def cgroups(self, uids: Collection[str]) -> Mapping[str, bool]:
+        """Returns those of the Pods that have a cgroup, by UID: whether it has a process.
+
+        The kubelet makes it before the Pod's volumes are there, and removes it when the Pod has
+        ended. None on a host without cgroups: then only the kubelet's lists count. If they cannot
+        be read in time, all have one with a process.
         """
         if not uids:
-            return frozenset()
+            return {}
         wanted = frozenset(uids)
         try:
-            living = await self._thread.call(lambda: self._running(wanted), deadline=self._deadline)
+            found = await self._thread.call(lambda: self._read(wanted), deadline=self._deadline)
         except FileNotFoundError as error:
             self._no_cgroups.failed(_at(self._cgroups, error))
-            return frozenset()
+            return {}
         except OSError as error:
             self._cgroup_reporter.failed(_at(self._cgroups, error))
-            return wanted
+            return dict.fromkeys(wanted, True)
         self._cgroup_reporter.works()
-        return living
+        return found
 
     def _device_holders(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
@@ -122,17 +130,20 @@ class Pods:
         devices_of = Counter(name.resource for name in holders)
         return {name: uids for name, uids in holders.items() if devices_of[name.resource] <= MOST}
 
-    def _running(self, uids: frozenset[str]) -> frozenset[str]:
+    def _read(self, uids: frozenset[str]) -> dict[str, bool]:
         # The first version has a tree for each controller; that of pids counts processes.
         unified = (self._cgroups / "cgroup.controllers").exists()
+        cgroups: dict[str, bool] = {}
         try:
-            pods = _pods(self._cgroups if unified else self._cgroups / "pids")
-            return frozenset(uid for uid, path in pods if uid in uids and _populated(path))
+            for uid, path in _pods(self._cgroups if unified else self._cgroups / "pids"):
+                if uid in uids:
+                    cgroups[uid] = _populated(path) or cgroups.get(uid, False)
         except FileNotFoundError:
             if self._simulated.exists():  # its Pods have none
-                return frozenset()
+                return {}
             missing = "this is missing: mount it here"
             raise FileNotFoundError(errno.ENOENT, missing, str(self._cgroups)) from None
+        return cgroups
 
 
 def _at(path: Path, error: Exception) -> str:

@@ -114,7 +114,7 @@ class RecordFile:
     def __init__(self, directory: Path) -> None:
         self.on_disk: bytes | None = None
         """The bytes that this agent read or wrote last; None: nothing, or unknown."""
-        self._path = directory / RECORD
+        self.path = directory / RECORD
         self._reporter = Reporter(log, "cannot write the record of allocations")
 
     @property
@@ -125,7 +125,7 @@ class RecordFile:
     async def read(self) -> bytes | None:
         """Reads the record as `read_record` does; raises TimeoutError after 5 s."""
         try:
-            self.on_disk = await files.read(self._path, _LARGEST, follow=False)
+            self.on_disk = await files.read(self.path, _LARGEST, follow=False)
         except FileNotFoundError:
             self.on_disk = None
         except TimeoutError:
@@ -136,15 +136,15 @@ class RecordFile:
 
     async def write(self, record: bytes) -> None:
         if record != self.on_disk:
+            self.on_disk = None  # a write that fails, or is given up, may come to its end later
             try:
-                await files.replace(self._path, record, durable=True)
+                await files.replace(self.path, record, durable=True)
             except OSError as error:
-                self.on_disk = None  # it may come to its end later
-                self._reporter.failed(f"{self._path}: {error.strerror or error}")
+                self._reporter.failed(f"{self.path}: {error.strerror or error}")
                 return
             self.on_disk = record
         self._reporter.works()
 
     async def remove(self) -> None:
         with contextlib.suppress(OSError):
-            await files.replace(self._path, None)
+            await files.replace(self.path, None)

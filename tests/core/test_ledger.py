@@ -12,6 +12,7 @@ from npu_agent.core.hardware import Card, CardState, CoreRange, Health, HealthSt
 from npu_agent.core.ledger import (
     HOLDER_ENDS,
     SETTLED,
+    UNIDENTIFIED,
     UNSEEN,
     Assignment,
     DeviceName,
@@ -378,7 +379,7 @@ def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() 
         cards=[A, B],
         resources=[NPU],
         pods={nic.name: frozenset({"a"})},
-        running=["a"],
+        cgroups={"a": True},
     )
     assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
 
@@ -388,6 +389,49 @@ def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
     record = Ledger().with_claim(claim(prepared("r", one)))
     since = Ledger().with_claim(claim(prepared("r", other)))
     assert since.with_predecessor(record, 0.0).prepared == since.prepared
+
+
+def joined(name: str = "later", device: str = "U0") -> Ledger:
+    """The claim is prepared for the Pod train, and another one is listed with it."""
+    (mine,) = offered(A)
+    first = replace(claim(prepared("r", mine)), pod_uids=("a",))
+    use = Assignment("team", name, "main", "npu.example.com", device, "c")
+    return Ledger().with_claim(first).with_uses([*used("main", "U0"), use])
+
+
+def test_a_pod_that_comes_to_share_a_claim_is_unidentified() -> None:
+    assert joined().prepared["uid-c"].unidentified == ("later",)
+    assert joined().with_uses([]) == joined()
+    assert joined("train").prepared["uid-c"].unidentified == ()
+    # A claim of the same name that was made again has another device, or none yet.
+    for device in ("U1", ""):
+        assert joined(device=device).prepared["uid-c"].unidentified == ()
+
+
+def test_a_claim_that_ends_leaves_its_cores_to_a_pod_that_is_unidentified() -> None:
+    ledger = joined()
+    ledger = ledger.with_unidentified(ledger.prepared["uid-c"], 100.0).without_claim("uid-c")
+    reason = (
+        "Pod team/later (ResourceClaim team/c; its UID is not known, so its containers may still "
+        "run) still holds its cores"
+    )
+    for at in (101.0, 100.0 + UNIDENTIFIED):
+        ledger = answered(ledger, at=at, cards=[A])
+        assert against(ledger, A) == {"U0": reason}
+    after = Ledger().with_predecessor(ledger, 5000.0)
+    assert against(answered(after, at=5100.0, cards=[A]), A) == {"U0": reason}
+    assert answered(ledger, at=101.0 + UNIDENTIFIED, cards=[A]) == Ledger()
+
+
+def test_a_claim_that_is_prepared_again_leaves_its_cores_to_a_pod_that_is_unidentified() -> None:
+    (mine,) = offered(A)
+    again = replace(claim(prepared("r", mine)), pods=("next",), pod_uids=("n",))
+    ledger = joined().before_replacing(again, [], 1.0).with_claim(again)
+    assert list(ledger.orphans) == ["team/later"]
+    identified = replace(again, pods=("train", "later"))
+    assert joined().before_replacing(identified, [], 1.0).orphans == {}
+    still = replace(again, unidentified=("later",))
+    assert joined().before_replacing(still, [], 1.0).orphans == {}
 
 
 UID = "0b1c6a4e-52f5-4a4e-9d5e-3d4f4b5c6d01"
@@ -400,7 +444,7 @@ def noted(ledger: Ledger, *held: Assignment, at: float, running: Iterable[str] =
     """As `answered`; the kubelet has noted `UID` for U0, and these Pods live."""
     pods = {DeviceName(NPU, "U0"): frozenset({UID})}
     return ledger.with_answer(
-        held, at, cards=[A], resources=[NPU], pods=pods, running=frozenset(running)
+        held, at, cards=[A], resources=[NPU], pods=pods, cgroups=dict.fromkeys(running, True)
     )
 
 
@@ -467,7 +511,7 @@ def test_of_whom_it_matters_whether_they_live() -> None:
 def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     for at, held in ((2.0, [pod("U0")]), (5.0, []), (5.0 + HOLDER_ENDS, [])):
-        ledger = ledger.with_answer(held, at, cards=[A], resources=[NPU], running={UID})
+        ledger = ledger.with_answer(held, at, cards=[A], resources=[NPU], cgroups={UID: True})
     assert against(ledger, A) == {"U0": STILL}
 
 
@@ -492,28 +536,99 @@ def test_without_its_record_the_pods_that_the_kubelet_has_noted_count(ledger: Le
     assert noted(ledger, at=21.0, running=()) == Ledger()
 
 
-def test_a_note_counts_if_its_pod_runs_and_is_not_listed_for_a_device_of_these_cards() -> None:
+def test_a_note_counts_for_a_pod_on_the_node_and_a_device_of_these_cards() -> None:
+    """The Pod is listed for its main container's device, and not for its init container's."""
     pods = {
         DeviceName(NPU, "U0"): frozenset({UID}),
         DeviceName(NPU, "U1"): frozenset({UID, "gone"}),
         DeviceName("other/gpu", "G0"): frozenset({"other"}),
     }
-    assert Ledger().orphan_candidates([DeviceName(NPU, "U0")], pods) == {"gone", "other"}
-    ledger = Ledger().with_answer(
-        [pod("U0")], 1.0, cards=[A, B], resources=[NPU], pods=pods, running={UID, "other"}
-    )
-    assert ledger.allocations.keys() == {(NPU, "U0")}
+    assert Ledger().orphan_candidates([DeviceName(NPU, "U0")], pods) == {UID, "gone", "other"}
+    ledger = Ledger()
+    for at in (1.0, 3.0, 3.0 + UNSEEN):
+        ledger = ledger.with_answer(
+            [pod("U0")],
+            at,
+            cards=[A, B],
+            resources=[NPU],
+            pods=pods,
+            cgroups={UID: True, "other": True},
+        )
+        assert ledger.allocations.keys() == {(NPU, "U0"), (NPU, "U1")}
+        assert ledger.allocations[DeviceName(NPU, "U1")].holder == f"the Pod with the UID {UID}"
+        assert ledger.orphans == {}
+    assert not ledger.pending_release
+
+
+def waiting(ledger: Ledger, at: float, *, cgroup: bool = True, noted: bool = True) -> Ledger:
+    """After an answer without the Pod `UID`, which waits for a volume; it was given U0."""
+    pods = {DeviceName(NPU, "U0"): frozenset({UID})} if noted else {}
+    cgroups = {UID: False} if cgroup else {}
+    return ledger.with_answer((), at, cards=[A], resources=[NPU], pods=pods, cgroups=cgroups)
+
+
+def test_an_init_container_that_waits_for_a_volume_keeps_its_cores() -> None:
+    """Its Pod's cgroup is there, without a process."""
+    ledger = waiting(Ledger().with_grant(NPU, offered(A), 100.0), 102.0)
+    assert ledger.pending_release  # it may be listed soon
+    for at in (100.0 + UNSEEN, 100.0 + 10 * UNSEEN, 105.0 + 10 * UNSEEN):
+        ledger = waiting(ledger, at)
+        assert None not in against(ledger, A, cores=1).values()
+    assert not ledger.pending_release
+    # The kubelet removes the cgroup when the Pod has ended; its note stays until the next grant.
+    ledger = waiting(ledger, 900.0, cgroup=False)
+    assert None not in against(ledger, A, cores=1).values()
+    assert waiting(ledger, 900.0 + SETTLED, cgroup=False) == Ledger()
+
+
+def test_an_init_container_keeps_its_cores_over_a_restart_of_the_agent() -> None:
+    """Without a cgroup, as long as after a grant: the record does not say when that was."""
+    before = Ledger().with_offer({NPU: offered(A)}, [state(A)])
+    restarted = Ledger().with_predecessor(before, 100.0)
+    ledger = restarted
+    for at in (101.0, 103.0, 100.0 + 10 * UNSEEN):
+        ledger = waiting(ledger, at)
+        assert None not in against(ledger, A, cores=1).values()
+    ledger = restarted
+    for at in (101.0, 103.0, 99.0 + UNSEEN):
+        ledger = waiting(ledger, at, cgroup=False)
+        assert None not in against(ledger, A, cores=1).values()
+    for at in (100.0 + UNSEEN, 100.0 + UNSEEN + SETTLED):
+        ledger = waiting(ledger, at, cgroup=False)
+    assert not ledger.allocations
+    ledger = waiting(restarted, 101.0, noted=False)
+    assert not waiting(ledger, 101.0 + SETTLED, noted=False).allocations
+
+
+def test_the_cgroup_of_a_pod_that_has_ended_keeps_its_cores() -> None:
+    """Its volumes are being unmounted; no container shows as their holder."""
+    ledger = noted(Ledger(), pod("U0"), at=1.0)
+    for at in (5.0, 7.0, 20.0):
+        ledger = waiting(ledger, at)
+        assert None not in against(ledger, A, cores=1).values()
+        assert ledger.usages([state(A)]) == ()
+    ledger = waiting(ledger, 30.0, cgroup=False)
+    assert waiting(ledger, 30.0 + SETTLED, cgroup=False) == Ledger()
+
+
+def test_the_cores_of_an_orphan_stay_held_while_its_cgroup_and_its_note_are_there() -> None:
+    """It may be an init container's Pod, whose sandbox is made again."""
+    ledger = waiting(outlived(), 40.0)
+    assert ledger.orphans == {}
+    assert None not in against(ledger, A, cores=1).values()
 
 
 def test_a_pod_with_a_device_of_no_card_blocks_all_until_the_card_is_known() -> None:
     ledger, by = Ledger(), f"the Pod with the UID {UID}"
     pods = {DeviceName(NPU, "U0"): frozenset({UID})}
     for at in (1.0, 3.0, 2.0 + HOLDER_ENDS):
-        ledger = ledger.with_answer((), at, cards=[B], resources=[NPU], pods=pods, running={UID})
+        ledger = ledger.with_answer(
+            (), at, cards=[B], resources=[NPU], pods=pods, cgroups={UID: True}
+        )
         assert against(ledger, B) == {
             "U1": f"{by} holds U0 of beta.furiosa.ai/npu, and no card here has that ID"
         }
-    ledger = ledger.with_answer((), 20.0, cards=[A, B], resources=[NPU], running={UID})
+    ledger = ledger.with_answer((), 20.0, cards=[A, B], resources=[NPU], cgroups={UID: True})
     assert against(ledger, A, B) == {
         "U0": f"{by} (not listed by the kubelet, but its containers still run) still holds its "
         "cores",

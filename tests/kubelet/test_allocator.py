@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from npu_agent import files
 from npu_agent.core.grant import Refusal, RefusalError
 from npu_agent.core.hardware import Health, HealthState, Snapshot
 from npu_agent.core.ledger import HOLDER_ENDS, UNSEEN, DeviceName, Ledger, footprint
@@ -17,10 +20,17 @@ from npu_agent.core.plan import holders
 from npu_agent.kubelet.allocator import AllocatorTiming
 from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.supervise import background
-from tests.outputs.deviceplugin.helpers import devices
-from tests.outputs.dra.room import NPU, Room, result
+from tests.outputs.deviceplugin.helpers import devices, resources
+from tests.outputs.dra import room as dra
+from tests.outputs.dra.room import NPU, result
 from tests.outputs.helpers import claim
-from tests.until import until
+from tests.until import first, until
+
+
+class Room(dra.Room):
+    """Its cards are listed by the device plugin."""
+
+    listed = ("warboy",)
 
 
 async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
@@ -125,6 +135,105 @@ async def test_what_changes_while_a_grant_waits_counts(
         await granting
 
 
+def disables(room: Room) -> None:
+    room.wishes.publish(replace(room.wishes.value, disabled=frozenset({"npu0"})))
+
+
+def cuts(room: Room) -> None:
+    room.wishes.publish(replace(room.wishes.value, resources=resources(NPU, 1)))
+
+
+def moves(room: Room) -> None:
+    room.wishes.publish(replace(room.wishes.value, families=()))
+
+
+@pytest.mark.parametrize("changes", [disables, cuts, moves])
+async def test_a_grant_that_has_waited_is_of_what_is_listed_then(
+    tmp_path: Path, changes: Callable[[Room], None]
+) -> None:
+    room = await outlived(tmp_path)
+    async with background(room.allocator.run()):
+        granting = asyncio.create_task(room.allocator.grant(NPU, devices(*room.cards)[:1]))
+        await until(lambda: room.allocator.states.value.orphans)
+        before = room.allocator.devices[NPU].value
+        changes(room)
+        await first(room.allocator.devices[NPU], lambda listed: listed != before)
+        room.kubelet.node.alive = set()
+        room.says()
+        with pytest.raises(RefusalError, match=r"is no longer listed|\(allocation\.api\)"):
+            await granting
+
+
+async def test_a_grant_by_a_list_that_is_not_on_the_disk_is_saved_first(tmp_path: Path) -> None:
+    """The disk has the next list already, which is not published yet."""
+    room = Room(tmp_path)
+    await room.owned()
+    listed = room.allocator.devices[NPU].value
+    cuts(room)
+    await room.allocator.replan()
+    room.allocator.devices[NPU].publish(listed)
+    await room.allocator.grant(NPU, listed[:1])
+    recovered = recover(Ledger(), read_record(tmp_path), 0.0)
+    assert DeviceName(NPU, "WARBOY-0") in recovered.allocations
+
+
+async def test_what_changes_while_a_grant_is_saved_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    await room.owned()
+    listed = room.allocator.devices[NPU].value
+    cuts(room)
+    await room.allocator.replan()
+    room.allocator.devices[NPU].publish(listed)
+    write = files.replace
+
+    async def failing(path: Path, content: bytes | None, **options: bool) -> bool:
+        fails(room)
+        return await write(path, content, **options)
+
+    monkeypatch.setattr(files, "replace", failing)
+    with pytest.raises(RefusalError, match="is unhealthy: the card does not answer"):
+        await room.allocator.grant(NPU, listed[:1])
+
+
+async def hangs(*_: object, **__: object) -> NoReturn:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("ours", [False, True])
+async def test_a_grant_that_waits_for_the_node_says_whose_fault_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: bool
+) -> None:
+    """Another agent's, or that of the disk with our own record."""
+    room = Room(tmp_path)
+    room.allocator_timing = AllocatorTiming(owned=0.01)
+    room.start()
+    whole = devices(*room.cards)[:1]
+    monkeypatch.setattr(files, "read", hangs)
+    async with contextlib.AsyncExitStack() as stack:
+        if ours:
+            await stack.enter_async_context(background(room.allocator.renew()))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusalError) as refused:
+            await room.allocator.grant(NPU, whole)
+    assert ("another agent serves this node" in str(refused.value)) == (not ours)
+    assert (f"{tmp_path / RECORD}" in str(refused.value)) == ours
+
+
+async def test_a_grant_is_given_up_when_all_that_it_waits_for_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    room.allocator_timing = AllocatorTiming(grant=0.05)
+    room.start()
+    await room.owned()
+    monkeypatch.setattr(room.kubelet.node, "device_holders", hangs)
+    with pytest.raises(RefusalError, match=r"no answer within 0\.05 s: this agent's own files"):
+        await room.allocator.grant(NPU, devices(*room.cards)[:1])
+
+
 async def test_a_grant_waits_for_the_containers_of_the_pod_before(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     whole, other = devices(*room.cards)
@@ -139,6 +248,32 @@ async def test_a_grant_waits_for_the_containers_of_the_pod_before(tmp_path: Path
         room.says()
         await granting
         assert room.allocator.states.value.orphans == {}
+
+
+async def test_an_init_container_that_waits_keeps_its_cores_over_a_restart(tmp_path: Path) -> None:
+    """A rollout may cut its card in another way. The Pod has a cgroup, and no process yet."""
+    room = Room(tmp_path)
+    await room.owned()
+    await room.allocator.grant(NPU, devices(*room.cards)[:1])
+    room.start()
+    room.kubelet.node.notes = {DeviceName(NPU, "WARBOY-0"): frozenset({"waits"})}
+    room.kubelet.node.waiting = {"waits"}
+    cuts(room)
+    await room.owned()
+    for _ in range(3):
+        room.now += 2 * UNSEEN
+        room.says()
+    await room.allocator.replan()
+    listed = {device.id: device.healthy for device in room.allocator.devices[NPU].value}
+    assert listed == {
+        "WARBOY-0_cores_0": False,
+        "WARBOY-0_cores_1": False,
+        "WARBOY-1_cores_0": True,
+        "WARBOY-1_cores_1": True,
+    }
+    # The record is for the next agent, too.
+    await ends(room, the_same)
+    assert (tmp_path / RECORD).exists()
 
 
 async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:

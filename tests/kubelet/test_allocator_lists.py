@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from npu_agent import files
 from npu_agent.core.grant import RefusalError
-from npu_agent.core.hardware import Health, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, keys_of
 from npu_agent.core.offer import Device, advertise
 from npu_agent.core.plan import DraWishes, PluginWishes
@@ -169,8 +169,14 @@ async def test_a_grant_while_a_file_is_written_counts(
         room.wishes.publish(SINGLE)
         async with asyncio.timeout(10):
             await writing.wait()
-        await room.granted()  # of the old list, which is still the one that is offered
+        # Of the old list, which is still the one that is offered, and may be on the disk no more.
+        granting = asyncio.create_task(room.granted())
+        await until(lambda: room.allocator.states.value.allocations)
+        assert not granting.done()
         go_on.set()
+        await granting
+        recorded = recover(Ledger(), read_record(tmp_path), 0.0)
+        assert (NPU, room.card.id) in recorded.allocations
         assert not any((await room.until(lambda d: len(d) == 2)).values())
 
 
@@ -437,6 +443,71 @@ async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Pa
         assert "are missing from the agent's record" in _reason(room)
         room.allocator.recovery_done()
         await room.until(lambda d: d == {room.card.id: True})
+
+
+@contextlib.contextmanager
+def hanging(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[threading.Event]:
+    """Whatever opens a file of this name hangs, and sets the event."""
+    hangs, go_on = threading.Event(), threading.Event()
+    regular = files.regular
+
+    def opening(path: Path, flags: int) -> int:
+        if path.name == name:
+            hangs.set()
+            go_on.wait(30)
+        return regular(path, flags)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "regular", opening)
+        yield hangs
+        go_on.set()
+
+
+def dead(card: CardState) -> CardState:
+    return replace(card, health=Health(state=HealthState.UNHEALTHY, reason="dead", since=0.0))
+
+
+@pytest.mark.parametrize("name", [RECORD, SPEC])
+async def test_what_gets_worse_waits_for_no_disk(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that comes does: for as long as the disk hangs."""
+    async with offering(tmp_path, by_cdi=True) as room:
+        card, new, gone = room.card, state(index=1, id_="new"), state(index=2, id_="gone")
+        room.snapshots.publish(Snapshot((card, gone), complete=True))
+        await room.until(lambda d: d == {card.id: True, "gone": True})
+        with hanging(monkeypatch, name) as hangs:
+            room.snapshots.publish(Snapshot((card, new, gone), complete=True))
+            await until(hangs.is_set)
+            room.snapshots.publish(Snapshot((dead(card), new, gone), complete=True))
+            await room.until(lambda d: d == {card.id: False, "gone": True})
+            room.snapshots.publish(Snapshot((dead(card), new), complete=True))
+            await room.until(lambda d: d == {card.id: False})
+            room.snapshots.publish(Snapshot((card, new), complete=True))
+            room.allocator.cordons.cards.publish({"new": "swap fan"})
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert room.messages[-1] == ((card.id, False),)
+        room.says()
+        await room.until(lambda d: d == {card.id: True, "new": False})
+
+
+async def test_a_card_of_the_slices_is_tainted_while_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    room.claims.publish(DraWishes(families=frozenset({"warboy"})))
+    pool, new = room.allocator.pools[DRIVER], state(index=1, id_="new")
+    async with room.running():
+        await room.owned()
+        await first(pool.offered, lambda devices: devices)
+        with hanging(monkeypatch, RECORD) as hangs:
+            room.snapshots.publish(Snapshot((room.card, new), complete=True))
+            await until(hangs.is_set)
+            room.snapshots.publish(Snapshot((dead(room.card), new), complete=True))
+            devices = await first(pool.offered, lambda devices: devices and devices[0].taints)
+            assert [device.device.card_id for device in devices or ()] == [room.card.id]
+        await first(pool.offered, lambda devices: devices and len(devices) == 2)
 
 
 @pytest.mark.parametrize("removed", [False, True])

@@ -130,9 +130,9 @@ class Node(LivingPods):
         self.reads += 1
         return await super().device_holders()
 
-    async def running(self, uids: Collection[str]) -> frozenset[str]:
+    async def cgroups(self, uids: Collection[str]) -> Mapping[str, bool]:
         self.asked = frozenset(uids)
-        return await super().running(uids)
+        return await super().cgroups(uids)
 
 
 class Polled:
@@ -311,15 +311,16 @@ async def test_an_answer_comes_with_what_is_known_of_the_pods(socket: Path) -> N
         name = DeviceName(NPU, "U1")
         kubelet.node.notes, kubelet.node.alive = {name: frozenset({"old"})}, {"old", "other"}
         answer = await kubelet.answer()
-        assert (answer.pods, answer.running) == (kubelet.node.notes, frozenset())
+        assert (answer.pods, answer.cgroups) == (kubelet.node.notes, {})
         # It is held and no longer listed: whether its Pod lives matters now.
         kubelet.ledger.publish(Ledger(allocations={name: Allocation(footprints=(), since=0.0)}))
         lister.reply = b""
         answer = await kubelet.answer()
-        assert kubelet.node.asked == answer.running == {"old"}
+        assert kubelet.node.asked == {"old"}
+        assert answer.cgroups == {"old": True}
         lister.reply = GRPCError(Status.UNAVAILABLE)
         refused = await kubelet.answer()
-        assert (refused.pods, refused.running) == (answer.pods, answer.running)
+        assert (refused.pods, refused.cgroups) == (answer.pods, answer.cgroups)
 
 
 async def test_the_question_for_one_grant_is_the_one_for_the_next_and_not_put_off(

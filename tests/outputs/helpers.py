@@ -78,14 +78,20 @@ class LivingPods(Pods):
         self.notes: dict[DeviceName, frozenset[str]] = {}
         """The UIDs of the Pods that have each device, as the kubelet noted them last."""
         self.alive: set[str] = set()
+        """Those with a process, by UID."""
+        self.waiting: set[str] = set()
+        """Those with a cgroup, and no process yet."""
 
     async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
         await asyncio.sleep(0)
         return dict(self.notes)
 
-    async def running(self, uids: Collection[str]) -> frozenset[str]:
+    async def cgroups(self, uids: Collection[str]) -> Mapping[str, bool]:
         await asyncio.sleep(0)
-        return frozenset(self.alive.intersection(uids))
+        return self.cgroups_of(uids)
+
+    def cgroups_of(self, uids: Collection[str]) -> dict[str, bool]:
+        return {uid: uid in self.alive for uid in (self.alive | self.waiting).intersection(uids)}
 
 
 class Kubelet(PodResources):

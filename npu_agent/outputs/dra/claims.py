@@ -56,6 +56,8 @@ class PrepareTiming:
     """From the call, for a holder of a device to end. A Pod that was deleted by force may run for
     its terminationGracePeriodSeconds, 30 by default. A kubelet that is refused comes back after 60
     to 90 s (syncFrequency)."""
+    identify: float = 2.0
+    """Longest wait of an Unprepare for the UID of a Pod that has come to share its claim."""
     containers: float = 2.0
     """Longest wait for the kubelet's answer which containers use a claim of several requests."""
 
@@ -105,8 +107,6 @@ class Claims:
 
     async def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, tuple[v1.Device, ...] | str]:
         """Returns each claim's devices by UID, or why it cannot be prepared."""
-        await self.ready.until(bool)
-        await self._allocator.cordons.settled()
         call = _Call(time.monotonic())
         self._calls.add(call)
         outcomes = await asyncio.gather(*(self._outcome(ref, call) for ref in refs))
@@ -116,10 +116,14 @@ class Claims:
         """Ends the claims; returns why not, and "" if it did. The Pod stays Terminating until then.
 
         So it needs no card, no API server and no claim; `sync_specs` removes what stays on the
-        disk. Only an agent that does not own the node refuses: its owner would treat the
-        claims as prepared.
+        disk. The API server is asked, for 2 s, only if the UID of a Pod is missing. Only an agent
+        that does not own the node refuses: its owner would treat the claims as prepared.
         """
         await self.ready.until(bool)
+        for ref in refs:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.identify):
+                    await self._identify(ref.uid)
         if not await self._uncancellable(self._end_all(refs)):
             return self._allocator.why_not_owned
         self.counts.unprepares["unprepared"] += len(refs)
@@ -214,20 +218,33 @@ class Claims:
                     with contextlib.suppress(OSError):
                         await self._allocator.saved()
 
-    async def refresh_consumers(self) -> None:
-        """Finds later Pods of a claim: the kubelet does not prepare it again for them."""
-        for claim in tuple(self._allocator.prepared.value.values()):
-            using = {use.pod for use in self._allocator.claim_uses() or () if _is_of(use, claim)}
-            if using.issubset(claim.pods):
-                continue
-            try:
-                current = await self._read(claim.namespace, claim.name)
-            except (ApiError, ValueError):
-                continue  # it is tried again
-            async with self._changing:
-                if now := self._allocator.prepared.value.get(current.uid):
-                    pods, uids = current.users or now.pods, current.pod_uids or now.pod_uids
-                    await self._record(replace(now, pods=pods, pod_uids=uids))
+    async def identify_pods(self) -> bool:
+        """Reads claims with `unidentified` Pods again; returns whether all Pods are known now."""
+        for uid in tuple(self._allocator.prepared.value):
+            await self._identify(uid)
+        return not any(claim.unidentified for claim in self._allocator.prepared.value.values())
+
+    async def _identify(self, uid: str) -> None:
+        """Finds the UIDs of later Pods of a claim, for which the kubelet prepares it no more."""
+        claim = self._allocator.prepared.value.get(uid)
+        if not (claim and claim.unidentified):
+            return
+        try:
+            current = await self._read(claim.namespace, claim.name)
+        except (ApiError, ValueError):
+            return  # it is tried again
+        async with self._changing:
+            claim = self._allocator.prepared.value.get(current.uid)
+            if claim and current.users:
+                strangers = set(claim.unidentified).difference(current.users)
+                identified = replace(
+                    claim,
+                    pods=current.users,
+                    pod_uids=current.pod_uids or claim.pod_uids,
+                    unidentified=tuple(sorted(strangers)),
+                )
+                if identified != claim:
+                    await self._record(identified)
 
     async def sync_specs(self) -> None:
         """Removes specs of claims that are not prepared; writes those that are missing or changed.
@@ -316,6 +333,8 @@ class Claims:
             RefusalError: it is not to be prepared.
             OSError: the disk cannot be written; then all is as it was before.
         """
+        await self.ready.until(bool)
+        await self._allocator.cordons.settled()
         await self._ready()
         if self._allocator.drivers_in_recovery.value:
             await self.recover()

@@ -39,7 +39,7 @@ from npu_agent.outputs.dra.service import (
     sweep_all,
 )
 from npu_agent.supervise import background
-from npu_agent.ticks import until_tick
+from npu_agent.ticks import set_within, until_tick
 
 log = logger(__name__)
 
@@ -186,7 +186,9 @@ class Driver:
         await self._allocator.renew()
         await self.claims.recover()  # before anything is dropped or prepared
         self.claims.ready.publish(True)
-        async with background(self.slices.run(), self._collect_garbage(), self._keep_specs()):
+        async with background(
+            self.slices.run(), self._collect_garbage(), self._keep_specs(), self._identify_pods()
+        ):
             while still_ours() and (duty := self._duty()) in (_Duty.SERVE, _Duty.WITHDRAW):
                 try:
                     if duty is _Duty.WITHDRAW:
@@ -225,9 +227,19 @@ class Driver:
     async def _keep_specs(self) -> None:
         while True:
             await self.claims.recover()  # if the kubelet had not said before what is in use
-            await self.claims.refresh_consumers()
             await self.claims.sync_specs()
             await asyncio.sleep(cdi.RESYNC_INTERVAL)
+
+    async def _identify_pods(self) -> None:
+        """Finds the UID of each Pod that comes to share a claim, while the API server has it."""
+        pause = Backoff(first=1.0, longest=30.0)
+        while True:
+            changed = self._allocator.prepared.changed
+            if await self.claims.identify_pods():
+                pause.reset()
+                await changed.wait()
+            else:
+                await set_within(changed, pause.next())
 
     async def _register(self) -> None:
         """Lets the kubelet find this instance while the previous one still serves.

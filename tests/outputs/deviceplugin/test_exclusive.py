@@ -128,12 +128,12 @@ class Node(LivingPods):
             if name[0] != CLAIM
         }
 
-    def running_of(self, uids: Collection[str]) -> frozenset[str]:
+    def cgroups_of(self, uids: Collection[str]) -> dict[str, bool]:
         alive = {*self.machine.containers.values(), *self.machine.forgotten.values()}
-        return frozenset(uids) & {one.assignment.pod for one in alive}
+        return dict.fromkeys(frozenset(uids) & {one.assignment.pod for one in alive}, True)
 
-    async def running(self, uids: Collection[str]) -> frozenset[str]:
-        return self.running_of(uids)
+    async def cgroups(self, uids: Collection[str]) -> dict[str, bool]:
+        return self.cgroups_of(uids)
 
 
 @dataclass
@@ -465,8 +465,8 @@ class Machine(RuleBasedStateMachine):
     def says(self, kubelet: Kubelet, answer: Holdings) -> None:
         """It is followed by what its host knows of the Pods."""
         answer = replace(answer, pods=self.node.notes)
-        living = self.node.running_of(kubelet.orphan_candidates(answer))
-        kubelet.holdings.publish(replace(answer, running=living))
+        cgroups = self.node.cgroups_of(kubelet.orphan_candidates(answer))
+        kubelet.holdings.publish(replace(answer, cgroups=cgroups))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
     def answers(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class _Api(Api):
 class Room:
     """Claims on two Warboy cards; `restarted` is the next agent on the same disk."""
 
+    listed: Collection[str] = ()
+    """The families that the device plugin lists."""
+
     def __init__(self, directory: Path, *cards: CardState) -> None:
         self.directory = directory
         self.record = directory / RECORD
@@ -75,11 +78,12 @@ class Room:
         wishes = Feed(DraWishes(families=frozenset()))
         pool = ClaimPool(NAMES, families, wishes, self.snapshots)
         pool.known = self.devices
+        self.wishes = Feed(PluginWishes(resources(NPU, None), frozenset(), self.listed))
         self.allocator = allocator_of(
             self.kubelet,
             self.snapshots,
             self.directory,
-            Feed(PluginWishes(resources(NPU, None), frozenset(), ())),
+            self.wishes,
             pool=pool,
             timing=replace(self.allocator_timing, clock=self.clock),
         )
@@ -148,8 +152,8 @@ class Room:
             pods=self.kubelet.node.notes,
             error=error,
         )
-        living = self.kubelet.node.alive.intersection(self.kubelet.orphan_candidates(answer))
-        self.kubelet.holdings.publish(replace(answer, running=frozenset(living)))
+        cgroups = self.kubelet.node.cgroups_of(self.kubelet.orphan_candidates(answer))
+        self.kubelet.holdings.publish(replace(answer, cgroups=cgroups))
         self.allocator.reconcile()
 
     async def renewed(self, *held: str, **answer: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from npu_agent import files
 from npu_agent.core.grant import RefusalError
 from npu_agent.core.hardware import HealthState
-from npu_agent.core.ledger import Assignment, DeviceName, Ledger
+from npu_agent.core.ledger import UNIDENTIFIED, Assignment, DeviceName, Ledger
 from npu_agent.core.offer import Device
 from npu_agent.core.pool import PoolDevice
 from npu_agent.kube.errors import ApiError, ErrorKind
@@ -848,19 +848,73 @@ async def test_a_claim_that_is_unprepared_while_its_containers_run_keeps_its_cor
     assert await held.prepared("d") == answer(("npu", ZERO), uid="uid-d")
 
 
+def joins(room: Room) -> None:
+    """The kubelet lists the Pod ``later`` with the claim, which it does not prepare again."""
+    use = Assignment("team", "later", "main", DRIVER, ZERO, "c")
+    room.now += 2.0
+    room.kubelet.holdings.publish(Holdings(asked_at=room.now, claim_uses=(use,)))
+    room.allocator.reconcile()
+
+
+@pytest.mark.parametrize("reserved_for", [["pod-c", "later"], ["pod-c"], []])
+async def test_a_pod_that_joins_just_before_its_claim_ends_keeps_the_card(
+    held: Room, reserved_for: list[str]
+) -> None:
+    """Both Pods are deleted by force, and `later` runs on; the API server may have forgotten it."""
+    joins(held)
+    held.claim("c", result(ZERO), reservedFor=reserved(*reserved_for))
+    held.kubelet.node.alive = {"later"}
+    held.says()
+    await held.unprepared()
+    held.claim("d", result(ZERO))
+    reason = str(await held.prepared("d"))
+    assert "Pod team/" in reason
+    assert "run) still holds its cores" in reason
+    held.kubelet.node.alive.clear()
+    held.says()
+    known = "later" in reserved_for
+    assert isinstance(await held.prepared("d"), tuple) == known
+    held.now += UNIDENTIFIED
+    held.says()
+    assert isinstance(await held.prepared("d"), tuple)
+
+
+async def test_an_unprepare_does_not_wait_long_for_the_uid_of_a_pod(held: Room) -> None:
+    held.timing = replace(held.timing, identify=0.01)
+    await held.restarted(uses=[("c", ZERO)])
+    joins(held)
+    held.fetched = hangs
+    await held.unprepared()
+    assert list(held.allocator.states.value.orphans) == ["team/later"]
+
+
+async def hangs(_: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_prepare_that_waits_for_the_node_is_counted_from_the_call(held: Room) -> None:
+    """Also if it is given up by then. A holder is waited for from the call, too."""
+    held.claims.ready.publish(False)
+    preparing = asyncio.create_task(held.claims.prepare([ref("d")]))
+    await asyncio.wait([preparing], timeout=0.05)
+    preparing.cancel()
+    await asyncio.wait([preparing])
+    assert held.claims.counts.prepares == {"prepared": 1, "refused": 0, "failed": 1}
+    assert held.claims.counts.prepare_seconds.total >= 0.05
+
+
 async def test_pods_that_come_to_share_a_claim_are_known(held: Room) -> None:
     """The kubelet has it prepared for the first one alone."""
     both = reserved("pod-c", "later")
     held.claim("c", result(ZERO), reservedFor=both)
-    await held.claims.refresh_consumers()
+    assert await held.claims.identify_pods()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
-    use = Assignment("team", "later", "main", "npu.furiosa.ai", ZERO, "c")
-    held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
+    joins(held)
     held.api["team", "c"] = ApiError("busy", kind=ErrorKind.UNREACHABLE)
-    await held.claims.refresh_consumers()
+    assert not await held.claims.identify_pods()
     held.claim("c", result(ZERO), reservedFor=both)
-    await held.claims.refresh_consumers()
+    assert await held.claims.identify_pods()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "later"), ("pod-c", "later"))
     (written,) = json.loads(held.record.read_bytes())["prepared"].values()
@@ -875,9 +929,8 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
 ) -> None:
     held.kubelet.node.alive = {"pod-c"}
     held.claim("c", result(ZERO), reservedFor=reserved("later"))
-    use = Assignment("team", "later", "main", "npu.furiosa.ai", ZERO, "c")
-    held.kubelet.holdings.publish(Holdings(asked_at=held.now, claim_uses=(use,)))
-    await held.claims.refresh_consumers()
+    joins(held)
+    assert await held.claims.identify_pods()
     assert held.allocator.prepared.value["uid-c"].pod_uids == ("later",)
     assert list(held.allocator.states.value.orphans) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
