@@ -12,12 +12,14 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import LineTooLong
 
-from npu_agent.outputs.web.pages import Pages
+from npu_agent.outputs.web.pages import PageAnswer, Pages, text_answer
 from npu_agent.outputs.web.server import PortLimits
 
 if TYPE_CHECKING:
@@ -26,9 +28,56 @@ if TYPE_CHECKING:
 _BACKLOG = 32
 """Connections that wait in the kernel, and that asyncio accepts in one turn of the loop. It is less
 than the cap, so that a newcomer's request is read before others push the newcomer out."""
-_LINE, _HEADERS = 4096, 40
-"""Limits of a request's head: bytes of a line, and number of headers. With the cap they bound the
-memory that clients with unfinished heads can take: some 20 MB for each port."""
+_LINE, _HEADERS = 16 * 2**10, 40
+"""Limits of a request's head: bytes of a line, and number of headers. Cookies of *localhost* and
+tokens with many groups have 8 KiB and more."""
+_UNANSWERED = 48 * 2**10
+"""Bytes that a client may send before it is answered: a head, and requests or bodies that follow.
+With the cap of connections they bound what a port holds: 3 MiB, which take twice that."""
+_TOO_LONG = text_answer(
+    f"the request's head is too long: {_LINE // 2**10} KiB for a line and "
+    f"{_UNANSWERED // 2**10} KiB in all are read. Remove the cookies of this host in the browser, "
+    "or ask by its address: http://127.0.0.1:PORT in place of http://localhost:PORT\n",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+)
+
+
+class _Handler(web.RequestHandler):
+    """A connection: reads no more than `_UNANSWERED` bytes ahead of its answers.
+
+    aiohttp itself reads 32 requests ahead.
+    """
+
+    __slots__ = ("answering", "unanswered")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.answering = False
+        self.unanswered = 0
+
+    def data_received(self, data: bytes) -> None:
+        room = _UNANSWERED - self.unanswered
+        self.unanswered += len(data)
+        if len(data) <= room:
+            super().data_received(data)
+        elif self.answering:
+            self.close()  # after this answer
+        elif self.transport is not None:
+            self.transport.write(_raw(_TOO_LONG))
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, LineTooLong):
+            response = _response(_TOO_LONG)
+            response.force_close()
+            return response
+        return super().handle_error(request, status, exc, message)
 
 
 class Connections(web.Server):
@@ -45,8 +94,19 @@ class Connections(web.Server):
         made_room: Callable[[], None],
     ) -> None:
         """`made_room` is called for each connection that is ended for a newer one."""
-        super().__init__(
-            self._handle,
+        super().__init__(self._handle)
+        self._pages = pages
+        self._authorizer = authorizer
+        self._limits = limits
+        self._made_room = made_room
+        self._open: dict[web.RequestHandler, asyncio.Transport] = {}
+        """The oldest one is first."""
+
+    def __call__(self) -> web.RequestHandler:
+        limits = self._limits
+        return _Handler(
+            self,
+            loop=asyncio.get_running_loop(),
             access_log=None,
             logger=_ERRORS,
             # Counted from the connection or the last answer, so that a client that sends a byte
@@ -58,12 +118,6 @@ class Connections(web.Server):
             max_headers=_HEADERS,
             auto_decompress=False,
         )
-        self._pages = pages
-        self._authorizer = authorizer
-        self._limits = limits
-        self._made_room = made_room
-        self._open: dict[web.RequestHandler, asyncio.Transport] = {}
-        """The oldest one is first."""
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -107,9 +161,12 @@ class Connections(web.Server):
         self._open.pop(handler, None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        handler = request.protocol
+        assert isinstance(handler, _Handler)  # noqa: S101  (for the type checker)
+        handler.answering = True
         try:
             async with asyncio.timeout(self._limits.answer):
-                response = await self._response(request)
+                response = await self._answer(request)
                 # Here and not after the return, where aiohttp would wait without a deadline.
                 await response.prepare(request)
                 await response.write_eof()
@@ -117,9 +174,11 @@ class Connections(web.Server):
             if request.transport is not None:
                 _reset(request.transport)
             raise ConnectionAbortedError("not answered in time, or not read") from error
+        handler.answering = False
+        handler.unanswered = 0
         return response
 
-    async def _response(self, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         sent, answer = request.headers, None
         if self._authorizer is not None:
             answer = await self._authorizer.refusal(
@@ -132,8 +191,20 @@ class Connections(web.Server):
             encodings=sent.get("Accept-Encoding", ""),
             languages=sent.get("Accept-Language", ""),
         )
-        headers = {**answer.headers, "Server": "npu-agent"}
-        return web.Response(status=answer.status, body=answer.body, headers=headers)
+        return _response(answer)
+
+
+def _response(answer: PageAnswer) -> web.Response:
+    headers = {**answer.headers, "Server": "npu-agent"}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def _raw(answer: PageAnswer) -> bytes:
+    """An answer to what is no request yet."""
+    fields = {**answer.headers, "Content-Length": len(answer.body), "Connection": "close"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    start = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+    return f"{start}{head}\r\n".encode() + answer.body
 
 
 def _reset(transport: asyncio.Transport) -> None:

@@ -98,24 +98,59 @@ async def test_every_page_by_http(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    ("nonsense", "status"),
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xa5" * 200,
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1_000 + b"\r\n",
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xa5" * 200, 400),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nCookie: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1_000_000, 431),
+        (b"GET / HTTP/1.1\r\n" + (b"X: " + b"a" * 2_000 + b"\r\n") * 30, 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1_000 + b"\r\n", 400),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 async def test_nonsense_is_refused_and_no_news(
-    nonsense: bytes, caplog: pytest.LogCaptureFixture
+    nonsense: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(Scene()) as address:
         answer = await said(address, nonsense)
-        assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+        assert answer.startswith((b"HTTP/1.0 %d " % status, b"HTTP/1.1 %d " % status))
         assert b"Traceback" not in answer
+        assert (b"Remove the cookies of this host" in answer) == (status == 431)
         assert await scrape(address) == PROMETHEUS
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+@pytest.mark.parametrize("header", ["Cookie", "Authorization"])
+async def test_cookies_of_localhost_and_tokens_with_many_groups_are_read(header: str) -> None:
+    async with serving(Scene()) as address:
+        line = f"{header}: {'x' * 16_000}\r\n".encode()
+        for _ in range(2):
+            answer = await said(address, ONCE.replace(b"\r\n", b"\r\n" + line, 1))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_requests_may_follow_each_other_unanswered() -> None:
+    async with serving(Scene()) as address:
+        answer = await said(address, ASK + ASK + ONCE)
+        assert answer.count(b"HTTP/1.1 200 ") == 3
+
+
+async def test_what_a_client_sends_before_it_takes_its_answer_is_not_kept() -> None:
+    """64 clients that sent requests of 160 KB and read nothing took 600 MB."""
+    page = b"x" * 30_000_000
+    async with serving(Scene(metrics=page)) as address:
+        reader, writer = await connect(address)
+        writer.write(ASK)
+        async with asyncio.timeout(LIMIT):
+            start = await reader.readuntil(b"\r\n\r\n")
+            more = ASK.replace(b"\r\n\r\n", (b"\r\nX: " + b"a" * 3_000) * 5 + b"\r\n\r\n")
+            writer.write(more * 5 + ONCE)
+            await writer.drain()
+        answers = start + await rest(reader)
+        assert answers.count(b"HTTP/1.1 ") == 1
+        assert len(answers) > len(page)
+        await closed(writer)
 
 
 async def test_a_fault_of_our_own_is_logged(
