@@ -34,8 +34,6 @@ class ChangeKind(enum.Enum):
     RECOVERED = "recovered"
     HEALTH = "health"
     """Between healthy and unknown."""
-    ERROR_TEXT = "error text"
-    """The driver says something else of its errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,6 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
             yield CardChange(ChangeKind.RECOVERED, state, previous)
         elif previous and was is not now:
             yield CardChange(ChangeKind.HEALTH, state, previous)
-        if previous and _has_other_errors(previous, state):
-            yield CardChange(ChangeKind.ERROR_TEXT, state, previous)
-
-
-def _has_other_errors(before: CardState, after: CardState) -> bool:
-    texts = [state.reading.error_text for state in (before, after) if state.reading]
-    return len(texts) == 2 and None not in texts and texts[0] != texts[1]
 
 
 def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
@@ -123,7 +114,6 @@ _CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str, str]] = {
     ChangeKind.RENUMBERED: ("plain", "", "{before} is {name} now"),
     ChangeKind.UNHEALTHY: ("bad", "NPUUnhealthy", "{name} became unhealthy: {reason}"),
     ChangeKind.RECOVERED: ("good", "NPURecovered", "{name} recovered: {reason}"),
-    ChangeKind.ERROR_TEXT: ("warn", "NPUHardwareError", "{name} reports other errors: {errors}"),
 }
 """Tone, reason of the Event (empty: there is none), and text."""
 
@@ -140,7 +130,6 @@ def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
                 before=change.before and change.before.card.name,
                 before_id=change.before and change.before.id,
                 reason=plain_reason(change.card.health),
-                errors=change.card.reading and change.card.reading.error_text,
             )
             remedy = {
                 ChangeKind.REMOVED: GONE,
@@ -166,6 +155,8 @@ def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
         beginning, end = _TREND_REASONS[kind]
         subject: Subject = "errors" if kind is TrendKind.ERRORS else "card"
         if began:
+            if not trend.counted:
+                beginning = "NPUHardwareError"
             text = f"{card.card.name} {words.begins}: {trend.detail}"
             yield EventEntry(subject, "warn", text, card.id, reason=beginning, remedy=words.remedy)
         else:

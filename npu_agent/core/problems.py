@@ -201,7 +201,9 @@ def _detail(kind: TrendKind, card: CardState, trend: Trend) -> str:
     """What is so now."""
     if kind is TrendKind.HOT and card.reading:
         return f"{card.reading.temperature():.1f} °C"
-    return (kind is TrendKind.ERRORS and _counted(card)) or trend.detail
+    if kind is TrendKind.ERRORS and card.reading:
+        return (trend.counted and _counted(card)) or card.reading.error_text or trend.detail
+    return trend.detail
 
 
 _LOST = "a Pod without a controller does not come back"

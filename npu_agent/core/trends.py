@@ -34,7 +34,7 @@ class TrendKind(enum.Enum):
 
     HOT = "hot"
     ERRORS = "errors"
-    """Its error counters rise."""
+    """Its error counters rise, or what the driver says of its errors changes."""
     FLAPPING = "flapping"
     """It fails and recovers, or comes and goes, repeatedly."""
     TWINS = "twins"
@@ -56,6 +56,8 @@ class Trend:
     since: float
     last: float
     """When it was last seen to be so."""
+    counted: bool = True
+    """Of errors, whether the driver counts them; else its text on them has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,15 @@ def step(
         at: trend for at, trend in known.found.items() if now - trend.last < ends.get(at[0], 0.0)
     }
 
-    def lasts(kind: TrendKind, card: CardState, detail: str, since: float = now) -> None:
+    def lasts(
+        kind: TrendKind, card: CardState, detail: str, since: float = now, *, counted: bool = True
+    ) -> None:
         first = known.found.get((kind, card.id)) or Trend(
-            card=replace(card, reading=None), detail=detail, since=since, last=now
+            card=replace(card, reading=None),
+            detail=detail,
+            since=since,
+            last=now,
+            counted=counted,
         )
         current[kind, card.id] = replace(first, last=now) if kind in ends else first
 
@@ -128,6 +136,8 @@ def step(
             lasts(TrendKind.HOT, card, f"above {limit:g} °C")
         if risen := _risen(old.get(card.id, card), card):
             lasts(TrendKind.ERRORS, card, ", ".join(risen))
+        elif text := _new_text(old.get(card.id, card), card):
+            lasts(TrendKind.ERRORS, card, text, counted=False)
         if link := comparison.slow_link(card, after.cards):
             lasts(TrendKind.LINK, card, link)
         if card.card.uuid and uuids[card.card.uuid] > 1:
@@ -159,3 +169,11 @@ def _risen(before: CardState, after: CardState) -> list[str]:
         return []
     known = dict(before.reading.errors)
     return [label for label, count in after.reading.errors if count > known.get(label, count)]
+
+
+def _new_text(before: CardState, after: CardState) -> str | None:
+    """Returns what the driver says of errors if that is new; zeros say that there are none."""
+    if before.reading is None or after.reading is None:
+        return None
+    was, text = before.reading.error_text, after.reading.error_text
+    return text if was and text and text != was and text.strip("0x") else None

@@ -291,9 +291,6 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
                 )
             case ChangeKind.RENUMBERED if was:
                 log.warning("card renumbered", card=name, id=id_, before=was.card.name)
-            case ChangeKind.ERROR_TEXT:
-                errors = change.card.reading and change.card.reading.error_text
-                log.warning("card reports other errors", card=name, id=id_, reason=errors)
             case _ if was:  # its health; of a new card that has been logged
                 report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
                 what, state = f"card {health.state.value}", was.health.state.value

@@ -6,7 +6,7 @@ import pytest
 
 from npu_agent.core import changes
 from npu_agent.core.cordon import Cordons
-from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Reading, Snapshot
+from npu_agent.core.hardware import CardState, Cause, CoreRange, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import TimelineEntry
@@ -178,16 +178,3 @@ def test_a_holding_that_changes_with_its_card_is_no_news() -> None:
     train = holds(ONE, "train", 0)
     assert reported(changes.usage_entries([train], [], seen(ONE), seen())) == []
     assert reported(changes.usage_entries([], [train], seen(), seen(ONE))) == []
-
-
-def test_other_words_of_the_driver_about_errors_are_news_once() -> None:
-    def says(text: str | None) -> Snapshot:
-        return seen(replace(ONE, reading=Reading(at=1.0, error_text=text)))
-
-    assert of_cards(says("0x0"), says("0x1")) == [("warn", "npu0 reports other errors: 0x1")]
-    for before, after in (
-        (says("0x1"), says("0x1")),
-        (says(None), says("0x1")),
-        (seen(ONE), says("1")),
-    ):
-        assert of_cards(before, after) == []

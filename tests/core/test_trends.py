@@ -105,6 +105,22 @@ def test_errors_rise_until_there_was_none_for_a_quarter_of_an_hour() -> None:
     assert one.then(at(ONE)) == [], "the driver was loaded again"
 
 
+def test_other_words_of_the_driver_about_errors_are_errors_too() -> None:
+    def says(text: str | None) -> CardState:
+        return replace(ONE, reading=Reading(at=1.0, error_text=text))
+
+    one = History()
+    for quiet in ("0x3", "0x3", None, "0x1", "0x00"):
+        assert one.then(says(quiet)) == [], quiet
+    assert one.then(says("0x2"), after=5) == [("errors", "A")]
+    trend = one.trends.of(TrendKind.ERRORS)["A"]
+    assert (trend.detail, trend.counted) == ("0x2", False)
+    assert one.then(says("0x3"), after=800) == [("errors", "A")]
+    assert one.trends.of(TrendKind.ERRORS)["A"].since == trend.since, "it is one trend"
+    assert one.then(says("0x3"), after=899) == [("errors", "A")]
+    assert one.then(says("0x3")) == []
+
+
 def test_a_card_flaps_until_it_is_steady_for_some_minutes() -> None:
     one = History()
     for _ in range(5):

@@ -15,7 +15,7 @@ from npu_agent import __version__
 from npu_agent.core import changes
 from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
-from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Reading, Snapshot
+from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Usage
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import TimelineEntry
@@ -47,10 +47,6 @@ def dead(index: int, reason: str = "alive says 0") -> CardState:
     return card(index, HealthState.UNHEALTHY, reason)
 
 
-def reading(errors: str) -> Snapshot:
-    return snapshot(replace(card(0), reading=Reading(at=1.0, error_text=errors)))
-
-
 def config(error: str | None = None) -> ConfigState:
     return ConfigState(loaded_at=0.0, error=error)
 
@@ -74,7 +70,6 @@ REMEDY = advice(None).remedy
         (snapshot(dead(0)), ONE, "NPURecovered", "recovered: works", False),
         (ONE, snapshot(), "NPURemoved", f"is gone: {GONE}", True),
         (snapshot(), ONE, "NPUAdded", "was added: FuriosaAI Warboy", False),
-        (reading("0x0"), reading("0x1"), "NPUHardwareError", "reports other errors: 0x1", True),
     ],
 )
 def test_a_change_has_the_identity_of_its_card_and_a_remedy(
