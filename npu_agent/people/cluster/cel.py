@@ -10,10 +10,13 @@ Kubernetes 1.37.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import resource
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from npu_agent.kube.objects import SliceDevice
@@ -27,6 +30,8 @@ _LOOKUP = re.compile(r"""device\.(?:attributes|capacity)\s*\[\s*("[^"\\]*"|'[^'\
 _MAP = re.compile(r"\b(attributes|capacity)\b")
 _STATUS = re.compile(r"^([A-Z_]+: )+")
 """What cel-cpp puts before its words."""
+_MEMORY = 256 * 2**20
+"""Bytes for the selectors of an answer."""
 _QUANTITY, _VERSION = "kubernetes.Quantity", "kubernetes.Semver"
 """Keys of the maps that stand for values of these types."""
 
@@ -50,19 +55,40 @@ def matches(expression: str, device: SliceDevice, driver: str) -> bool:
     quantities = (
         (name, _quantity(capacity["value"])) for name, capacity in device.capacity.items()
     )
-    variable = {
-        "driver": driver,
-        "allowMultipleAllocations": bool(device.allow_multiple_allocations),
-        "attributes": _by_domain(_values(device, expression), driver, domains),
-        "capacity": _by_domain(quantities, driver, domains),
-    }
     try:
+        variable = {
+            "driver": driver,
+            "allowMultipleAllocations": bool(device.allow_multiple_allocations),
+            "attributes": _by_domain(_values(device, expression), driver, domains),
+            "capacity": _by_domain(quantities, driver, domains),
+        }
         answer = compiled.eval(data={"device": variable})
     except RuntimeError as error:  # 10,000 steps, which may be too few
         raise CannotJudgeError(_words(error)) from None
+    except MemoryError:
+        raise CannotJudgeError(f"it takes more than {_MEMORY >> 20} MiB") from None
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise CelError(f"the device has an odd attribute or capacity ({_words(error)})") from None
     if isinstance(value := answer.value(), bool):
         return value
     raise CelError(_words(value) if answer.type().name() == "ERROR" else "its value is not a bool")
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """Within it, what `matches` evaluates may take 256 MiB: a few words grow to gigabytes.
+
+    By the limit of this process, so that nothing else should run meanwhile.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(OSError, ValueError):  # not on Linux, or a lower limit is set
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + _MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _words(error: object) -> str:
@@ -81,11 +107,11 @@ def _by_domain(
 
 def _values(device: SliceDevice, expression: str) -> Iterator[tuple[str, Any]]:
     for name, typed in device.attributes.items():
-        ((kind, value),) = typed.items()
+        kind, value = next(iter(typed.items()), ("", ""))
         if kind in ("int", "bool", "string", "version"):
             yield name, _version(value) if kind == "version" else value
         elif name.rpartition("/")[2] in expression:
-            raise CannotJudgeError(f"it reads attribute {name}, which has type {kind}")
+            raise CannotJudgeError(f"it reads attribute {name}, which has type {kind or 'none'}")
 
 
 @lru_cache(maxsize=512)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import fields
@@ -19,17 +19,18 @@ from msgspec.structs import fields
 from npu_agent.backoff import Backoff
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
-from npu_agent.kube.errors import IS_IT_KUBERNETES
+from npu_agent.kube.errors import IS_IT_KUBERNETES, unusable
 from npu_agent.kube.objects import Object, Struct
-from npu_agent.kube.request import Request
+from npu_agent.kube.request import Request, plural
 from npu_agent.people.cluster.objects import AGENT, Cluster, Pod
 from npu_agent.people.report import Report
-from npu_agent.typedjson import InvalidJsonError, convert
-
-T = TypeVar("T")
+from npu_agent.text import listed
+from npu_agent.typedjson import InvalidJsonError, convert, decode
 
 KINDS: dict[str, type[Object]] = {
-    kind.name: get_args(kind.type)[0] for kind in fields(Cluster) if kind.name != "refused"
+    kind.name: get_args(kind.type)[0]
+    for kind in fields(Cluster)
+    if kind.name not in ("refused", "unread")
 }
 """All that can be read, by the field of a Cluster."""
 _EVERYWHERE = ("nodes", "pods")
@@ -58,11 +59,11 @@ class ListMeta(Struct, frozen=True):
     """Asks for the next page; "": there is none."""
 
 
-class ObjectList(Struct, Generic[T], frozen=True):
-    """A list, or a page of one."""
+class ObjectList(Struct, frozen=True):
+    """A list, or a page of one; its items are read one by one."""
 
     metadata: ListMeta = ListMeta()
-    items: tuple[T, ...] | None = None
+    items: tuple[msgspec.Raw, ...] | None = None
 
 
 async def fetch(
@@ -87,6 +88,7 @@ async def fetch(
         ApiError: of any other kind.
     """
     refused: dict[str, str] = {}
+    unread: list[str] = []
     labels = {**selectors, "daemon_sets": AGENT}
     on_node = f",spec.nodeName={node}" if node else ""
     field_selectors = {
@@ -103,7 +105,7 @@ async def fetch(
         where = namespace if kind in _NAMESPACED else ""
         try:
             async with asyncio.timeout(_PATIENCE):
-                return await _all(api, kind, where, query)
+                objects, odd = await _all(api, kind, where, query)
         except TimeoutError:
             what = f"cannot list {kind}: the API server was overloaded for {_PATIENCE:g} s"
             raise ApiError(what, "try again later", kind=ErrorKind.TOO_MANY) from None
@@ -115,23 +117,29 @@ async def fetch(
             elif kind in _EVERYWHERE:
                 raise ApiError(error.what, IS_IT_KUBERNETES, kind=error.kind) from error
             return ()
+        if odd:
+            unread.append(f"{plural(KINDS[kind].__name__)} left out: {listed(odd, 1)}")
+        return objects
 
     lists = await asyncio.gather(*map(read, kinds))
-    return Cluster(**dict(zip(kinds, lists, strict=True)), refused=refused)
+    by_kind = dict(zip(kinds, lists, strict=True))
+    return Cluster(**by_kind, refused=refused, unread=tuple(sorted(unread)))
 
 
-async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tuple[Object, ...]:
-    """A list, page by page."""
+async def _all(
+    api: Api, kind: str, namespace: str, query: dict[str, str]
+) -> tuple[tuple[Object, ...], list[str]]:
+    """A list, page by page; apart, the objects with a field that is odd, and what is wrong."""
     items: list[Object] = []
+    odd: list[str] = []
     pause = Backoff(longest=8.0)
     following = ""
-    list_of: Any = ObjectList
     while True:
-        request: Request[ObjectList[Any]] = Request(
+        request = Request(
             verb="list",
             kind=KINDS[kind].__name__,
             namespace=namespace,
-            answer=list_of[KINDS[kind]],
+            answer=ObjectList,
             query={**query, "continue": following} if following else query,
             largest=_LARGEST,
         )
@@ -142,10 +150,21 @@ async def _all(api: Api, kind: str, namespace: str, query: dict[str, str]) -> tu
                 raise
             await asyncio.sleep(pause.next(error.retry_after))
             continue
-        items += page.items or ()
+        for item in page.items or ():
+            try:
+                items.append(decode(item, KINDS[kind]))
+            except InvalidJsonError as error:
+                odd.append(f"{_name(request, item)}: {error}")
         following = page.metadata.next
         if not following:
-            return tuple(items)
+            return tuple(items), odd
+
+
+def _name(request: Request[Any], item: msgspec.Raw) -> str:
+    try:
+        return decode(item, Object).key
+    except InvalidJsonError as error:
+        raise unusable(request, error) from error
 
 
 @dataclass(frozen=True, slots=True)

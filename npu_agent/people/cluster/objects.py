@@ -213,6 +213,8 @@ class Cluster(msgspec.Struct, frozen=True):
     """Those with the agent's label."""
     refused: dict[str, str] = {}
     """By kind, ``ResourceSlice``, why it was not read, in a sentence."""
+    unread: tuple[str, ...] = ()
+    """A sentence on each kind of which objects were left out, as they have a field that is odd."""
 
 
 def condition(of: tuple[Condition, ...], type_: str) -> Condition | None:

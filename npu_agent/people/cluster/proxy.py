@@ -29,6 +29,7 @@ _CONTEXT = (
     '{.contexts[0].name}{"\\n"}{.clusters[0].cluster.server}{"\\n"}{.contexts[0].context.namespace}'
 )
 """What is asked of the kubeconfig, a line each; a context's name may itself have several lines."""
+_GUARD = 'trap "" HUP INT TERM; read line || kill $(cat /proc/$1/task/*/children) $1'
 _TRY = "try `kubectl version` with the same options"
 
 
@@ -76,6 +77,7 @@ async def through_kubectl(
         if place.server.partition("://")[2].partition("/")[2]:  # as Rancher has
             command.append("--append-server-path")
         process = await _started(*command, asks=asks)
+        guard = await _guarded(process.pid)
         source = f"your kubectl, {place}"
         api = Api(lambda: at("http://localhost", source, socket=socket, name=place.server))
         try:
@@ -86,6 +88,7 @@ async def through_kubectl(
             _end(process.pid)  # first: another signal ends what awaits
             await api.close()
             await _until_ended(process)
+            await guard.communicate(b"\n")
 
 
 async def _place(program: str, flags: Sequence[str]) -> Login:
@@ -116,6 +119,16 @@ async def _started(*command: str, asks: bool) -> Process:
         raise CredentialsError(
             f"{command[0]} cannot be run ({one_line(error)})", "install kubectl again"
         ) from error
+
+
+async def _guarded(pid: int) -> Process:
+    """Starts what ends a process, and what it runs, if this one ends without a word.
+
+    After SIGKILL its pipe is at its end: a proxy would live on with a person's credentials.
+    """
+    return await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", _GUARD, "sh", str(pid), stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL
+    )
 
 
 async def _until_served(process: Process) -> None:

@@ -6,6 +6,7 @@ cores.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from npu_agent.kube.objects import Node, SliceDevice
 from npu_agent.people.cluster.fetch import AgentPages, agents
 from npu_agent.people.cluster.objects import Cluster, Container, Pod, condition, quantity
 from npu_agent.people.report import Report
+
+_CORE = re.compile(r"core-([0-9]{1,3})", re.ASCII)
+"""The counter of a core."""
+_MOST_CORES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +100,11 @@ class PublishedDevice:
     @cached_property
     def cores(self) -> frozenset[int]:
         counters = [name for set_ in self.device.consumes_counters for name in set_.counters]
-        cores = {int(name[5:]) for name in counters if name[:5] == "core-" and name[5:].isdigit()}
-        return frozenset(cores or range(self.device.attribute("cores") or 1))
+        cores = {int(core[1]) for name in counters if (core := _CORE.fullmatch(name))}
+        count = self.device.attribute("cores")
+        # A slice may be another's than the agent's, and say anything.
+        usable = isinstance(count, int) and 0 < count <= _MOST_CORES
+        return frozenset(cores or range(count if usable else 1))
 
     @property
     def barred(self) -> bool:
@@ -306,7 +314,7 @@ def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:
     sums.apis.append("device-plugin")
     count, family = _label(node, "npu.count", words), _label(node, "npu.family", words)
     width = words.cores.get(family or "")
-    if width is None or not (count or "").isdigit():
+    if width is None or not (count or "").isdecimal():
         return False
     cards = int(count or 0) - sums.cards  # those that DRA does not have
     cards_each = cards * width // devices

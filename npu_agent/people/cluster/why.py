@@ -238,7 +238,8 @@ class _Published:
         for of, expression in selectors if offered else ():
             quoted = f"{one_line(expression, _SELECTOR)} ({of})"
             try:
-                offered, failed = self._matching(expression, offered)
+                with cel.limited_memory():
+                    offered, failed = self._matching(expression, offered)
             except cel.CannotJudgeError as error:
                 return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
             text += f", of which {len(offered)} meet {quoted}"

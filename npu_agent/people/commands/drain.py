@@ -73,8 +73,9 @@ async def _holders(
     were `evicted` the objects may be gone before their containers are.
     """
     cluster = await fetch(api, "pods", "claims", "slices", node=node)
-    if {"Pod", "ResourceClaim"} & cluster.refused.keys():
-        raise CommandError(f"{'; '.join(cluster.refused.values())}: who holds it is not known")
+    if {"Pod", "ResourceClaim"} & cluster.refused.keys() or cluster.unread:
+        missing = "; ".join([*cluster.refused.values(), *cluster.unread])
+        raise CommandError(f"{missing}: who holds it is not known")
     holding: list[Pod] = []
     unclear: list[str] = []
     holdings = rows.holdings(cluster, _WORDS, AgentPages({node: report}))

@@ -185,7 +185,7 @@ async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
     if running:
         nodes = rows.node_rows(cluster, _WORDS, await pages(api, running))
-    notes = _refusals(cluster.refused)
+    notes = [*_refusals(cluster.refused), *cluster.unread]
     return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
 
 
@@ -202,7 +202,8 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
         raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
     answer = why(named.pods[0], own, cluster, _WORDS)
-    notes = _refusals({**own.refused, **cluster.refused})
+    unread = dict.fromkeys((*own.unread, *cluster.unread))
+    notes = [*_refusals({**own.refused, **cluster.refused}), *unread]
     if view.is_data(args):
         return view.data(asdict(answer), args), notes
     return lines(answer, each=args.output == "wide"), notes
@@ -222,6 +223,7 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     held = rows.holdings(cluster, _WORDS, read)
     notes = [
         *_refusals(cluster.refused),
+        *cluster.unread,
         *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if read.refused else ()),
     ]
     if read.failed:
@@ -279,8 +281,11 @@ def cell(row: Any, name: str) -> str:
 
 
 def _age(since: str) -> str:
-    """Formats an age as kubectl does: ``90s``, ``12m``, ``5h``, ``3d``."""
-    seconds = int((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())
+    """Formats an age as kubectl does: ``90s``, ``12m``, ``5h``, ``3d``; ``?`` if it is no time."""
+    try:
+        seconds = int((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return "?"
     for size, unit, most in ((1, "s", 120), (60, "m", 7200), (3600, "h", 172800)):
         if seconds < most:
             return f"{max(0, seconds) // size}{unit}"

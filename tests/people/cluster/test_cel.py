@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,51 @@ def test_which_devices_meet_a_selector(expression: str, meets: bool) -> None:
 def test_a_selector_that_fails_on_a_device(expression: str, error: str) -> None:
     with pytest.raises(cel.CelError, match=error):
         cel.matches(expression, DEVICE, "a.b")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expression", "meets"),
+    [
+        ({"attributes": {"x": {}, "cores": {"int": 8}}}, f"{OWN}.cores == 8", True),
+        ({"attributes": {"x": {}, "y": {"int": 1, "bool": True}}}, "true", True),
+        ({"attributes": {"x": {"int": 2**70}}}, f"{OWN}.x == 8", None),
+        ({"attributes": {"x": {"version": 5}}}, f"{OWN}.x == 8", None),
+        ({"attributes": {"x": {"version": "one"}}}, "true", None),
+        ({"capacity": {"x": {}}}, "true", None),
+        ({"capacity": {"x": {"value": "much"}}}, "true", None),
+        ({"capacity": {"x": {"value": 5}}}, "true", None),
+    ],
+)
+def test_an_odd_device_fails_alone(
+    fields: dict[str, Any], expression: str, meets: bool | None
+) -> None:
+    device = SliceDevice("npu0", **fields)
+    if meets is None:
+        with pytest.raises(cel.CelError, match=r"^the device has an odd|out of range"):
+            cel.matches(expression, device, "a.b")
+    else:
+        assert cel.matches(expression, device, "a.b") is meets
+
+
+def doubled(times: int) -> str:
+    """A text of 16 bytes that is doubled so often."""
+    inner = f"t{times}.size() > 0"
+    for at in range(times, 0, -1):
+        inner = f"cel.bind(t{at}, t{at - 1} + t{at - 1}, {inner})"
+    return f"cel.bind(t0, '{'x' * 16}', {inner})"
+
+
+def test_a_few_words_that_grow_to_gigabytes_are_not_judged() -> None:
+    """Claims are other people's, and the person's machine is not."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    assert cel.matches(doubled(4), DEVICE, "a.b")
+    with (
+        pytest.raises(cel.CannotJudgeError, match="it takes more than 256 MiB"),
+        cel.limited_memory(),
+    ):
+        cel.matches(doubled(28), DEVICE, "a.b")
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert cel.matches(doubled(4), DEVICE, "a.b")
 
 
 def test_versions_are_ordered_as_semver_orders_them() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,6 @@ from npu_agent.kube.credentials import at
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import proxy
 from npu_agent.people.cluster.fetch import ObjectList
-from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.cluster.proxy import Login, through_kubectl
 from npu_agent.people.simulator.apiserver import served
 from tests.kube.helpers import Authority, authority, kubeconfig
@@ -30,7 +30,7 @@ _BUILT = sorted(Path.home().glob(".cache/npu-agent/kubernetes-*/kubectl"))
 KUBECTL = str(_BUILT[-1]) if _BUILT else shutil.which("kubectl")
 """That of tests/cluster, if it was built: others may be wrappers that ask the server first."""
 real = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl here")
-PODS = Request("list", "Pod", ObjectList[Pod])
+PODS = Request("list", "Pod", ObjectList)
 DEADLINE = 30.0
 """Seconds; guards against hanging and measures nothing."""
 
@@ -264,6 +264,37 @@ async def test_a_second_signal_leaves_no_kubectl_behind(
     async with serving(signed) as asked:
         await ask(f"--kubeconfig={kubeconfig(tmp_path, '', cluster=asked.cluster)}")
     assert done == ["ended", "closed"]
+
+
+KILLED = """
+import asyncio, sys
+from npu_agent.people.cluster.proxy import through_kubectl
+
+async def main():
+    async with through_kubectl(sys.argv[1:]):
+        print("open", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@real
+@pytest.mark.parametrize("script", ['exec {} "$@"', '{} "$@"; exit $?'])
+async def test_after_sigkill_no_kubectl_has_the_persons_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: Authority, script: str
+) -> None:
+    in_path(program(tmp_path / "kubectl", script.format(KUBECTL)), monkeypatch)
+    async with serving(signed) as asked:
+        path = kubeconfig(tmp_path, "", cluster=asked.cluster)
+        command = (sys.executable, "-c", KILLED, f"--kubeconfig={path}")
+        run = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+        assert run.stdout
+        async with asyncio.timeout(DEADLINE):
+            assert await run.stdout.readline() == b"open\n"
+        run.kill()
+        await run.wait()
+        await asyncio.to_thread(none_is_left, str(path))
 
 
 async def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from npu_agent.kube.objects import Counters, SliceDevice
 from npu_agent.people.cluster.fetch import AgentPages
 from npu_agent.people.cluster.objects import Pod
-from npu_agent.people.cluster.rows import holdings, node_rows, requests
+from npu_agent.people.cluster.rows import PublishedDevice, holdings, node_rows, requests
 from npu_agent.people.report import Report
 from tests.people.cluster.build import (
     NPU,
@@ -101,3 +102,22 @@ def test_cards_of_two_families_with_one_number_are_two() -> None:
     assert (row.cards, row.cores, row.allocated, row.free) == (2, 10, 2, 8)
     (holding,) = holdings(there, WORDS, AgentPages())
     assert (holding.card, holding.family) == ("npu0", "warboy")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"attributes": {"cores": {"string": "8"}}}, {"attributes": {"cores": {"int": 10**9}}}),
+        *({"attributes": {"cores": {"int": -1}}}, {"attributes": {"cores": {}}}),
+        {"consumes_counters": (Counters({"core-²": {}, "core-99999": {}, "cores": {}}),)},
+    ],
+)
+def test_a_slice_that_says_odd_things_costs_its_own_row_only(fields: Json) -> None:
+    """A node's own account may write its slices; 10**9 cores took all memory."""
+    odd = SliceDevice("npu0", **fields)
+    assert PublishedDevice("d", "n1", odd).cores == {0}
+
+
+def test_counters_say_which_cores_a_part_has() -> None:
+    part = SliceDevice("npu0", consumes_counters=(Counters({"core-4": {}, "core-5": {}}),))
+    assert PublishedDevice("d", "n1", part).cores == {4, 5}

@@ -385,6 +385,15 @@ async def test_a_card_that_a_claim_or_an_unknown_pod_has_is_not_free(cluster: Cl
         await cluster.run("drain", "npu0", "--timeout", "0.1")
 
 
+async def test_while_a_claim_cannot_be_read_its_holder_is_not_known(cluster: Cluster) -> None:
+    cluster.has_a_claim()
+    cluster.slices = slices()
+    cluster.claims[0]["status"]["allocation"]["devices"]["results"][0]["request"] = "ODD"
+    words = "ResourceClaims left out: ml/mine: .*: who holds it is not known"
+    with pytest.raises(CommandError, match=words):
+        await cluster.run("drain", "npu1")
+
+
 async def test_a_claim_whose_device_has_left_the_slices_holds_the_card_that_the_page_names(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

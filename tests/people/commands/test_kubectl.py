@@ -219,6 +219,32 @@ async def test_idle_holders_come_first() -> None:
     assert "waits" not in {row["pod"] for row in found}
 
 
+@pytest.mark.parametrize(
+    "start", ["2026-11-28T12:00:00", "9999-99-99T00:00:00Z", "soon", "-1-01-01T00:00:00Z"]
+)
+async def test_an_odd_start_time_costs_its_own_cell(cluster: Cluster, start: str) -> None:
+    for one in cluster.objects["/api/v1/pods"]:
+        if one["metadata"]["name"] == "p1":
+            one["status"]["startTime"] = start
+    by_pod = {line.split()[1]: line.split() for line in (await shown("pods", "-A")).splitlines()}
+    assert by_pod["p1"][6] == "?"
+    assert by_pod["p0"][6] != "?"
+
+
+async def test_an_odd_object_is_left_out_and_named(cluster: Cluster) -> None:
+    path = f"{_DRA}/resourceclaims"
+    odd = held("odd", "n1", "npu0", by="dra")
+    odd["status"]["allocation"]["devices"]["results"][0]["request"] = "\x1b[2J"
+    cluster.objects[path].append(odd)
+    for words in (("pods", "-A"), ("nodes",), ("why", "waits", "-n", SPACE)):
+        text = await shown(*words)
+        assert f"! ResourceClaims left out: {SPACE}/odd: status.allocation.devices" in text
+        assert "n1" in text
+    cluster.objects[path].append({"metadata": {}})
+    with pytest.raises(ApiError, match=r"cannot list ResourceClaims: .*metadata\.name is missing"):
+        await shown("nodes")
+
+
 async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: Cluster) -> None:
     cluster.instead = dict.fromkeys((PROXY, f"{_DRA}/resourceclaims"), FORBIDDEN)
     lines = (await shown("pods", "-A", "--no-headers")).splitlines()
