@@ -13,6 +13,7 @@ from tests.chaos.attacks import (  # noqa: F401 (which enters them into the tabl
     directories,
     kubelet,
     pages,
+    pods,
     process,
 )
 from tests.chaos.table import ATTACKS
