@@ -75,6 +75,16 @@ class Access:
         return tuple(node for node in self.nodes() if node not in self.optional_nodes)
 
 
+class Oddity(enum.Enum):
+    """What is odd about a card that is served all the same."""
+
+    PRODUCT = "product"
+    """Its type is not known: it was recognised by its nodes."""
+    DRIVER_VERSION = "driver version"
+    FIRMWARE_VERSION = "firmware version"
+    """The order of such a version is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """The properties of a card that do not change while it is bound to its driver.
@@ -114,6 +124,8 @@ class Card:
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False
     """True for a simulated card: its containers get /dev/null under each node name."""
+    oddities: tuple[tuple[Oddity, str], ...] = ()
+    """Each with the driver's text."""
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What is computed from it with every claim that comes or goes, by the module that does: a
     cache of its own would keep cards that have left."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.vendor import Label, LabelSet, LabelSource
+from npu_agent.core.versions import DriverVersion
 from npu_agent.logs import logger
 from npu_agent.text import natural, quoted
 
@@ -30,7 +31,6 @@ _LONGEST_DMI = 256
 _DEADLINE = 2.0
 
 _OTHER = re.compile(r"[^A-Za-z0-9_.]+")
-_NUMBERS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +134,16 @@ def _joined(key: str, said: tuple[_Contribution, ...]) -> Explained:
 
 
 def _parts(text: str) -> dict[str, str | None]:
-    """A driver's version text, by `Label.part`; fits any text.
-
-    ``2025.4.0~dev0, 7e25130``: the version is all before the prerelease and the commit.
-    """
-    front, _, commit = text.partition(",")
-    version, _, prerelease = (part.strip() for part in front.partition("~"))
-    numbers = _NUMBERS.match(version)
-    major, minor, patch = numbers.groups() if numbers else (None, None, None)
+    """A driver's version text, by `Label.part`; fits any text."""
+    parsed = DriverVersion.of(text)
+    major, minor, patch = parsed.numbers
     return {
-        "version": version,
+        "version": parsed.version,
         "major": major,
         "minor": minor,
         "patch": patch,
-        "prerelease": prerelease,
-        "commit": commit.strip(),
+        "prerelease": parsed.prerelease,
+        "commit": parsed.commit,
     }
 
 

@@ -152,7 +152,8 @@ def on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
     bus = root / "sys/bus/pci/devices"
     for address in sorted(os.listdir(bus) if bus.is_dir() else ()):  # noqa: PTH208 (names)
         vendor = _id(bus / address / "vendor")
-        if vendor in vendors:
+        # A virtual function is no card, and may well have no driver here.
+        if vendor in vendors and not (bus / address / "physfn").exists():
             link = bus / address / "driver"
             yield PciCard(
                 address=address,

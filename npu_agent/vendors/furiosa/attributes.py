@@ -10,6 +10,7 @@ import re
 
 from npu_agent.core.hardware import Card, CoreRange
 from npu_agent.core.pool import Description, DraNames, Value, Version
+from npu_agent.core.versions import DriverVersion
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 LONGEST = 64
@@ -21,14 +22,6 @@ _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 _NUMA_NODE = "resource.kubernetes.io/numaNode"
 """The name that drivers of other devices use as well (KEP-6072), for claims that match both."""
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_NUMBER = r"(?:0|[1-9][0-9]*)"
-_IDENTIFIER = rf"(?:{_NUMBER}|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)"
-_SEMVER = re.compile(
-    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}"
-    rf"(?:-{_IDENTIFIER}(?:\.{_IDENTIFIER})*)?"
-    r"(?:\+[0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*)?"
-)
-"""semver.org, version 2.0.0."""
 
 
 def describe(card: Card, cores: CoreRange) -> Description:
@@ -73,14 +66,8 @@ def version(text: str | None) -> Version | None:
 
     None for a text that is not a semver: the API server refuses it.
     """
-    front, _, commit = (text or "").partition(",")
-    number, _, prerelease = front.partition("~")
-    semver = number.strip()
-    if prerelease.strip():
-        semver += f"-{prerelease.strip()}"
-    if commit.strip():
-        semver += f"+{commit.strip()}"
-    return Version(semver) if _SEMVER.fullmatch(semver) else None
+    semver = DriverVersion.of(text or "").semver
+    return Version(semver) if semver else None
 
 
 def _fits(value: Value) -> bool:

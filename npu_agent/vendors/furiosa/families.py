@@ -58,6 +58,7 @@ RNGD = Family(
     # "!" is how the kernel writes a "/" of a device's name; some drivers put a "_" before mgmt.
     entry=re.compile(r"rngd!npu([0-9]{1,4})_?mgmt"),
     product=_rngd_product,
+    kin=re.compile("rngd(.*[a-z0-9+].*)", re.IGNORECASE),
     liveness_file="device_state",
     dev_dir="rngd/",
     shared_nodes=(

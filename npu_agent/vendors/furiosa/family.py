@@ -48,6 +48,9 @@ class Family:
     """Matches the whole name of such an entry; group 1 is the card's number."""
     product: Callable[[str, str | None], str | None]
     """``(device_type, soc_rev)`` -> product name, or None if that is not a card of this family."""
+    kin: re.Pattern[str] | None = None
+    """Matches the whole `device_type` of a product that is not known yet; group 1 is its own part
+    of it. With the nodes of this family it is served as a card of it."""
     liveness_file: str
     """In the entry's directory; ``1`` means alive."""
     dev_dir: str

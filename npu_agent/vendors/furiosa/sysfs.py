@@ -22,11 +22,13 @@ from npu_agent.core.hardware import (
     CoreRange,
     CoreReading,
     Limits,
+    Oddity,
     Reading,
     Sensor,
     SensorKind,
 )
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile, VendorSpec
+from npu_agent.core.versions import DriverVersion
 from npu_agent.files import SIMULATION
 from npu_agent.text import natural
 from npu_agent.vendors.furiosa import parse
@@ -107,15 +109,30 @@ class Furiosa:
             raise NotServedError(
                 "device_type is absent, empty or not text: the card cannot be identified"
             )
+        nodes = self._nodes(entry)
+        oddities: list[tuple[Oddity, str]] = []
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
-            raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
+            product = self._product_of_kin(entry, device_type, nodes)
+            oddities.append((Oddity.PRODUCT, device_type))
         if (
             family.secondary_file
             and parse.text(_optional(f"{directory}/{family.secondary_file}")) == "1"
         ):
             raise NotServedError(f"{family.secondary_file} says 1: it is a part of another card")
         address = parse.pci_address(_optional(f"{directory}/busname"))
+        if address and _names(f"{self._pci(address)}/physfn"):
+            raise NotServedError(f"{address} is a virtual function (SR-IOV), and no whole card")
+        driver = parse.text(_optional(f"{directory}/version"))
+        firmware = parse.text(_optional(f"{directory}/fw_version"))
+        oddities += (
+            (oddity, text)
+            for oddity, text in (
+                (Oddity.DRIVER_VERSION, driver),
+                (Oddity.FIRMWARE_VERSION, firmware),
+            )
+            if text and DriverVersion.of(text).semver is None
+        )
         return family.card(
             entry.index,
             product=product,
@@ -123,17 +140,42 @@ class Furiosa:
             serial=parse.identifier(_optional(f"{directory}/device_sn")),
             pci_bus_id=address,
             dev=parse.device_number(_optional(f"{directory}/dev")),
-            driver_version=parse.text(_optional(f"{directory}/version")),
-            firmware_version=parse.text(_optional(f"{directory}/fw_version")),
+            driver_version=driver,
+            firmware_version=firmware,
             numa_node=parse.numa_node(_optional(f"{self._pci(address)}/numa_node"))
             if address
             else None,
             switches=self._switches(address) if address else (),
             lanes=self._link(address, "width", parse.integer) if address else None,
             link_speed=self._link(address, "speed", parse.link_speed) if address else None,
-            nodes=self._nodes(entry),
+            nodes=nodes,
             simulated=self._simulated,
+            oddities=tuple(oddities),
         )
+
+    def _product_of_kin(self, entry: Entry, device_type: str, nodes: frozenset[str]) -> str:
+        """The name of a product that is not known yet: ``RNGD+`` is ``rngd-plus``.
+
+        Raises:
+            NotServedError: it is nothing like the family, or has other nodes.
+        """
+        family = self._families[entry.family]
+        match = family.kin.fullmatch(device_type) if family.kin else None
+        if match is None:
+            raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
+        names = _names(f"{self._dev}/{family.dev_dir}")
+        cores = f"npu{entry.index}pe"
+        own = {family.dev_dir + name for name in names if name.startswith(cores)} | nodes
+        wanted = frozenset(family.access(entry.index).required_nodes)
+        if odd := wanted.difference(nodes) or own.difference(family.nodes(entry.index)):
+            first = min(odd, key=natural)
+            has = "lacks" if first in wanted else "has"
+            raise NotServedError(
+                f"device_type {device_type!r} is not known, and has not the nodes of "
+                f"{family.title}: /dev {has} {first}"
+            )
+        words = re.findall("[a-z0-9]+", match[1].lower().replace("+", "plus"))
+        return f"{family.name}-{''.join(words)}"
 
     def probe(self, entry: Entry) -> Probe:
         file = self._families[entry.family].liveness_file

@@ -88,6 +88,8 @@ HOSTS: dict[str, tuple[Snapshot, Machine]] = {
     "driver-of-one-unknown": versions("1.9.2, 3def9c2", None),
     "no-versions": versions(None),
     "version-prerelease": versions("2025.4.0~dev0, 7e25130"),
+    "version-prerelease-in-brackets": versions("2026.1.0(rc0), 5b172ac"),
+    "version-with-a-build": versions("0.0.16+b4a67ca"),
     "version-no-commit": versions("1.9.2"),
     "version-commit-alone": versions("3def9c2"),
     "version-of-two-numbers": versions("1.9, 3def9c2"),

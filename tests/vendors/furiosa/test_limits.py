@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from npu_agent.core.hardware import Limits, Reading
+from npu_agent.core.hardware import Limits, Oddity, Reading
 from npu_agent.core.vendor import NotServedError
 from npu_agent.people import simulator
+from npu_agent.people.doctor.host import on_the_bus
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import management, tree, write
 
@@ -106,8 +107,10 @@ def test_the_node_for_transfers_between_cards_is_given_where_there_is_one(
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("device_type", "RNGD_MAX\n", "'RNGD_MAX' is not known"),
-        ("device_type", "RNGD_S\n", "'RNGD_S' is not known"),
+        ("device_type", "Rng\n", "'Rng' is not known"),
+        ("device_type", "XRNGD\n", "'XRNGD' is not known"),
+        ("device_type", "Warboy\n", "'Warboy' is not known"),
+        ("device_type", "RNGD_-\n", "'RNGD_-' is not known"),
         ("is_rngd_max_secondary", "1\n", "it is a part of another card"),
     ],
 )
@@ -118,3 +121,86 @@ def test_other_types_are_not_served(root: Path, file: str, content: str, words: 
         host.identify(host.scan()[0])
     write(management(root, 0, "rngd") / file, "0\n" if "max" in file else "RNGD\n")
     host.identify(host.scan()[0])
+
+
+@pytest.mark.parametrize(
+    ("device_type", "product"),
+    [
+        ("RNGD+", "rngd-plus"),
+        ("RngdPlus", "rngd-plus"),
+        ("rngd+", "rngd-plus"),
+        ("RNGD-S", "rngd-s"),
+        ("RNGD_S", "rngd-s"),
+        ("RNGD_MAX", "rngd-max"),
+        ("rngd-max 2", "rngd-max2"),
+    ],
+)
+def test_a_product_that_is_not_known_is_recognised_by_its_nodes(
+    root: Path, device_type: str, product: str
+) -> None:
+    write(management(root, 0, "rngd") / "device_type", f"{device_type}\n")
+    host = Furiosa(root)
+    card = host.identify(host.scan()[0])
+    assert (card.family, card.product) == ("rngd", product)
+    assert card.oddities == ((Oddity.PRODUCT, device_type),)
+
+
+@pytest.mark.parametrize(
+    ("missing", "more", "words"),
+    [
+        ("pe4-7", None, "/dev lacks rngd/npu0pe4-7"),
+        ("dmar", None, "/dev lacks rngd/npu0dmar"),
+        (None, "pe8", "/dev has rngd/npu0pe8"),
+        (None, "pe0-7", "/dev has rngd/npu0pe0-7"),
+    ],
+)
+def test_one_with_other_nodes_is_refused_in_words(
+    root: Path, missing: str | None, more: str | None, words: str
+) -> None:
+    write(management(root, 0, "rngd") / "device_type", "RNGD+\n")
+    if missing:
+        (root / f"dev/rngd/npu0{missing}").unlink()
+    if more:
+        (root / f"dev/rngd/npu0{more}").touch()
+    host = Furiosa(root)
+    with pytest.raises(NotServedError, match=f"'RNGD\\+' is not known, and .*{words}"):
+        host.identify(host.scan()[0])
+
+
+def test_a_virtual_function_is_no_card(root: Path) -> None:
+    host = Furiosa(root)
+    [entry] = host.scan()
+    address = host.identify(entry).pci_bus_id
+    assert address
+    device = root / "sys/bus/pci/devices" / address
+    (device.resolve().parent / "0000:ff:00.0").mkdir()
+    (device.resolve().parent / "0000:ff:00.0/vendor").write_text("0x1ed2\n")
+    (device / "physfn").symlink_to("../0000:ff:00.0")
+    with pytest.raises(NotServedError, match=r"is a virtual function \(SR-IOV\)"):
+        host.identify(entry)
+    titles = {"1ed2": "FuriosaAI"}
+    assert address not in [card.address for card in on_the_bus(root, titles)]
+
+
+@pytest.mark.parametrize(
+    ("text", "odd"),
+    [
+        ("1.9.2, 3def9c2", False),
+        ("2026.3.1, e28c5c0", False),
+        ("2026.1.0(rc0), 5b172ac", False),
+        ("0.0.16+b4a67ca", False),
+        ("1.7.0, 4dfed1852e7b", False),
+        ("", False),
+        ("nightly of Tuesday", True),
+        ("2027/1", True),
+        ("9" * 300, False),  # no text of a driver: as if there were none
+        ("\x1b[31m1.9.2", False),
+    ],
+)
+def test_no_version_makes_a_card_vanish(root: Path, text: str, odd: bool) -> None:
+    for file in ("version", "fw_version"):
+        write(management(root, 0, "rngd") / file, text)
+    host = Furiosa(root)
+    card = host.identify(host.scan()[0])
+    both = ((Oddity.DRIVER_VERSION, text), (Oddity.FIRMWARE_VERSION, text))
+    assert card.oddities == (both if odd else ())
