@@ -66,6 +66,15 @@ COMMANDS["info"] = Command.of(
     *_LIVE_TABLE,
 )
 
+COMMANDS["list"] = Command.of(
+    """List the cards of this host, as info does.
+
+    Examples:
+      npu-agent list  # the same as `npu-agent info`
+    """,
+    *_LIVE_TABLE,
+)
+
 COMMANDS["allocations"] = Command.of(
     """List the containers that hold devices.
 
@@ -253,7 +262,7 @@ COMMANDS["record"] = Command.of(
     Examples:
       npu-agent record                           # prints what is in it
       npu-agent record --show npu-record.tar.gz  # all that you would send
-      npu-agent record - > record.tar.gz         # as in the agent's Pod, by kubectl exec
+      npu-agent record - > record.tar.gz         # in the agent's Pod, by exec
     """,
     argument("--show", action="store_true", help="print what is in FILE, file by file"),
     argument(

@@ -146,6 +146,15 @@ def _usages(snapshot: Snapshot, assignments: Sequence[Assignment]) -> Iterator[U
 
 _NARROW = 100
 """Columns of a terminal that has no room for all of a table."""
+_IDENTITY = ("NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV")
+"""The first columns of the cards, as the vendor's own tool has them."""
+_BY_WIDTH = (
+    (80, ("NPU", "Name", "Temp.", "Power", "PCI-BDF", "Load", "Health")),
+    (0, ("NPU", "Name", "Temp.", "Load", "Health")),
+)
+"""The columns of the cards on terminals narrower than `_NARROW`, by their least width."""
+_LEAST_FOLDED = 10
+"""Characters that a column which may be folded gets at least: ``unhealthy:``."""
 
 
 def cards_table(
@@ -156,26 +165,44 @@ def cards_table(
     warnings: Mapping[str, Sequence[str]] | None = None,
     wide: bool = False,
 ) -> Table:
-    """The cards for people, as wide as the terminal; `wide` has all that identifies a card.
+    """The cards for people, as wide as the terminal; `wide` has all columns.
 
     The column of Pods is there only where some are known; in brackets the cores of a part of a
     card. Other arguments as of `cards_as_json`.
     """
     cards = cards_as_json(snapshot, assignments, cordons, warnings)
     rows = [_cells(state, card) for state, card in zip(snapshot.cards, cards, strict=True)]
-    columns = ["NPU", "Name", "Temp.", "Power", "Load", "Memory"]
-    columns += ["PCI-BDF", "PCI-DEV", "Cores", "Health"] if wide else ["Health"]
-    columns += ["Pod"] if assignments or (wide and assignments is not None) else []
+    more = ["Health", "Load", "Memory"]
+    more += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
-        columns += ["Limit", "Throttled", "Errors"]
+        columns = [*_IDENTITY, *more, "Cores", "Limit", "Throttled", "Errors"]
         columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     else:
-        columns = _fitting(columns, ("Power", "Memory"))
+        columns = _card_columns(rows, more)
     table = _table(columns, right=("Temp.", "Power", "Load", "Memory", "Cores"))
     for card, row in zip(cards, rows, strict=True):
         bad = card["warnings"] or card["health"] == HealthState.UNHEALTHY.value
         table.add_row(*(one_line(row[name]) for name in columns), style="red" if bad else None)
     return table
+
+
+def _card_columns(rows: Sequence[Mapping[str, str]], more: Sequence[str]) -> list[str]:
+    """The columns for which the terminal has room; in a pipe there is room for all."""
+    width = terminal_width() or _WIDE
+    for least, columns in _BY_WIDTH:
+        if least <= width < _NARROW:
+            return [*columns]
+    fitting = [*_IDENTITY]
+    for name in more:
+        drawn_width = 1 + sum(_least_width(rows, column) + 3 for column in (*fitting, name))
+        if drawn_width <= width:
+            fitting.append(name)
+    return fitting
+
+
+def _least_width(rows: Sequence[Mapping[str, str]], column: str) -> int:
+    widest = max(len(one_line(text)) for text in (column, *(row[column] for row in rows)))
+    return min(widest, _LEAST_FOLDED) if column in _FOLDS else widest
 
 
 def _fitting(columns: list[str], less: Sequence[str]) -> list[str]:

@@ -46,12 +46,17 @@ def plain(output: str) -> str:
 @pytest.mark.parametrize(
     ("columns", "head"),
     [
-        (100, "NPU Name Temp. Power Load Memory Health"),
+        (140, "NPU Name Temp. Power PCI-BDF PCI-DEV Health Load Memory"),
+        (100, "NPU Name Temp. Power PCI-BDF PCI-DEV Health Load Memory"),
+        (80, "NPU Name Temp. Power PCI-BDF Load Health"),
         (60, "NPU Name Temp. Load Health"),
     ],
 )
-def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: str) -> None:
-    with npu_agent("info", "--host-root", root, columns=columns) as process:
+@pytest.mark.parametrize("command", ["info", "list"])
+def test_a_narrow_terminal_keeps_what_matters(
+    root: Path, columns: int, head: str, command: str
+) -> None:
+    with npu_agent(command, "--host-root", root, columns=columns) as process:
         assert process.ended() == 0
     lines = plain(process.output).splitlines()
     assert max(map(len, lines)) <= columns
@@ -59,7 +64,8 @@ def test_a_narrow_terminal_keeps_what_matters(root: Path, columns: int, head: st
     assert " ".join(rows[0]) == head
     assert [row[0] for row in rows[1:] if row[0]] == ["npu0", "npu1", "npu2"]
     # What is longer goes on in the next line.
-    assert "".join(row[-1].replace(" ", "") for row in rows[1:]) == (
+    health = rows[0].index("Health")
+    assert "".join(row[health].replace(" ", "") for row in rows[1:]) == (
         f"healthyunhealthy:{DEAD.replace(' ', '')}healthy"
     )
 
@@ -69,10 +75,10 @@ def test_rows_alone_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr()
     assert printed.err == "npu-agent: simulated: none of these cards is real\n"
     rows = [line.split() for line in printed.out.splitlines()]
-    assert [(row[0], row[-1]) for row in rows] == [
-        ("npu0", "healthy"),
-        ("npu1", "0)"),
-        ("npu2", "healthy"),
+    assert [(row[0], row[6], row[7]) for row in rows] == [
+        ("npu0", "0000:01:00.0", "509:0"),
+        ("npu1", "0000:02:00.0", "509:1"),
+        ("npu2", "0000:81:00.0", "508:2"),
     ]
 
 
@@ -89,13 +95,13 @@ def test_wide_has_everything_on_a_narrow_terminal_too(root: Path) -> None:
     rows = [line for line in plain(process.output).splitlines() if line.startswith("|")]
     assert len(rows) == 4
     cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
-    assert cells[7] == "PCI-DEV"
+    assert cells[:6] == ["NPU", "Name", "Temp.", "Power", "PCI-BDF", "PCI-DEV"]
     assert cells[-5:] == ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
     assert card("warboy", 0).uuid in rows[1]
 
 
 def test_watch_has_a_screen_of_its_own_with_the_time(root: Path) -> None:
-    with npu_agent("info", "-w", "--host-root", root) as process:
+    with npu_agent("info", "-w", "--host-root", root, columns=140) as process:
         process.until("unhealthy: the driver")
         before = len(process.output)
         simulator.apply_fault(root, "npu1", "ok")
@@ -140,7 +146,7 @@ def test_watch_compares_readings(root: Path) -> None:
     ):
         process.until(r"npu0[^\n]*healthy")
         simulator.apply_fault(root, "npu0", "errors")
-        process.until("healthy, but counts new errors:")
+        process.until(".{1,200}".join(("healthy,", "but", "counts", "new", "errors:")))
         process.type("\x03")
         assert process.ended() == 130
     assert "\x1b[?" not in process.output
@@ -155,7 +161,7 @@ def test_a_busy_card_has_a_load(root: Path, capsys: pytest.CaptureFixture[str]) 
         cards = json.loads(capsys.readouterr().out)
         assert cards[0]["load"] > 50
         assert main(["info", "--no-headers", "--host-root", str(root)]) == 0
-        assert re.search(r"npu0 .* W +[1-9][0-9]%", capsys.readouterr().out)
+        assert re.search(r"npu0 .* healthy +[1-9][0-9]%", capsys.readouterr().out)
 
 
 def test_watch_on_a_low_terminal_says_what_is_missing(tmp_path: Path) -> None:

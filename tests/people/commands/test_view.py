@@ -41,9 +41,9 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() ->
     seen = Snapshot((replace(CARD, reading=reading),))
     table = view.cards_table(seen, wide=True)
     head, row = rows(table)
-    assert "Load | Memory | PCI-BDF | PCI-DEV | Cores | Health | Limit | Throttled | Errors" in head
-    assert " | 30% | 1.0/16 GiB | " in row
-    assert "healthy, but is hot: above 90 °C | - | - | axi_post_error 3 | " in row
+    assert "PCI-BDF | PCI-DEV | Health | Load | Memory | Cores | Limit | Throttled | Errors" in head
+    assert "healthy, but is hot: above 90 °C | 30% | 1.0/16 GiB | " in row
+    assert " | - | - | axi_post_error 3 | " in row
     (found,) = view.cards_as_json(seen)
     assert found["health"] == "healthy", "the key is a contract"
     assert found["warnings"] == ["is hot: above 90 °C"]
@@ -54,7 +54,7 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() ->
 def test_what_is_not_known_is_a_dash() -> None:
     unnamed = replace(CARD, card=replace(CARD.card, uuid="", driver_version=""))
     (_, row) = rows(view.cards_table(Snapshot((unnamed,)), wide=True))
-    assert row == f"npu0 | FuriosaAI Warboy{' | -' * 6} | 2 | healthy{' | -' * 8}"
+    assert row == f"npu0 | FuriosaAI Warboy{' | -' * 4} | healthy | - | - | 2{' | -' * 8}"
 
 
 def test_the_pods_that_hold_a_card() -> None:
@@ -114,6 +114,24 @@ def test_control_characters_of_whoever_answers_for_the_kubelet_are_not_shown() -
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 
+def test_the_six_columns_of_the_vendors_tool_come_first_in_a_pipe_and_at_100_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    six = "NPU | Name | Temp. | Power | PCI-BDF | PCI-DEV"
+    held = [Assignment("default", "train-0", "main", "furiosa.ai/warboy", "UUID-0")]
+    for width, more in (
+        (None, "Health | Load | Memory | Pod"),
+        (140, "Health | Load | Memory | Pod"),
+        (110, "Health | Load | Memory | Pod"),
+        (100, "Health | Load | Memory"),
+    ):
+        monkeypatch.setattr(view, "terminal_width", lambda width=width: width)
+        assert rows(view.cards_table(Snapshot((CARD,)), held))[0] == f"{six} | {more}"
+    monkeypatch.setattr(view, "terminal_width", lambda: 80)
+    head = rows(view.cards_table(Snapshot((CARD,)), held))[0]
+    assert head == "NPU | Name | Temp. | Power | PCI-BDF | Load | Health"
+
+
 def test_a_narrow_terminal_keeps_who_has_which_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "terminal_width", lambda: 60)
     held = [Assignment("default", "train", "main", "furiosa.ai/warboy", "UUID-0" * 6)]
@@ -124,4 +142,4 @@ def test_a_narrow_terminal_keeps_who_has_which_card(monkeypatch: pytest.MonkeyPa
 def test_a_table_that_goes_to_a_program_is_not_cut() -> None:
     long = state(health=HealthState.UNHEALTHY, reason="x" * 200)
     table = view.cards_table(Snapshot((long,)))
-    assert rows(table)[1].endswith("unhealthy: " + "x" * 200)
+    assert rows(table)[1].endswith(f" | unhealthy: {'x' * 200} | - | -")
