@@ -111,7 +111,7 @@ def _replaced(
         if _content(path, len(content) + 1, follow=False) == content:
             return False
     if make:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
     # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
     # two agents of a rolling update may both be process 1 of their containers.
     temporary = path.with_name(f".npu-agent.{secrets.token_hex(8)}")
@@ -127,6 +127,15 @@ def _replaced(
     finally:
         temporary.unlink(missing_ok=True)
     return True
+
+
+def _make(directory: Path) -> None:
+    """Makes a directory and those above it, as open as `regular` makes a file."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was first
+            path.mkdir()
+            path.chmod(0o755)
 
 
 # Each is one call of the thread: a caller that gives up between two would leave a file open.

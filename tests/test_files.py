@@ -16,16 +16,26 @@ from tests.until import until
 DEADLINE = 20.0
 
 
-async def test_a_file_is_written_with_its_directory_and_for_everybody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [0o077, 0o027, 0o022])
+async def test_a_file_is_written_with_its_directory_and_for_everybody(
+    tmp_path: Path, mask: int
+) -> None:
     path = tmp_path / "a" / "b" / "file"
-    before = os.umask(0o077)
+    before = os.umask(mask)
     try:
         await files.replace(path, b"content")
     finally:
         os.umask(before)
     assert path.read_bytes() == b"content"
     assert path.stat().st_mode & 0o777 == 0o644
+    assert [each.stat().st_mode & 0o777 for each in path.parents[:2]] == [0o755, 0o755]
     assert [each.name for each in path.parent.iterdir()] == ["file"]
+
+
+async def test_the_mode_of_a_directory_that_is_there_is_its_owners(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    await files.replace(tmp_path / "a" / "b" / "file", b"content")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
 async def test_what_is_so_already_is_left_alone(tmp_path: Path) -> None:

@@ -282,8 +282,9 @@ class Events:
 
 def _request(event: Event, record: _Sent, node: str) -> Request[object]:
     """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
-    # A Node's name may have 253 characters, and so may an Event's.
-    name = f"{node[:230]}.{record.name}"
+    # A Node's name may have 253 characters, and so may an Event's. What is before a dot ends with
+    # a letter or digit.
+    name = f"{node[:230].rstrip('.-')}.{record.name}"
     message = event.message
     if len(message) > _LONGEST:
         message = message[: _LONGEST - 3] + "..."

@@ -23,12 +23,22 @@ from npu_agent.core.trends import Trend, TrendKind, Trends
 from npu_agent.feed import Feed
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.request import Request
-from npu_agent.outputs.events import Event, EventLimits, Events, Recorder, events
+from npu_agent.outputs.events import (
+    Event,
+    EventLimits,
+    Events,
+    Recorder,
+    _request,
+    _Sent,
+    events,
+)
 from npu_agent.supervise import background
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.helpers import DirectApi
 from tests.until import first, until
+
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def card(index: int, state: HealthState = HealthState.HEALTHY, reason: str = "works") -> CardState:
@@ -329,6 +339,17 @@ async def test_an_event_is_about_the_node_and_says_who_sent_it(room: Room) -> No
     assert event["metadata"]["name"].startswith("node-1.")
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["firstTimestamp"])
     assert room.server.server.calls == ["apply"]
+
+
+@pytest.mark.parametrize("end", ["b" * 23, ".b" * 11, "-b" * 11, "--b.c"])
+def test_the_name_of_an_event_is_one_for_the_api_server(end: str) -> None:
+    """It lacks no end of a label where the name of a Node is cut: k8s.io/apimachinery, DNS-1123."""
+    for length in range(224, 231):
+        node = ("a" * length + end)[:253]
+        event = Event(reason="A", message="b", warning=False)
+        name = _request(event, _Sent(first="now"), node).name
+        assert SUBDOMAIN.fullmatch(name), name
+        assert len(name) <= 253
 
 
 async def test_what_repeats_is_counted(room: Room) -> None:

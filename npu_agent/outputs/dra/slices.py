@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +23,7 @@ Slice = Mapping[str, Any]
 _PER_SLICE = 64
 """Devices: the API server takes 128, but no more than these once one has a taint. A list that gets
 too long when a card fails would hide the failure."""
+_LONGEST_NAME = 253
 _SETS_PER_SLICE = 8
 """Sets of counters that the API server takes."""
 
@@ -96,9 +98,14 @@ def _counters(cores: CoreRange, sums: Mapping[str, str]) -> dict[str, dict[str, 
 def name(at: int, driver: str, node: str) -> str:
     """The name of a node's slice: always the same, so that there is no second one.
 
-    The scheduler takes slices in the order of their names.
+    The scheduler takes slices in the order of their names. A Node's name may have 253 characters,
+    and so may a slice's: of a long one the end is a hash.
     """
-    return f"{at:05x}-{driver}-{node}"
+    whole = f"{at:05x}-{driver}-{node}"
+    if len(whole) <= _LONGEST_NAME:
+        return whole
+    digest = sha256(node.encode()).hexdigest()[:16]
+    return f"{whole[: _LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
 def _device(device: PoolDevice) -> dict[str, Any]:

@@ -117,7 +117,7 @@ COMMANDS["config check"] = Command.of(
     Examples:
       npu-agent config check config.yaml
     """,
-    argument("file", type=Path, metavar="FILE", help="a configuration, in YAML"),
+    argument("file", type=Path, metavar="FILE", help="a configuration, in YAML; -: standard input"),
 )
 
 COMMANDS["config show"] = Command.of(

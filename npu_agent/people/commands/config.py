@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from npu_agent import config
 from npu_agent.config.kinds import ValueKind
+from npu_agent.config.load import refusals
 from npu_agent.config.schema import Group, schema_of
 from npu_agent.config.text import as_yaml
+from npu_agent.config.values import MAX_BYTES
 from npu_agent.vendors import REGISTRY
 
 
 def main(args: argparse.Namespace) -> int:
     match args.action:
         case "check":
-            loaded = config.load(args.file, REGISTRY).config
+            loaded = _read(args.file).config
             print(f"{args.file}: good")
             for remark in remarks(loaded):
                 print(f"note: {remark}")
@@ -27,6 +31,13 @@ def main(args: argparse.Namespace) -> int:
         case "schema":
             print(json.dumps(json_schema(), indent=2))
     return 0
+
+
+def _read(file: Path) -> config.Effective:
+    """What is in a file, or what another command prints: ``-``, ``/dev/stdin``, ``<(command)``."""
+    with refusals(file), sys.stdin.buffer if file == Path("-") else file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    return config.parse(data, str(file), REGISTRY)
 
 
 def remarks(checked: config.Config) -> Iterator[str]:

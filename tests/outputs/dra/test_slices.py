@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from npu_agent.outputs.dra.slices import (
     differs,
     dropped,
     keeping_times,
+    name,
     plan,
     slices,
 )
@@ -202,6 +204,18 @@ def test_a_write_that_ended_halfway_is_completed() -> None:
     old, new = made(rngd(70), 5), made(rngd(70, unhealthy=(0, 69)), 6)
     found = planned(live(new[0], old[1]), rngd(70, unhealthy=(0, 69)))
     assert (found.delete, found.apply) == ((), new[1:])
+
+
+def test_the_name_of_a_slice_is_one_for_the_api_server() -> None:
+    driver = "npu.furiosa.ai"
+    assert name(1, driver, "node-1") == "00001-npu.furiosa.ai-node-1"
+    for length in range(200, 248):
+        node = "a" * length + "." + "b" * 5
+        cut = name(1, driver, node)
+        assert len(cut) <= 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", cut)
+        assert cut != name(1, driver, node + "c")
+        assert cut != name(2, driver, node)
 
 
 def test_slices_of_another_name_are_deleted() -> None:

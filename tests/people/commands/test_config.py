@@ -1,6 +1,8 @@
 """`npu-agent config`: check, show and schema."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from npu_agent.cli.main import main
 from npu_agent.config import KEYS, Config, ConfigError, Effective, parse
-from npu_agent.people.commands.config import json_schema, show
+from npu_agent.people.commands.config import _read, json_schema, show
 from npu_agent.vendors import REGISTRY
 from tests.config.strategies import CONFIGS, FEW
 
@@ -34,6 +36,36 @@ def test_a_key_without_effect_has_a_note(
     file.write_text(f"{content}\n")
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{file}: good", *notes]
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin", "/dev/fd/0"])
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        ("defaultPe: Fusion\n", 0, ": good"),
+        ("defautPe: Fusion\n", 2, ":1: defautPe: unknown key: did you mean defaultPe?"),
+        ("# " + "x" * 2**20, 2, ": larger than 256 KiB"),
+    ],
+)
+def test_what_another_command_prints_is_checked(
+    name: str, content: str, code: int, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "npu_agent", "config", "check", name],
+        input=content,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    assert name + words in done.stdout + done.stderr
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read by uid .*: Is a directory"):
+        _read(tmp_path)
+    with pytest.raises(ConfigError, match="no such file"):
+        _read(tmp_path / "none")
 
 
 def test_show() -> None:
