@@ -35,9 +35,9 @@ _UNANSWERED = 48 * 2**10
 """Bytes that a client may send before it is answered: a head, and requests or bodies that follow.
 With the cap of connections they bound what a port holds: 3 MiB, which take twice that."""
 _TOO_LONG = text_answer(
-    f"the request's head is too long: {_LINE // 2**10} KiB for a line and "
-    f"{_UNANSWERED // 2**10} KiB in all are read. Remove the cookies of this host in the browser, "
-    "or ask by its address: http://127.0.0.1:PORT in place of http://localhost:PORT\n",
+    f"a line of the request's head is longer than {_LINE // 2**10} KiB. Remove the cookies of this "
+    "host in the browser, or ask by its address: http://127.0.0.1:PORT in place of "
+    "http://localhost:PORT\n",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
 )
 
@@ -56,15 +56,11 @@ class _Handler(web.RequestHandler):
         self.unanswered = 0
 
     def data_received(self, data: bytes) -> None:
-        room = _UNANSWERED - self.unanswered
+        room = max(0, _UNANSWERED - self.unanswered)
         self.unanswered += len(data)
-        if len(data) <= room:
-            super().data_received(data)
-        elif self.answering:
+        if self.answering and len(data) > room:
             self.close()  # after this answer
-        elif self.transport is not None:
-            self.transport.write(_raw(_TOO_LONG))
-            self.force_close()
+        super().data_received(data[:room])  # the rest of a head falls silent
 
     def handle_error(
         self,
@@ -197,14 +193,6 @@ class Connections(web.Server):
 def _response(answer: PageAnswer) -> web.Response:
     headers = {**answer.headers, "Server": "npu-agent"}
     return web.Response(status=answer.status, body=answer.body, headers=headers)
-
-
-def _raw(answer: PageAnswer) -> bytes:
-    """An answer to what is no request yet."""
-    fields = {**answer.headers, "Content-Length": len(answer.body), "Connection": "close"}
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    start = f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
-    return f"{start}{head}\r\n".encode() + answer.body
 
 
 def _reset(transport: asyncio.Transport) -> None:

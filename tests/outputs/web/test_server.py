@@ -104,10 +104,9 @@ async def test_every_page_by_http(encoding: str) -> None:
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\nCookie: " + b"a" * 20_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 1_000_000, 431),
-        (b"GET / HTTP/1.1\r\n" + (b"X: " + b"a" * 2_000 + b"\r\n") * 30, 431),
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1_000 + b"\r\n", 400),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 async def test_nonsense_is_refused_and_no_news(
     nonsense: bytes, status: int, caplog: pytest.LogCaptureFixture
@@ -212,7 +211,11 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
             await closed(writer)
 
 
-@pytest.mark.parametrize("start", [b"", b"GET /metrics HTTP/1.1\r\nHo", ASK])
+LONG = b"GET / HTTP/1.1\r\n" + (b"X: " + b"a" * 2_000 + b"\r\n") * 30 + b"\r\n"
+"""More than 48 KiB: it has no end for the server."""
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /metrics HTTP/1.1\r\nHo", ASK, LONG])
 async def test_a_client_that_falls_silent_is_let_go(start: bytes) -> None:
     async with serving(Scene(), limits=PortLimits(silence=0.2)) as address:
         await said(address, start)  # returns when the server has closed
