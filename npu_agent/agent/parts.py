@@ -129,7 +129,7 @@ def hardware(
     """Builds the reader of the cards; `recorded` has those of the agent before this one."""
     simulated = common.host.simulation is not None
     vendors = [vendor(common.host.root, simulated=simulated) for vendor in VENDORS]
-    return Inventory(vendors, common.configs.map(_watching), restarts, known=recorded)
+    return Inventory(vendors, common.configs.map(_watching), restarts=restarts, known=recorded)
 
 
 def _watching(config: Config) -> card.ProbeSettings:

@@ -88,14 +88,15 @@ class UtilizationTracker:
         self._tallies: dict[int, Tally] = {}
         self._counted: dict[int, tuple[float, float]] = {}
         """How busy each core was when its cycles had last passed, and when."""
-        self._at = 0.0
+        self.read_at = 0.0
+        """When the counters were read last."""
 
     def due(self, now: float, pause: float, longest: float = LONGEST_PAUSE) -> bool:
         """Whether counters have to be read now, as `pause` seconds later may be too late."""
-        return self.wraps and now + pause > self._at + longest
+        return self.wraps and now + pause > self.read_at + longest
 
     def add(self, samples: Collection[CoreReading], now: float) -> None:
-        self._at = now
+        self.read_at = now
         # A core of which nothing is known this time begins again.
         self._tallies = {
             sample.core: self._tallies.get(sample.core, Tally()).add(sample, wraps=self.wraps)

@@ -6,9 +6,12 @@ state of a card is on the event loop alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from npu_agent import text
 from npu_agent.backoff import Backoff
@@ -26,9 +29,15 @@ from npu_agent.core.health import Verdict
 from npu_agent.core.utilization import LONGEST_PAUSE, UtilizationTracker
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Vendor
 from npu_agent.logs import Reporter, logger
+from npu_agent.repeats import Repeat
 from npu_agent.ticks import until_tick
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 log = logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +150,14 @@ def _failure(error: OSError | ValueError, answers: Answers) -> str:
     return text.reason(error)
 
 
+def _quietly(question: Callable[[Entry], T], entry: Entry) -> T | str:
+    """The answer, or the error's text: the loop asks again and judges it."""
+    try:
+        return question(entry)
+    except Exception as error:
+        return text.reason(error)
+
+
 class CardWatch:
     """The state of one slot, and the next questions."""
 
@@ -164,6 +181,7 @@ class CardWatch:
     def _forget(self) -> None:
         self._health: health.HealthTracker | None = None
         self._known: Card | None = None  # read at this very entry, not at one before it
+        self._identity: Card | None = None  # as it was read last, whether or not it was believed
         self._proposed: Card | None = None
         self._utilization = UtilizationTracker(
             wraps=self.entry is not None and self.entry.counters_wrap
@@ -171,7 +189,16 @@ class CardWatch:
         self.hurry()
 
     def hurry(self) -> None:
+        """Asks everything in the next round."""
+        self.repeats: tuple[Repeat[Any], ...] = ()
         self.due = self._probe_at = self._identify_at = self._read_at = 0.0
+
+    def differs(self, repeat: Repeat[Any]) -> None:
+        """Asks in the next round what has another answer now; `repeat` is of `repeats`."""
+        if repeat is self.repeats[-1]:
+            self._identify_at = 0.0
+        self.repeats = ()
+        self.due = self._probe_at = 0.0
 
     def move(self, entry: Entry | None) -> None:
         """Watches another entry of the same slot; None: the card has gone."""
@@ -200,10 +227,14 @@ class CardWatch:
         )
 
     def _plan(self, now: float, settings: ProbeSettings) -> None:
+        pause, longest = settings.health_interval, settings.counter_interval
         self.due = self._probe_at
-        # Where the next probe is far away, counters are read in between.
-        if self._utilization.wraps and self._probe_at - now > settings.counter_interval:
-            self.due = now + until_tick(settings.counter_interval)
+        if self.repeats:  # a thread probes, and the loop has all cards read at the same moment
+            self.due = max(self._probe_at, math.ceil(self._read_at / pause) * pause)
+        if self._utilization.wraps:
+            every = min(pause, longest)
+            count_at = math.floor((self._utilization.read_at + longest) / every) * every
+            self.due = min(self.due, max(count_at, now + until_tick(every)))
 
     def answered(self, asked: Questions, answers: Answers, settings: ProbeSettings) -> None:
         """Applies answers; raises a fault of our own, for `crashed`."""
@@ -227,15 +258,17 @@ class CardWatch:
         if before is None:
             self._probe_at = self.due = 0.0  # probe what has just been identified
         elif asked.probe:
-            self._judge(before, answers, settings, now)
+            self._judge(before, asked.entry, answers, settings, now)
         if answers.cores is not None:
             self._utilization.add(answers.cores, answers.at)
+            self._plan(now, settings)
 
     def missed(self, late: str, settings: ProbeSettings) -> None:
         """Counts overdue answers as a failed probe; `late` says so, for people."""
         if self.entry is None:
             return
         self.failures["hung"] += 1
+        self.repeats = ()
         now = time.monotonic()
         self.due = now + until_tick(settings.health_interval)
         if self._known is None:
@@ -256,19 +289,60 @@ class CardWatch:
 
     def _identified(self, card: Card, entry: Entry, again_at: float) -> None:
         before = self._known
+        self._identity = card
         self._known, self._proposed = _agreed(before, self._proposed, card)
         if before is None or not before.same_as(self._known):
             self._health, self._utilization = None, UtilizationTracker(wraps=entry.counters_wrap)
             self.view, self._read_at = replace(self.view, reading=None), 0.0
         self._identify_at = 0.0 if self._proposed else again_at
 
-    def _judge(self, before: Card, answers: Answers, settings: ProbeSettings, now: float) -> None:
+    def _judge(
+        self, before: Card, entry: Entry, answers: Answers, settings: ProbeSettings, now: float
+    ) -> None:
         card = self._known or before
         if answers.probe and not answers.probe.nodes <= card.nodes:  # udev was still at work
             card = self._known = replace(card, nodes=card.nodes | answers.probe.nodes)
-        self._step(_verdict(card, answers), settings, now)
+        verdict = _verdict(card, answers)
+        self._step(verdict, settings, now)
         if answers.reading and card.same_as(before):
             self._measure(answers.reading, settings)
+        if not self._is_settled(verdict, answers, settings, now):
+            self.repeats = ()
+        elif not self.repeats or self.repeats[0].expected != answers.probe:
+            self.repeats = self._questions_to_repeat(entry, answers.probe, settings)
+        self._plan(now, settings)
+
+    def _is_settled(
+        self, verdict: Verdict, answers: Answers, settings: ProbeSettings, now: float
+    ) -> bool:
+        """Whether the same answers again would change nothing, and count as no failure."""
+        tracker = self._health
+        return (
+            tracker is not None
+            and not answers.failures
+            and self._proposed is None
+            and settings.policy.max_temperature is None  # else each probe reads the temperature
+            and health.step(tracker, verdict, settings.policy, now) == tracker
+        )
+
+    def _questions_to_repeat(
+        self, entry: Entry, probe: Probe | None, settings: ProbeSettings
+    ) -> tuple[Repeat[Any], ...]:
+        """The probe first."""
+        return (
+            Repeat(
+                ask=partial(_quietly, self.vendor.probe, entry),
+                expected=probe,
+                every=settings.health_interval,
+                due=self._probe_at,
+            ),
+            Repeat(
+                ask=partial(_quietly, self.vendor.identify, entry),
+                expected=self._identity,
+                every=settings.interval,
+                due=self._identify_at,
+            ),
+        )
 
     def _measure(self, reading: Reading, settings: ProbeSettings) -> None:
         # Where heat is a reason, it is read as often as everything else.

@@ -7,6 +7,7 @@ here, on the event loop.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
 from contextlib import suppress
@@ -31,12 +32,14 @@ from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import Answers, CardWatch, ProbeSettings, Questions, ask
+from npu_agent.inventory.uevents import KernelNews
 from npu_agent.logs import Reporter, logger
+from npu_agent.repeats import Repeat, until_changed
 from npu_agent.threads import DaemonThread
-from npu_agent.ticks import set_within, until_tick
+from npu_agent.ticks import until_tick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 log = logger(__name__)
 
@@ -63,6 +66,7 @@ class Inventory:
         self,
         vendors: Sequence[Vendor],
         settings: Feed[ProbeSettings] | None = None,
+        kernel: Feed[KernelNews] | None = None,
         restarts: Counter[str] | None = None,
         known: Mapping[str, frozenset[str]] | None = None,
         prober: Prober | None = None,
@@ -72,6 +76,7 @@ class Inventory:
         Args:
             vendors: what to search for cards.
             settings: followed while it runs.
+            kernel: reports cards that come and go; None: it is not heard.
             restarts: counts watches that failed, by ``watch of npu0``.
             known: earlier IDs, with `Card.identities`: a recognised card keeps its ID.
             prober: None: one with the default deadline.
@@ -84,15 +89,18 @@ class Inventory:
         self._vendors = tuple(vendors)
         self._place = ", ".join(vendor.place for vendor in vendors)
         self._settings = settings or Feed(ProbeSettings())
+        self._kernel = kernel or Feed(KernelNews())
         self._restarts = restarts if restarts is not None else Counter()
         self._known = dict(known or {})
         self._prober = prober or Prober()
         self._watches: dict[_Key, CardWatch] = {}
-        self._hung: dict[_Key | None, Job[Any]] = {}
+        self._hung: dict[_Key | None, Job[Any] | Repeat[Any]] = {}
         """What missed its deadline and has not come back, by card; None: the search. Each keeps one
         thread, so it is not asked again meanwhile."""
         self._found = _Found(None)
         self._search_at = 0.0
+        self._search_again: Repeat[_Found] | None = None
+        """The search, while a thread repeats it."""
 
     @property
     def failures(self) -> Counter[tuple[str, str, str]]:
@@ -108,18 +116,54 @@ class Inventory:
 
     async def run(self) -> None:
         paced = None
+        heard = None
         while True:
             settings = self._settings.value
+            news = self._kernel.value
+            if news is not heard:
+                heard = news
+                self._search_soon()
             if settings is not paced:
-                paced, self._search_at = settings, 0.0
+                paced = settings
+                self._search_soon()
                 for watch in self._watches.values():
                     watch.hurry()
             await self._round(settings)
             self._publish()
-            changed = self._settings.changed
-            due = min([self._search_at, *(watch.due for watch in self._watches.values())])
-            if settings is self._settings.value and due > (now := time.monotonic()):
-                await set_within(changed, due - now)
+            wake = (self._settings.changed, self._kernel.changed)
+            if settings is self._settings.value and news is self._kernel.value:
+                await self._until_due(settings, wake)
+
+    async def _until_due(self, settings: ProbeSettings, wake: Sequence[asyncio.Event]) -> None:
+        """Returns when the loop has something to ask, or a thread has another answer."""
+        present = (watch for watch in self._watches.values() if watch.entry)
+        due = min((watch.due for watch in present), default=math.inf)
+        repeats: dict[Repeat[Any], _Key | None] = {
+            repeat: key for key, watch in self._watches.items() for repeat in watch.repeats
+        }
+        if self._search_again:
+            repeats[self._search_again] = None
+        else:
+            due = min(due, self._search_at)
+        if self._hung or self.trends.value.of(TrendKind.FLAPPING):  # which end by themselves
+            due = min(due, time.monotonic() + until_tick(settings.health_interval))
+        repeat = await self._prober.repeat(repeats, due, wake)
+        if repeat is None:
+            return
+
+        key = repeats[repeat]
+        watch = None if key is None else self._watches.get(key)
+        if not repeat.done:
+            self._hung[key] = repeat
+            if watch:
+                watch.missed(self._prober.late, settings)
+        elif watch:
+            watch.differs(repeat)
+        self._search_soon()
+
+    def _search_soon(self) -> None:
+        self._search_at = 0.0
+        self._search_again = None
 
     async def _round(self, settings: ProbeSettings) -> None:
         self._returned()
@@ -137,21 +181,30 @@ class Inventory:
         jobs = [*([search] if search else ()), *(job for _, job in asked.values())]
         if jobs:
             await self._prober.run(jobs)
+        # The search first: a card that has gone is not called unhealthy before that.
+        if search and search.result is None and search.begun:
+            self._hung[None] = search
+        if search and search.result is not None:
+            self._note_found(search.result)
+            self._search_again = Repeat(
+                ask=partial(_search, self._vendors, self._found),
+                expected=self._found,
+                every=settings.health_interval if self._kernel.value.trouble else settings.interval,
+                due=self._search_at,
+            )
+        elif None in self._hung:
+            self._note_found(_Found(self._found.entries, self._prober.late))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
             elif job.begun:
                 self._hung[key] = job
                 self._watches[key].missed(self._prober.late, settings)
-        if search and search.result is None and search.begun:
-            self._hung[None] = search
-        if search and search.result is not None:
-            self._note_found(search.result)
-        elif None in self._hung:
-            self._note_found(_Found(self._found.entries, self._prober.late))
 
     def _search_job(self, now: float, settings: ProbeSettings) -> Job[_Found] | None:
         if now < self._search_at:
+            return None
+        if self._search_again:
             return None
         self._search_at = now + until_tick(settings.health_interval)
         if None in self._hung:
@@ -164,10 +217,9 @@ class Inventory:
             if job.done:
                 del self._hung[key]
                 if key is None:
-                    self._search_at = 0.0
-                    if (
-                        self._found.entries is None and job.result
-                    ):  # late each time: better than none
+                    self._search_soon()
+                    # Late each time is better than none.
+                    if self._found.entries is None and isinstance(job, Job) and job.result:
                         self._note_found(job.result)
                 else:
                     self._watches[key].hurry()
@@ -333,6 +385,23 @@ class Prober:
     def late(self) -> str:
         """The reason while a read hangs: always the same, because it is shown and compared."""
         return f"no answer within {self.deadline:g} s"
+
+    async def repeat(
+        self, repeats: Collection[Repeat[Any]], until: float, wake: Sequence[asyncio.Event]
+    ) -> Repeat[Any] | None:
+        """Asks on the worker until an answer differs or is late: see `until_changed`."""
+        try:
+            repeat = await until_changed(
+                self._worker, repeats, deadline=self.deadline, until=until, wake=wake
+            )
+        except OSError as error:
+            self._threads.failed(error)
+            self._worker = DaemonThread()
+            await asyncio.sleep(until_tick(1.0))
+            return None
+        if repeat and not repeat.done:
+            self._worker = DaemonThread()
+        return repeat
 
     async def run(self, jobs: Sequence[Job[Any]]) -> None:
         """Returns when each job is `done`, has missed its deadline, or found no thread.

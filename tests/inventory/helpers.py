@@ -82,7 +82,7 @@ class Watched:
         self.root = root
         self.settings = Feed(settings)
         self.restarts: Counter[str] = Counter()
-        self.inventory = Inventory([vendor or Furiosa(root)], self.settings, self.restarts)
+        self.inventory = Inventory([vendor or Furiosa(root)], self.settings, restarts=self.restarts)
         self.record = self.inventory.snapshots = Record()
 
     def fault(self, card: str, name: str) -> None:
