@@ -71,7 +71,8 @@ class Agent:
             pod=host.pod, config_file=str(config_file or ""), host_root=str(host.root)
         )
         self._started_at = time.monotonic()
-        self.inventory = parts.hardware(common, record.cards, self.restarts)
+        self.hardware = parts.hardware(common, record.cards, self.restarts)
+        self.inventory = self.hardware.inventory
         self.node = parts.node(common)
         self.allocator = parts.allocation(common, Feed(record), self.inventory, self.node)
         self.kubelet = parts.kubelet(common, self.allocator)
@@ -79,7 +80,7 @@ class Agent:
             common, self.inventory, self.node, self.allocator, self.kubelet, self.state
         )
         self.pages = parts.pages(
-            common, self.inventory, self.allocator, self.kubelet, self.cluster, self.state
+            common, self.hardware, self.allocator, self.kubelet, self.cluster, self.state
         )
 
     async def _kubelet_first(self) -> None:
@@ -138,7 +139,7 @@ class Agent:
             reads=common.api.reads,
             disabled=wishes.disabled,
             config=common.poller.states.value,
-            stale_after=stale_after(config.metrics.interval),
+            stale_after=stale_after(self.hardware.readers.interval(config.metrics.interval)),
             labels=labeller.state.value if labeller else None,
             condition=self.cluster.condition.state.value,
             trends=inventory.trends.value,

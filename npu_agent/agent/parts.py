@@ -22,10 +22,12 @@ from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import AgentState
+from npu_agent.core.utilization import LONGEST_PAUSE
 from npu_agent.core.vendor import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
+from npu_agent.inventory.uevents import KernelEvents
 from npu_agent.kube import Api
 from npu_agent.kube.node import NodeWatch, OwnNode
 from npu_agent.kubelet import cdi
@@ -49,12 +51,18 @@ from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.pages import pages as pages_of
+from npu_agent.outputs.web.readers import UNREAD_INTERVAL, Readers
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.vendors import CDI_KINDS, REGISTRY, SPECS, VENDORS
 
 if TYPE_CHECKING:
     from npu_agent.outputs.web.authorization import Authorizer
     from npu_agent.outputs.web.tls import Certificates
+
+
+_SAMPLE = 1.0
+"""Seconds before a reading at which counters that wrap are read, if readings are far apart: load is
+known from two samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,20 +131,48 @@ class Common:
         return self.config.allocation.method == "cdi"
 
 
+@dataclass(frozen=True, slots=True)
+class HardwareParts:
+    """What reads the cards."""
+
+    inventory: Inventory
+    kernel: KernelEvents
+    """Not run for simulated cards, which the kernel does not know."""
+    readers: Readers
+    """Of the pages: they decide how often cards are read."""
+
+
 def hardware(
     common: Common, recorded: Mapping[str, frozenset[str]], restarts: Counter[str]
-) -> Inventory:
+) -> HardwareParts:
     """Builds the reader of the cards; `recorded` has those of the agent before this one."""
     simulated = common.host.simulation is not None
     vendors = [vendor(common.host.root, simulated=simulated) for vendor in VENDORS]
-    return Inventory(vendors, common.configs.map(_watching), restarts=restarts, known=recorded)
+    kernel = KernelEvents(
+        Path(driver.directory).name for vendor in VENDORS for driver in vendor.profile.drivers
+    )
+    readers = Readers()
+    inventory = Inventory(
+        vendors,
+        common.configs.map_with(readers.present, _watching),
+        kernel.news,
+        restarts=restarts,
+        known=recorded,
+    )
+    return HardwareParts(inventory, kernel, readers)
 
 
-def _watching(config: Config) -> card.ProbeSettings:
+def _watching(config: Config, read: bool) -> card.ProbeSettings:
+    telemetry_interval = config.metrics.interval
+    counter_interval = LONGEST_PAUSE
+    if not read and config.health.max_temperature is None:
+        telemetry_interval = max(telemetry_interval, UNREAD_INTERVAL)
+        counter_interval = telemetry_interval - _SAMPLE
     return card.ProbeSettings(
         interval=config.interval,
         health_interval=config.health.interval,
-        telemetry_interval=config.metrics.interval,
+        telemetry_interval=telemetry_interval,
+        counter_interval=counter_interval,
         policy=health.Policy(
             failures=config.health.failures,
             recoveries=config.health.recoveries,
@@ -379,7 +415,7 @@ class PageParts:
 
 def pages(
     common: Common,
-    inventory: Inventory,
+    hardware: HardwareParts,
     allocator: Allocator,
     kubelet: KubeletParts,
     cluster: ClusterParts,
@@ -387,6 +423,7 @@ def pages(
 ) -> PageParts:
     """Builds the two servers and what they show."""
     metrics = common.config.metrics
+    inventory = hardware.inventory
     page = Page(state, common.configs.map(_page_settings))
     history = History(inventory.snapshots)
     certificates = _certificates(metrics.tls)
@@ -401,7 +438,7 @@ def pages(
         server=Server(
             "metrics",
             metrics.address,
-            Pages(pages_of(page.body, state, history)),
+            Pages(pages_of(page.body, state, history, hardware.readers.note)),
             certificates=certificates,
             authorizer=authorizer,
         ),

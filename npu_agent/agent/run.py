@@ -17,6 +17,7 @@ from npu_agent.agent.parts import Host
 from npu_agent.config import Effective, LogConfig
 from npu_agent.config.resources import resources_of
 from npu_agent.feed import Feed
+from npu_agent.files import SIMULATION
 from npu_agent.kube import credentials
 from npu_agent.kubelet.ownership import HAND_OVER
 from npu_agent.kubelet.podresources import socket_beside
@@ -136,6 +137,9 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     if agent.common.host.simulation:
         yield "simulation", agent.common.host.simulation
     yield "inventory", agent.inventory.run
+    if not (agent.common.host.root / SIMULATION).is_dir():
+        yield "kernel events", agent.hardware.kernel.run
+    yield "readers", agent.hardware.readers.run
     yield "config", agent.common.poller.run
     yield "log settings", partial(_follow_log, agent.common.configs.map(lambda config: config.log))
     yield "pod resources", agent.allocator.pod_resources.run

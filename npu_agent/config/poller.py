@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from npu_agent.core.state import ConfigState
 from npu_agent.core.vendor import VendorSpec
 from npu_agent.feed import Feed
 from npu_agent.logs import logger
+from npu_agent.repeats import Repeat, until_changed
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import set_within, until_tick
 
@@ -72,7 +75,22 @@ class Poller:
         while True:
             self._now.clear()
             await self._poll(self._path)
-            await set_within(self._now, until_tick(self._timing.every))
+            every = self._timing.every
+            if self._judged is None:
+                await set_within(self._now, until_tick(every))
+                continue
+
+            due = time.monotonic() + until_tick(every)
+            ask = partial(_content, self._path)
+            repeat = Repeat[bytes | None](ask=ask, expected=self._judged, every=every, due=due)
+            with suppress(OSError):  # no thread: `_poll` reports it
+                await until_changed(
+                    self._thread,
+                    [repeat],
+                    deadline=self._timing.deadline,
+                    until=math.inf,
+                    wake=[self._now],
+                )
 
     async def _poll(self, path: Path) -> None:
         judged, self._judged = self._judged, None
@@ -144,6 +162,14 @@ class Poller:
             return
         log.error("the config file is refused and the last good one stays", error=error)
         self.states.publish(replace(before, error=error, rejected=before.rejected + 1))
+
+
+def _content(path: Path) -> bytes | None:
+    """The file's content; None if it cannot be read, for a reason that the next poll reports."""
+    try:
+        return content(path)
+    except (OSError, ConfigError):
+        return None
 
 
 def _with_value(values: Any, attributes: tuple[str, ...], value: object) -> Any:

@@ -186,12 +186,8 @@ class Inventory:
             self._hung[None] = search
         if search and search.result is not None:
             self._note_found(search.result)
-            self._search_again = Repeat(
-                ask=partial(_search, self._vendors, self._found),
-                expected=self._found,
-                every=settings.health_interval if self._kernel.value.trouble else settings.interval,
-                due=self._search_at,
-            )
+            if not self._found.trouble:
+                self._search_again = self._search_to_repeat(settings)
         elif None in self._hung:
             self._note_found(_Found(self._found.entries, self._prober.late))
         for key, (questions, job) in asked.items():
@@ -210,6 +206,15 @@ class Inventory:
         if None in self._hung:
             return None
         return Job(partial(_search, self._vendors, self._found))
+
+    def _search_to_repeat(self, settings: ProbeSettings) -> Repeat[_Found]:
+        hears_of_cards = not self._kernel.value.trouble
+        return Repeat(
+            ask=partial(_search, self._vendors, self._found),
+            expected=self._found,
+            every=settings.interval if hears_of_cards else settings.health_interval,
+            due=self._search_at,
+        )
 
     def _returned(self) -> None:
         """Retries what did not answer, and forgets cards that are gone."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ class KernelNews:
 class KernelEvents:
     """Follows the kernel's events of some classes of devices."""
 
-    def __init__(self, classes: Collection[str]) -> None:
+    def __init__(self, classes: Iterable[str]) -> None:
         """`classes` are names of directories in /sys/class, which events call SUBSYSTEM."""
         self.news: Feed[KernelNews] = Feed(KernelNews())
         self._wanted = tuple(f"SUBSYSTEM={name}".encode() for name in classes)

@@ -11,6 +11,7 @@ from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.feed import Feed
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import Inventory
+from npu_agent.inventory.uevents import KernelNews
 from npu_agent.people import simulator
 from npu_agent.people.simulator.replay import load
 from npu_agent.vendors.furiosa.families import FAMILIES
@@ -81,8 +82,11 @@ class Watched:
     ) -> None:
         self.root = root
         self.settings = Feed(settings)
+        self.kernel = Feed(KernelNews())
         self.restarts: Counter[str] = Counter()
-        self.inventory = Inventory([vendor or Furiosa(root)], self.settings, restarts=self.restarts)
+        self.inventory = Inventory(
+            [vendor or Furiosa(root)], self.settings, self.kernel, restarts=self.restarts
+        )
         self.record = self.inventory.snapshots = Record()
 
     def fault(self, card: str, name: str) -> None:

@@ -30,6 +30,7 @@ from npu_agent.core.vendor import Entry, Probe
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import READ_DEADLINE, Inventory, Job, Prober
+from npu_agent.inventory.uevents import KernelNews
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.simulator.tree import tick
@@ -820,3 +821,111 @@ async def test_a_card_that_comes_and_goes_keeps_its_id_and_is_soon_one_line(
         assert {card.health.state for card in watched.record.value.cards} == {HEALTHY}
         assert caplog.messages.count("card is flapping") == 1
         assert caplog.messages.count("card removed") == 3
+
+
+# What an idle agent does.
+
+
+class CountedProbes(Furiosa):
+    """Counts what threads ask, and looks at each node."""
+
+    searches = 0
+    probes = 0
+    looks = 0
+
+    def scan(self) -> tuple[Entry, ...]:
+        self.searches += 1
+        return super().scan()
+
+    def probe(self, entry: Entry) -> Probe:
+        self.probes += 1
+        return super().probe(entry)
+
+    def _is_node(self, path: str) -> bool:
+        self.looks += 1
+        return super()._is_node(path)
+
+
+UNREAD = replace(QUICK, telemetry_interval=3600, counter_interval=3600)
+
+
+async def test_while_nothing_changes_cards_are_probed_and_the_loop_sleeps(root: Path) -> None:
+    host = CountedProbes(root)
+    async with watching(root, host, UNREAD) as watched:
+        await until(lambda: host.probes > 20)
+        rounds = 0
+        ask = watched.inventory._round
+
+        async def counted(settings: ProbeSettings) -> None:
+            nonlocal rounds
+            rounds += 1
+            await ask(settings)
+
+        watched.inventory._round = counted  # type: ignore[method-assign]
+        probes, searches = host.probes, host.searches
+        await until(lambda: host.probes > probes + 40 and host.searches > searches + 20)
+        assert rounds == 0
+        watched.fault("npu1", "dead")
+        await watched.card("npu1", UNHEALTHY)
+        assert rounds > 0
+
+
+async def test_nodes_are_looked_at_when_their_directory_has_changed(root: Path) -> None:
+    host = CountedProbes(root)
+    async with watching(root, host, UNREAD) as watched:
+        await until(lambda: host.probes > 20)
+        probes, looks = host.probes, host.looks
+        await until(lambda: host.probes > probes + 40)
+        assert host.looks == looks
+        (root / "dev/npu0pe0").unlink()
+        fenced = await watched.card("npu0", UNHEALTHY)
+        assert "/dev/npu0pe0 missing" in fenced.health.reason
+
+
+async def test_a_node_that_becomes_another_kind_of_file_is_found_after_a_while(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npu_agent.vendors.furiosa.sysfs._LOOK_AGAIN", 0.1)
+    target = root / "elsewhere"
+    (root / "dev/npu0pe0").rename(target)
+    (root / "dev/npu0pe0").symlink_to(target)
+    async with watching(root, settings=UNREAD) as watched:
+        await watched.card("npu0", HEALTHY)
+        target.unlink()  # which leaves the directory as it is
+        await watched.card("npu0", UNHEALTHY)
+
+
+async def test_where_the_kernel_reports_cards_the_search_is_rare_and_follows_its_word(
+    root: Path,
+) -> None:
+    host = CountedProbes(root)
+    async with watching(root, host, replace(UNREAD, interval=3600)) as watched:
+        watched.kernel.publish(KernelNews(0, trouble=""))
+        await until(lambda: host.probes > 20)
+        probes, searches = host.probes, host.searches
+        await until(lambda: host.probes > probes + 40)
+        assert host.searches == searches
+        simulator.make(root, simulator.parse_cards("warboy=3"))
+        watched.kernel.publish(KernelNews(1, trouble=""))
+        await watched.names("npu0", "npu1", "npu2")
+
+
+async def test_a_card_that_leaves_is_missed_without_a_word_of_the_kernel(root: Path) -> None:
+    async with watching(root, settings=replace(UNREAD, interval=3600)) as watched:
+        watched.kernel.publish(KernelNews(0, trouble=""))
+        watched.fault("npu1", "gone")
+        await watched.names("npu0")
+
+
+async def test_counters_that_wrap_are_read_once_before_a_reading_that_is_far_away(
+    tmp_path: Path,
+) -> None:
+    root = tree(tmp_path / "host", "warboy=1")
+    simulator.apply_fault(root, "npu0", "busy")
+    host = Counted(root)
+    unread = replace(QUICK, telemetry_interval=1.0, counter_interval=0.8)
+    async with watching(root, host, unread) as watched:
+        first = watched.record.value.cards[0].reading
+        looks = host.cores_looks
+        await watched.until(lambda s: s.cards[0].reading != first)
+        assert host.cores_looks - looks == 2

@@ -90,15 +90,22 @@ def probes(state: Callable[[], AgentState]) -> Routes:
 
 
 def pages(
-    metrics: Callable[[bool], bytes], state: Callable[[], AgentState], history: History
+    metrics: Callable[[bool], bytes],
+    state: Callable[[], AgentState],
+    history: History,
+    read: Callable[[], None],
 ) -> Routes:
+    """The pages of the agent; `read` is called when one with readings is made."""
+
     def for_prometheus(wanted: Preferences) -> PageAnswer:
+        read()
         kind = _OPENMETRICS if wanted.openmetrics else _TEXT
         return _answer(metrics(wanted.openmetrics), kind)
 
     def status_page(wanted: Preferences) -> PageAnswer:
         from npu_agent.outputs.web.page import page
 
+        read()
         return _html(page(state(), history.of, wanted.language))
 
     def steps(wanted: Preferences) -> PageAnswer:
@@ -106,9 +113,13 @@ def pages(
 
         return _html(runbook(wanted.language))
 
+    def for_programs(_: Preferences) -> PageAnswer:
+        read()
+        return _json(as_json(state()))
+
     return {
         "/": Route(status_page, in_languages=True),
-        "/status.json": Route(lambda _: _json(as_json(state()))),
+        "/status.json": Route(for_programs),
         "/runbook": Route(steps, in_languages=True),
         "/metrics": Route(for_prometheus, in_formats=True),
         **probes(state),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from npu_agent.core.hardware import (
     Card,
@@ -58,6 +58,17 @@ _HWMON = {
 }
 
 
+_LOOK_AGAIN = 30.0
+"""Seconds after which each node is looked at, whether or not its directory has changed: it may be
+another kind of file now."""
+
+
+class _Look(NamedTuple):
+    changed: int
+    at: float
+    nodes: frozenset[str]
+
+
 class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
@@ -74,6 +85,8 @@ class Furiosa:
         self._sys = str(root / "sys")
         self._dev = str(root / "dev")
         self._simulation = str(root / SIMULATION)
+        self._looks: dict[tuple[str, int], _Look] = {}
+        """The nodes of each entry, as they were found last."""
 
     def scan(self) -> tuple[Entry, ...]:
         entries: list[Entry] = []
@@ -109,7 +122,7 @@ class Furiosa:
             raise NotServedError(
                 "device_type is absent, empty or not text: the card cannot be identified"
             )
-        nodes = self._nodes(entry)
+        nodes = self._nodes_now(entry)
         oddities: list[tuple[Oddity, str]] = []
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
@@ -179,7 +192,8 @@ class Furiosa:
 
     def probe(self, entry: Entry) -> Probe:
         file = self._families[entry.family].liveness_file
-        raw, nodes = _read(f"{entry.path}/{file}"), self._nodes(entry)
+        raw = _read(f"{entry.path}/{file}")
+        nodes = self._nodes_now(entry)
         try:
             alive = parse.liveness(raw)
         except ValueError as error:
@@ -272,6 +286,16 @@ class Furiosa:
             if count is not None:
                 yield f"aer_{kind}", count
 
+    def _nodes_now(self, entry: Entry) -> frozenset[str]:
+        """As `_nodes`, which is asked if the directory has changed, and after `_LOOK_AGAIN`."""
+        now = time.monotonic()
+        changed = _changed(f"{self._dev}/{self._families[entry.family].dev_dir}")
+        look = self._looks.get(entry.key)
+        if look is None or look.changed != changed or now - look.at > _LOOK_AGAIN:
+            look = _Look(changed, now, self._nodes(entry))
+            self._looks[entry.key] = look
+        return look.nodes
+
     def _nodes(self, entry: Entry) -> frozenset[str]:
         """Returns the card's nodes that exist. Never opens one: opening occupies the core."""
         return frozenset(
@@ -356,6 +380,15 @@ def _inode(path: str) -> int | None:
     except OSError as error:
         _unless_limited(error)
         return 0  # `identify` says why; the others are still found
+
+
+def _changed(directory: str) -> int:
+    """When a name was added or removed there, in ns; 0 if it cannot be reached."""
+    try:
+        return os.stat(directory).st_mtime_ns  # noqa: PTH116 (as in _is_node)
+    except OSError as error:
+        _unless_limited(error)
+    return 0
 
 
 def _mode(path: str) -> int:

@@ -44,6 +44,7 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.pages import Pages, pages
+from npu_agent.outputs.web.readers import Readers
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates
 from tests.outputs.deviceplugin.helpers import resources
@@ -161,6 +162,7 @@ class Scene:
     """What /metrics answers, or how it fails."""
     fresh: float = 0.0
     """Seconds for which answers are kept."""
+    readers: Readers = field(default_factory=Readers)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -220,7 +222,8 @@ class Scene:
         )
 
     def pages(self) -> Pages:
-        return Pages(pages(self._metrics, self.state, self.history), fresh=self.fresh)
+        routes = pages(self._metrics, self.state, self.history, self.readers.note)
+        return Pages(routes, fresh=self.fresh)
 
     def _metrics(self, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):
