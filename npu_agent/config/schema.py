@@ -266,7 +266,10 @@ class MetricsConfig:
         True, "Add namespace, pod and container of the holder to the series of a card."
     )
     interval: float = _live(
-        5.0, "Seconds between two readings of telemetry and of assignments.", _seconds(1, 3600)
+        5.0,
+        "Seconds between two readings of telemetry and of assignments. Telemetry that no client has "
+        "read for two minutes is read once a minute.",
+        _seconds(1, 3600),
     )
     authorization: Literal["none", "kubernetes"] = _restart(
         "none",
@@ -324,7 +327,8 @@ class Config:
     interval: float = _live(
         10.0,
         "Seconds between two readings of each card's identity: UUID, serial number, versions. "
-        "Cards that are added or removed are found within health.interval.",
+        "The kernel reports cards that are added or removed; where the agent cannot hear it, it "
+        "searches every health.interval.",
         _seconds(0.1, 3600),
     )
     disabled_devices: tuple[DisabledDevice, ...] = _live((), "Cards that are not offered.")
