@@ -811,7 +811,8 @@ async def test_a_card_that_comes_and_goes_keeps_its_id_and_is_soon_one_line(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with watching(root) as watched:
+    # Two probes are further apart than the removals of a simulated card's files.
+    async with watching(root, settings=replace(QUICK, health_interval=0.1)) as watched:
         before = ids(watched.record.value)
         for _ in range(10):
             watched.fault("npu1", "gone")
