@@ -267,8 +267,8 @@ class MetricsConfig:
     )
     interval: float = _live(
         5.0,
-        "Seconds between two readings of telemetry and of assignments. Telemetry that no client has "
-        "read for two minutes is read once a minute.",
+        "Seconds between two readings of telemetry and of assignments. Telemetry that no client "
+        "has read for two minutes is read once a minute.",
         _seconds(1, 3600),
     )
     authorization: Literal["none", "kubernetes"] = _restart(
