@@ -19,6 +19,7 @@ _PLACES = {
     "Pod": ("/api/v1", "pods"),
     "APIVersions": ("", "api"),
     "APIResourceList": ("/apis/resource.k8s.io", "v1"),
+    "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses"),
     "DaemonSet": ("/apis/apps/v1", "daemonsets"),
     "ResourceClaim": (_DRA, "resourceclaims"),
     "ResourceSlice": (_DRA, "resourceslices"),
@@ -54,7 +55,7 @@ class Request(Generic[T]):
     name: str = ""
     namespace: str = ""
     subresource: str = ""
-    """``status``, ``eviction``, ``proxy/status.json``: as it stands in the path."""
+    """``status``, ``log``, ``eviction``, ``proxy/status.json``: as it stands in the path."""
     manager: str = ""
     """Who owns what is applied; "": `FIELD_MANAGER`."""
     metadata_only: bool = False
@@ -84,10 +85,11 @@ class Request(Generic[T]):
 
     @property
     def answers(self) -> str:
-        """The kind of object that answers it; "": another server answers, as it likes."""
-        if self.subresource == "eviction":
+        """The kind of object that answers it; "": another server, or a container's log."""
+        # Other kinds that we delete are answered with the object.
+        if self.subresource == "eviction" or (self.verb, self.kind) == ("delete", "PriorityClass"):
             return "Status"
-        if self.subresource.startswith("proxy"):
+        if self.subresource.startswith("proxy") or self.subresource == "log":
             return ""
         return METADATA if self.metadata_only else self.kind + "List" * (self.verb == "list")
 

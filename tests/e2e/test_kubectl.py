@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import yaml
@@ -14,6 +17,7 @@ from tests.e2e.node import PROJECT, Node
 
 pytestmark = pytest.mark.one_kubelet
 PLUGIN = Path(sys.executable).with_name("kubectl-npu")
+VERIFIER = PROJECT / "k8s/examples/npu-verify.yaml"
 VIEWER = PROJECT / "k8s/examples/npu-viewer.yaml"
 
 
@@ -94,3 +98,97 @@ def test_the_rights_of_the_example_are_enough_to_see_all_and_change_nothing(
     refused = npu(node, "cordon", node.name, "npu0", "--as", viewer, check=False)
     assert refused.returncode == 1
     assert "forbidden" in refused.stderr.lower()
+
+
+def left(node: Node) -> str:
+    """What `kubectl npu verify` makes, as far as it is there."""
+    return " ".join(_left(node))
+
+
+def _left(node: Node) -> list[str]:
+    of_pods = ("get", "pods,resourceclaims,resourceclaimtemplates", "--all-namespaces")
+    named = node.kubectl(*of_pods, "--output=name").splitlines()
+    classes = node.kubectl("get", "priorityclasses", "--output=name").splitlines()
+    return [name for name in (*named, *classes) if "npu-verify" in name]
+
+
+def verify(node: Node, *words: str) -> list[dict[str, str]]:
+    """Its rows; the exit code is 1 where one says so, and all is as it was before."""
+    before = left(node)
+    done = npu(node, "verify", *words, "-o", "json", check=False)
+    rows: list[dict[str, str]] = json.loads(done.stdout)
+    assert done.returncode == any(row["result"] == "failed" for row in rows), done
+    node.wait_equal("nothing to be left", lambda: left(node), before)
+    return rows
+
+
+def test_a_node_is_verified_on_a_card_that_is_free(node: Node) -> None:
+    (row,) = verify(node, "--all")
+    assert (row["node"], row["result"]) == (node.name, "passed"), row
+    node.run("holds", 1)
+    held = node.environment("holds", "NPU_DEVNAME")[:4]
+    # A Node that is cordoned, as after an update of its driver.
+    node.kubectl("cordon", node.name)
+    (row,) = verify(node, node.name)
+    assert (row["card"], row["result"]) == ("npu1" if held == "npu0" else "npu0", "passed"), row
+    node.kubectl("uncordon", node.name)
+    node.run("holds-too", 1)
+    (row,) = verify(node, "--all")
+    assert row["result"] == "skipped"
+    assert row["finding"] == "no card is free: default/holds, default/holds-too"
+    assert npu(node, "verify", node.name, check=False).returncode == 1, "it was named"
+
+
+_DRIVER = """
+import os, signal, subprocess, sys
+command = subprocess.Popen(sys.argv[1:], start_new_session=True)
+if sys.stdin.readline():
+    os.killpg(command.pid, signal.SIGINT)
+sys.exit(command.wait())
+"""
+"""Sends Ctrl-C as a terminal does, to kubectl as well, when it is sent a line."""
+
+
+@contextlib.contextmanager
+def verifying(node: Node) -> Iterator[subprocess.Popen[str]]:
+    """It goes on: the Node has no such profile. Ends when its Pod has a card."""
+    words = ("verify", "--all", "--seccomp=missing.json", "--timeout=120", "--no-headers")
+    command = node.cluster.command(sys.executable, "-c", _DRIVER, str(PLUGIN), *words)
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as running:
+        try:
+            node.wait_for("its Pod to have a card", lambda: "npu-verify" in "".join(node.held()))
+            yield running
+        finally:
+            running.kill()
+
+
+def test_a_job_gets_the_card_from_a_pod_that_verifies(node: Node) -> None:
+    node.run("holds", 1)
+    with verifying(node) as running:
+        node.run("job", 1)
+        output, _ = running.communicate("", timeout=60)
+    assert running.returncode == 0
+    assert output.split()[:3] == [node.name, "-", "skipped"]
+    assert "a Pod with a higher priority got the card" in output
+    assert left(node) == ""
+
+
+def test_ctrl_c_leaves_nothing(node: Node) -> None:
+    with verifying(node) as running:
+        said = running.communicate("now\n", timeout=60)
+    assert running.returncode == 130, said
+    node.wait_equal("nothing to be left", lambda: left(node), "")
+
+
+def test_without_rights_it_says_which_and_who_has_them(node: Node, viewer: str) -> None:
+    refused = npu(node, "verify", "--all", "--as", viewer, check=False)
+    assert refused.returncode == 1
+    assert 'cannot create resource "pods"' in refused.stderr
+    assert "k8s/examples/npu-verify.yaml" in refused.stderr
+    node.kubectl("apply", "-f", str(VERIFIER))
+    bind = ("create", "rolebinding", "verifier", "--clusterrole=npu-verify", f"--user={viewer}")
+    node.kubectl("--namespace=kube-system", *bind)
+    (row,) = verify(node, "--all", "--as", viewer)
+    assert row["result"] == "passed"
+    node.kubectl("--namespace=kube-system", "delete", "rolebinding", "verifier")
+    node.kubectl("delete", "-f", str(VERIFIER))

@@ -67,6 +67,7 @@ class PodSpec(Struct, frozen=True):
     node_name: str = ""
     service_account_name: str = ""
     scheduler_name: str = "default-scheduler"
+    image_pull_secrets: tuple[Plain, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     resource_claims: tuple[PodClaim, ...] = ()

@@ -182,6 +182,29 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
     return rows
 
 
+def free_resource(cluster: Cluster, node: Node, words: Words) -> str | None:
+    """The resource by which a Pod gets a free device of this Node.
+
+    Of the device plugin's it is the one with the fewest devices, which are the widest; "": a claim
+    gets a whole card; None: no device is free.
+    """
+    asked: Counter[str] = Counter()
+    for pod in cluster.pods:
+        if pod.spec.node_name == node.name:
+            asked.update(_plugin_requests(pod, words))
+    free = [
+        (number(text), name)
+        for name, text in node.status.allocatable.items()
+        if words.is_resource(name) and number(text) > asked[name]
+    ]
+    if free:
+        return min(free)[1]
+    pool = [part for part in devices(cluster) if part.pool == node.name]
+    own = [part for part in pool if part.driver in words.drivers]
+    open_ = _open(own, _held(cluster, words)[node.name])
+    return "" if any(part.device.attribute("type") == "card" for part in open_) else None
+
+
 def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
     published = {
@@ -288,22 +311,35 @@ def _add_slices(sums: _Sums, pool: list[PublishedDevice], held: set[str]) -> Non
     if not pool:
         return
     cards: dict[CardKey, set[int]] = defaultdict(set)
-    used: dict[CardKey, set[int]] = defaultdict(set)
+    used = _used(pool, held)
     barred = {part.card for part in pool if part.barred}
     unhealthy = {part.card for part in pool if part.unhealthy}
     for part in pool:
         cards[part.card] |= part.cores
-        if part.device.name in held:
-            used[part.card] |= part.cores
-    open_ = [part for part in pool if part.card not in barred and not part.cores & used[part.card]]
     sums.cards += len(cards)
     sums.healthy += len(cards.keys() - unhealthy)
     sums.cores += sum(map(len, cards.values()))
     sums.allocated += sum(map(len, used.values()))
     sums.free += sum(len(cards[card] - used[card]) for card in cards.keys() - barred)
-    sums.widest = max([sums.widest, *(len(part.cores) for part in open_)])
+    sums.widest = max([sums.widest, *(len(part.cores) for part in _open(pool, held))])
     sums.driver = next((str(v) for p in pool if (v := p.device.attribute("driverVersion"))), None)
     sums.apis.append("dra")
+
+
+def _used(pool: list[PublishedDevice], held: set[str]) -> dict[CardKey, set[int]]:
+    """The cores of each card that claims have."""
+    used: dict[CardKey, set[int]] = defaultdict(set)
+    for part in pool:
+        if part.device.name in held:
+            used[part.card] |= part.cores
+    return used
+
+
+def _open(pool: list[PublishedDevice], held: set[str]) -> list[PublishedDevice]:
+    """The devices that a claim may still get."""
+    used = _used(pool, held)
+    barred = {part.card for part in pool if part.barred}
+    return [part for part in pool if part.card not in barred and not part.cores & used[part.card]]
 
 
 def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:

@@ -36,7 +36,7 @@ from npu_agent.vendors import DRIVERS, REGISTRY
 _RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
 _OF_PODS = ("pods", "claims", "slices", "daemon_sets")
 _ALL = ("nodes", *_OF_PODS, "classes", "taint_rules")
-_WORDS = rows.Words(
+WORDS = rows.Words(
     drivers=DRIVERS,
     domain=DRIVERS[0].partition(".")[2],
     cores={
@@ -59,6 +59,7 @@ _COMMANDS = {
     "cordon": "Take one card out of service",
     "uncordon": "Bring it back",
     "drain": "Cordon a card, and evict the Pods that hold it",
+    "verify": "Try in a Pod on each Node whether a job can run there, on a card that is free",
 }
 _CHANGES = ("cordon", "uncordon", "drain")
 """These are commands of `npu-agent`, too."""
@@ -70,7 +71,8 @@ def parser() -> Parser:
         prog="kubectl npu",
         description="The NPUs of a cluster, as your kubeconfig and your rights show them.",
         epilog="Examples:\n  kubectl npu\n  kubectl npu pods -A\n  kubectl npu top -A\n"
-        "  kubectl npu drain node-1 npu3 --reason=fan\n",
+        "  kubectl npu drain node-1 npu3 --reason=fan\n"
+        "  kubectl npu verify --all\n",
     )
     top.add_argument("-V", "--version", action="version", version=f"npu-agent {__version__}")
     _add_login(top)
@@ -84,7 +86,9 @@ def parser() -> Parser:
         )
         command.set_defaults(command=name)
         _add_login(command)
-        if name in _CHANGES:
+        if name == "verify":
+            _add_verify(command)
+        elif name in _CHANGES:
             command.add_argument("node", metavar="NODE")
             command.add_argument("npu", metavar="CARD", help="its name, UUID or PCI address")
             if name != "uncordon":
@@ -100,6 +104,19 @@ def parser() -> Parser:
             if name == "node":
                 command.add_argument("node", metavar="NODE")
     return top
+
+
+def _add_verify(parser: Parser) -> None:
+    add = parser.add_argument
+    add("node", nargs="*", default=[], metavar="NODE")
+    add("--all", action="store_true", default=False, help="each Node with NPUs")
+    add("-n", "--namespace", metavar="NAME", help="of the Pods (default: that of the agent)")
+    profile = "the Pods' seccomp profile: Unconfined (the default), RuntimeDefault, or the path of "
+    profile += "one on the Nodes"
+    add("--seccomp", default="Unconfined", metavar="PROFILE", help=profile)
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="of each (default: 60)")
+    add("-o", "--output", choices=("table", "json", "yaml"), metavar="FORMAT", help="json or yaml")
+    add("--no-headers", action="store_true", help="only the rows")
 
 
 def _add_login(parser: Parser) -> None:
@@ -140,6 +157,10 @@ def main(args: argparse.Namespace) -> int:
         if args.command in _CHANGES:
             code: int = import_module(f"npu_agent.people.commands.{args.command}").main(args)
             return code
+        if args.command == "verify":
+            from npu_agent.people.commands import kubectl_verify
+
+            return kubectl_verify.main(args)
         return run_until_signal(_show(args))
     except ApiError as error:
         lacks = error.kind is ErrorKind.FORBIDDEN
@@ -179,12 +200,12 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
 
 async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     cluster = await fetch(api, "nodes", *_OF_PODS, selectors={"nodes": args.selector})
-    nodes = rows.node_rows(cluster, _WORDS)
+    nodes = rows.node_rows(cluster, WORDS)
     # Agents are asked for what the objects do not tell.
     unknown = {row.node for row in nodes if row.cards is None}
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
     if running:
-        nodes = rows.node_rows(cluster, _WORDS, await pages(api, running))
+        nodes = rows.node_rows(cluster, WORDS, await pages(api, running))
     notes = [*_refusals(cluster.refused), *cluster.unread]
     return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
 
@@ -201,7 +222,7 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         missing = f"there is no Pod {name} in namespace {space}"
         owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
         raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
-    answer = why(named.pods[0], own, cluster, _WORDS)
+    answer = why(named.pods[0], own, cluster, WORDS)
     unread = dict.fromkeys((*own.unread, *cluster.unread))
     notes = [*_refusals({**own.refused, **cluster.refused}), *unread]
     if view.is_data(args):
@@ -216,11 +237,11 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector}),
         fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}),
     )
-    held = rows.holdings(cluster, _WORDS, AgentPages())
+    held = rows.holdings(cluster, WORDS, AgentPages())
     nodes = {row.node for row in held if row.node}
     running = agents(of_agents)
     read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
-    held = rows.holdings(cluster, _WORDS, read)
+    held = rows.holdings(cluster, WORDS, read)
     notes = [
         *_refusals(cluster.refused),
         *cluster.unread,

@@ -88,6 +88,8 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
     if wanted is None:
         places = line.parser._get_positional_actions()  # noqa: SLF001
         wanted = next(iter(places[len(line.named) :]), None)
+        if wanted is None and places and places[-1].nargs == "*":
+            wanted = places[-1]
     if wanted is None or wanted.dest not in _NAMED:
         return [(name, "") for name in (wanted and wanted.choices) or ()]
     try:

@@ -245,7 +245,8 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             other = (what, "check dmesg and `npu-agent info` on the node")
             failures.append(_wrong(f"/dev/{node}", *_REMEDIES.get(error.errno, other)))
     detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
-    return failures or [Check(card.name, State.OK, detail)]
+    checks = failures or [Check(card.name, State.OK, detail)]
+    return [replace(check, section=card.name) for check in checks]
 
 
 def _open(path: Path, root: Path) -> None:

@@ -9,7 +9,13 @@ import pytest
 from npu_agent.kube.objects import Counters, SliceDevice
 from npu_agent.people.cluster.fetch import AgentPages
 from npu_agent.people.cluster.objects import Pod
-from npu_agent.people.cluster.rows import PublishedDevice, holdings, node_rows, requests
+from npu_agent.people.cluster.rows import (
+    PublishedDevice,
+    free_resource,
+    holdings,
+    node_rows,
+    requests,
+)
 from npu_agent.people.report import Report
 from tests.people.cluster.build import (
     NPU,
@@ -17,6 +23,7 @@ from tests.people.cluster.build import (
     Json,
     claims,
     cluster,
+    cut,
     device,
     held,
     node,
@@ -121,3 +128,39 @@ def test_a_slice_that_says_odd_things_costs_its_own_row_only(fields: Json) -> No
 def test_counters_say_which_cores_a_part_has() -> None:
     part = SliceDevice("npu0", consumes_counters=(Counters({"core-4": {}, "core-5": {}}),))
     assert PublishedDevice("d", "n1", part).cores == {4, 5}
+
+
+WIDE, PART = "furiosa.ai/rngd", "furiosa.ai/rngd-4core.24gb"
+
+
+@pytest.mark.parametrize(
+    ("offered", "used", "resource"),
+    [
+        ({PART: "8", WIDE: "2"}, {}, WIDE),
+        ({PART: "8", WIDE: "2"}, {WIDE: "2"}, PART),
+        ({WIDE: "2"}, {WIDE: "2"}, None),
+        ({WIDE: "0"}, {}, None),
+        ({"nvidia.com/gpu": "8"}, {}, None),
+    ],
+)
+def test_the_widest_resource_that_is_free(
+    offered: dict[str, str], used: dict[str, str], resource: str | None
+) -> None:
+    here = cluster(
+        node("n1", offered), pod(requests=used, on="n1"), pod("far", {WIDE: "2"}, on="n2")
+    )
+    assert free_resource(here, here.nodes[0], WORDS) == resource
+
+
+def test_a_claim_gets_a_whole_card_and_no_part_of_one() -> None:
+    (slices,) = cut("n1", "npu0", "npu1")
+    tainted = [
+        device | {"taints": [{"key": "x/unhealthy", "effect": "NoSchedule"}]}
+        for device in slices["spec"]["devices"]
+        if device["name"] == "npu1"
+    ]
+    there = [node("n1"), slice_("n1", *slices["spec"]["devices"][:15], *tainted)]
+    free = cluster(*there)
+    assert free_resource(free, free.nodes[0], WORDS) == ""
+    used = cluster(*there, held("part", "n1", "npu0-cores-4-7", by="job"))
+    assert free_resource(used, used.nodes[0], WORDS) is None

@@ -10,7 +10,7 @@ import pytest
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import at
 from npu_agent.people.cluster.proxy import Login
-from npu_agent.people.commands import cordon, kubectl, kubectl_complete
+from npu_agent.people.commands import cordon, kubectl, kubectl_complete, kubectl_verify
 
 
 def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,5 +21,5 @@ def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         async with Api(lambda: at(url, "a test")) as api:
             yield api, Login(context="here", server="https://10.96.0.1")
 
-    for command in (cordon, kubectl, kubectl_complete):
+    for command in (cordon, kubectl, kubectl_complete, kubectl_verify):
         monkeypatch.setattr(command, "through_kubectl", through_kubectl)

@@ -38,7 +38,10 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     ("words", "candidates"),
     [
         (("co",), ["cordon"]),
-        (("",), ["nodes", "pods", "node", "why", "top", "cordon", "uncordon", "drain"]),
+        (
+            ("",),
+            ["nodes", "pods", "node", "why", "top", "cordon", "uncordon", "drain", "verify"],
+        ),
         (("-n", "ml", "dr"), ["drain"]),
         (("pods", "-o", ""), ["table", "wide", "json", "yaml", "name"]),
         (("-o", "j"), ["json"]),
@@ -63,6 +66,7 @@ async def test_a_kubeconfig_is_a_file(typed: Typed) -> None:
     [
         (("node", ""), ["n1", "n2"]),
         (("drain", "n2", ""), ["npu0", "npu1"]),
+        (("verify", "n1", "n"), ["n1", "n2"]),
         (("drain", "--reason=fan", "n2", "npu1"), ["npu1"]),
         (("drain", "n2", "npu0", ""), []),
         (("why", "-n", "ml", "w"), ["waits"]),
