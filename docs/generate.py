@@ -23,11 +23,11 @@ from parts import cell, current
 
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
-from npu_agent.core.advice import ADVICE
 from npu_agent.core.hardware import Cause
 from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
+from npu_agent.wording import ENGLISH
 
 _REASONS = {
     Cause.DEAD: "alive says 0",
@@ -119,8 +119,9 @@ def unproven() -> str:
 def causes() -> str:
     """The table of what makes a card unhealthy, and what to do about it, in Markdown."""
     lines = ["| cause | means | a reason reads | what to do |", "|---|---|---|---|"]
-    for cause, one in ADVICE.items():
-        lines.append(f"| {cause.value} | {one.means} | `{_REASONS[cause]}` | {one.remedy} |")
+    for cause in Cause:
+        words = ENGLISH.of_cause(cause)
+        lines.append(f"| {cause.value} | {words.means} | `{_REASONS[cause]}` | {words.remedy} |")
     return "\n".join(lines) + "\n"
 
 
@@ -143,8 +144,8 @@ def main() -> int:
         ),
         (
             ALERTS,
-            "the table of advice says",
-            lambda: current(ALERTS, "npu_agent/core/advice.py", causes()),
+            "the table of words says",
+            lambda: current(ALERTS, "npu_agent/wording/en.json", causes()),
         ),
         (chart.FILE, "values.yaml says", chart.current),
         *(

@@ -28,8 +28,8 @@ ELSEWHERE: Mapping[str, Sequence[str]] = {
     "npu_agent/outputs/labels/*.py": _LABELS,
     "npu_agent/vendors/*/families.py": _PAGES,
     "npu_agent/config/schema.py": _PAGES,
-    "npu_agent/core/advice.py": _PAGES,
-    "npu_agent/core/changes.py": ("tests/docs/test_cli.py",),
+    "npu_agent/core/kinds.py": ("tests/wording/test_wording.py", "tests/docs/test_cli.py"),
+    "npu_agent/core/timeline.py": ("tests/wording/test_wording.py", "tests/docs/test_cli.py"),
     "npu_agent/outputs/web/*": (
         "tests/outputs/web/test_page.py",
         "tests/outputs/web/test_status.py",

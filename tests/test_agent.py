@@ -333,9 +333,9 @@ async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_the
     often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
     async with node.agent(allocation=AllocationConfig(method="cdi"), metrics=often) as agent:
         await node.told(lambda p: p.devices == ((UUIDS[0], "Unhealthy"),))
-        (note,) = (one for one in problems(agent.state()) if one.subject == "cdi")
-        assert "the CDI specs cannot be written" in note.text
-        assert unready(agent.state()) == (note.text,)
+        (problem,) = (one for one in problems(agent.state()) if one.subject == "cdi")
+        assert problem.kind == "CDINotWritten"
+        assert unready(agent.state()) == (problem,)
         specs.unlink()
         await node.told(lambda p: p.devices == ((UUIDS[0], "Healthy"),))
         assert not [one for one in problems(agent.state()) if one.subject == "cdi"]
@@ -384,12 +384,14 @@ async def test_a_card_that_is_lost_while_no_agent_runs_is_missed(node: Node) -> 
         await node.listed(1)
 
         def missed() -> list[str]:
-            texts = [note.text for note in problems(agent.state())]
-            return [text for text in texts if "before the restart" in text]
+            return [
+                str(problem.facts["earlier"])
+                for problem in problems(agent.state())
+                if problem.kind == "EarlierCardMissing"
+            ]
 
         await until(missed)
-        (text,) = missed()
-        assert text.startswith(f"{UUIDS[1]} (")
-        assert text.endswith(") was here before the restart of the agent, and is gone")
+        (cards,) = missed()
+        assert f"{UUIDS[1]} (" in cards
         node.fault("npu1", "back")
         await until(lambda: not missed())

@@ -12,10 +12,12 @@ from grpclib.exceptions import GRPCError
 
 from npu_agent.agent.agent import Agent
 from npu_agent.core.cordon import ANNOTATION
-from npu_agent.core.problems import Note, notes, problems
+from npu_agent.core.kinds import Problem
+from npu_agent.core.problems import notes, problems
 from npu_agent.kubelet.cordons import FILE
 from npu_agent.outputs.web.status import as_json
 from npu_agent.people.simulator.pluginmanager import PrepareError
+from npu_agent.wording import of_problem
 from tests.kube.helpers import Reply, hangs, status
 from tests.outputs.dra.api import DRIVER
 from tests.test_agent import NPU, UUIDS
@@ -27,7 +29,7 @@ __all__ = ["room"]
 ALONE: dict[str, Any] = {**NOTHING_ELSE, "cordon": True}
 
 
-def of_the_node(agent: Agent) -> list[Note]:
+def of_the_node(agent: Agent) -> list[Problem]:
     return [one for one in problems(agent.state()) if one.subject == "node"]
 
 
@@ -45,15 +47,14 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
         assert state.cordons == {UUIDS[1]: "swap fan"}
         assert not of_the_node(agent)
         (note,) = notes(state)
-        assert note.text == "npu1 is cordoned: swap fan"
-        assert note.command.endswith(" npu1")
+        assert note.kind == "CardCordoned"
+        assert note.facts["reason"] == "swap fan"
+        assert of_problem(note, state).command.endswith(" npu1")
         assert [card["cordoned"] for card in as_json(state)["cards"]] == [None, "swap fan"]
         assert as_json(state)["first_ids"] == {"npu1": UUIDS[1]}
         assert [card.health.state.value for card in state.snapshot.cards] == ["healthy"] * 2
-        assert (
-            state.timeline.entries(state.monotonic)[0].text
-            == "npu1 was cordoned, no new Pod gets it: swap fan"
-        )
+        entry = state.timeline.entries(state.monotonic)[0]
+        assert (entry.kind, entry.facts) == ("NPUCordoned", {"reason": "swap fan"})
         cordon(room)
         await room.node.told(lambda plugin: plugin.healthy() == tuple(UUIDS))
         events = room.cluster.objects["/api/v1/namespaces/default/events"]
@@ -101,17 +102,17 @@ async def test_garbage_and_missing_rights_are_said_and_uncordon_nothing(room: Ro
         room.cluster.annotate(ANNOTATION, "{npu1")
         await first(agent.allocator.cordons.state, lambda now: now.wrong)
         (problem,) = of_the_node(agent)
-        assert "the last good one stays in force: not JSON" in problem.text
-        assert "kubectl annotate" in problem.remedy
+        assert problem.kind == "CordonUnreadable"
+        assert str(problem.facts["error"]).startswith("not JSON")
         assert agent.state().cordons == {UUIDS[1]: "swap fan"}
         cordon(room, npu0="", npu7="")
         await first(agent.allocator.cordons.cards, lambda now: UUIDS[0] in now)
         (problem,) = of_the_node(agent)
-        assert "npu7 is cordoned, but this node has no such card" in problem.text
+        assert (problem.kind, problem.facts["unknown"]) == ("CordonUnknown", ("npu7",))
         room.cluster.trouble = status(403, "nodes is forbidden: User cannot watch resource")
         room.cluster.cut()
         await until(lambda: agent.node.watch.error)
-        assert "`npu-agent doctor` shows the command" in of_the_node(agent)[-1].text
+        assert "`npu-agent doctor` shows the command" in str(of_the_node(agent)[-1].facts["error"])
 
 
 async def test_slices_have_a_taint_and_claims_that_run_go_on(room: Room) -> None:

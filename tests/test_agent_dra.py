@@ -37,6 +37,7 @@ from npu_agent.people.simulator.apiserver import GROUP, served
 from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
 from npu_agent.vendors.furiosa.sysfs import Furiosa
+from npu_agent.wording import ENGLISH
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import drops, kubeconfig
 from tests.kubelet.kubelet import FaultyKubelet
@@ -138,7 +139,7 @@ def timing(**drivers: Any) -> AgentTiming:
 
 
 def reasons(agent: Agent) -> list[str]:
-    return list(unready(agent.state()))
+    return [ENGLISH.unready(problem) for problem in unready(agent.state())]
 
 
 async def test_a_claim_from_the_offer_to_the_end(room: Room) -> None:
@@ -234,7 +235,8 @@ async def test_while_the_first_search_for_cards_is_late_no_output_says_that_ther
         assert agent.allocator.pools[DRIVER].offered.value is None
         assert condition(agent.state(), 2) is None
         assert reasons(agent)
-        assert any("searched for cards" in note.text for note in problems(agent.state()))
+        unread = [one for one in problems(agent.state()) if one.kind == "EntryUnreadable"]
+        assert "searched for cards" in str(unread[0].facts["error"])
         go_on.set()
         await until(lambda: reasons(agent) == [])
     assert room.cluster.slices == written

@@ -121,7 +121,11 @@ async def test_a_card_that_a_pod_holds_is_for_claims_when_it_has_ended(room: Roo
         await until(lambda: [*room.cluster.taints()] == [NAMES[here]])
         assert [taint["key"] for taint in room.cluster.taints()[NAMES[here]]] == [f"{DRIVER}/held"]
         await until(lambda: reasons(agent) == [])
-        (withheld,) = [note.text for note in notes(agent.state()) if "is withheld" in note.text]
+        (withheld,) = [
+            str(note.facts["reason"])
+            for note in notes(agent.state())
+            if note.kind == "DeviceWithheld"
+        ]
         assert "the device plugin does not offer its card (allocation.api); Pod" in withheld
         await room.prepared(room.claim("free", NAMES[1 - here]))
         with pytest.raises(PrepareError, match="still holds its cores as"):
@@ -138,7 +142,11 @@ async def test_a_card_that_a_claim_holds_is_listed_when_it_is_unprepared(room: R
     async with agent_of(room, PLUGIN) as agent:
         await listed(room, UUIDS[1])
         assert list(room.cluster.devices()) == []
-        (withheld,) = [note.text for note in notes(agent.state()) if "is withheld" in note.text]
+        (withheld,) = [
+            str(note.facts["reason"])
+            for note in notes(agent.state())
+            if note.kind == "DeviceWithheld"
+        ]
         assert "Pod team/pod-held (ResourceClaim team/held) still holds its cores" in withheld
         assert (await room.prepared(held))[0].device_name == NAMES[0]  # the kubelet was restarted
         await room.manager.unprepare(DRIVER, held)

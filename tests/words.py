@@ -24,7 +24,7 @@ INSTALL = {"`pipx install .`": r"(?:pipx?|uvx?)\s+(?:\w+\s+)*(?:-\S+\s+)*[\"']?n
 """The same, in translations too: any user may register our name on PyPI."""
 PAGES = (
     "docs/*.md docs/dev/*.md docs/examples/*/*.md k8s/*/*.md bench/*.md tests/c*/*.md *[!T].md "
-    "npu_agent/**/*.[jp][sy] Make* k8s/**/*.[yt]*"
+    "npu_agent/**/*.[jp][sy] npu_agent/wording/en.json Make* k8s/**/*.[yt]*"
 )
 TRANSLATED = "docs/ko/*.md docs/ja/*.md README.ko.md README.ja.md"
 _UNREAD = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2|<!--.*?-->|<[^>\n]+>")

@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ConfigProblem:
     """An error in a configuration, for the person who wrote it."""
 
     place: Place
@@ -67,7 +67,7 @@ class Problem:
 class ConfigError(Exception):
     """A configuration that is refused: the first 20 problems, by line."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         by_line = sorted(problems, key=lambda problem: problem.place.line or 0)
         self.problems = tuple(by_line[:_MAX_PROBLEMS])
         super().__init__("\n".join(map(str, self.problems)))
@@ -75,7 +75,7 @@ class ConfigError(Exception):
     @classmethod
     def at(cls, place: Place, message: str) -> ConfigError:
         """An error of one problem that does not belong to a key."""
-        return cls([Problem(place=place, message=message)])
+        return cls([ConfigProblem(place=place, message=message)])
 
 
 @dataclass
@@ -85,12 +85,12 @@ class ParsedFile:
     value: Value
     places: dict[str, Place]
     """Of each key and item, by its dotted name (`resources[0].family`); "": of all."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ConfigProblem] = field(default_factory=list)
     """Keys that are there twice, and then what is wrong with the values."""
 
     def wrong(self, path: str, message: str) -> None:
         """Adds a problem with the key or item of this dotted name."""
-        self.problems.append(Problem(place=self.places[path], key=path, message=message))
+        self.problems.append(ConfigProblem(place=self.places[path], key=path, message=message))
 
 
 def parsed_yaml(data: bytes, source: str) -> ParsedFile:
@@ -171,7 +171,7 @@ class _Document:
             at = f"{path}.{key}" if path else key
             if key in entries:
                 message = f"is in line {self.written.places[at].line} already: keep one of the two"
-                self.written.problems.append(Problem(place=place, key=at, message=message))
+                self.written.problems.append(ConfigProblem(place=place, key=at, message=message))
             self.written.places.setdefault(at, place)
             entries.setdefault(key, self._value(next(self.events), at, depth + 1))
         return entries

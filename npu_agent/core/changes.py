@@ -1,22 +1,21 @@
-"""Differences between two values of a feed, and their words for the timeline and Events. Pure.
+"""Differences between two values of a feed, as entries of the timeline and Events. Pure.
 
 `card_changes` is the one comparison of two Snapshots, for the log, Events and the timeline. The
-functions called ``…_entries`` take the value before and the value after; those of their entries
-that are also Events of the Node are `EventEntry`.
+functions called ``…_entries`` take the value before and the value after.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from npu_agent.core.advice import GONE, TRENDS, advice, plain_reason
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.kinds import NamedCard
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
-from npu_agent.core.timeline import EventEntry, Subject, TimelineEntry, Tone
+from npu_agent.core.timeline import EntryKind, Subject, TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
 
 
@@ -103,42 +102,41 @@ def trend_changes(before: Trends, after: Trends) -> Iterator[tuple[TrendKind, Tr
             yield at[0], trend, True
 
 
-_CARD_ENTRIES: Mapping[ChangeKind, tuple[Tone, str, str]] = {
-    ChangeKind.REMOVED: ("bad", "NPURemoved", "{name} is gone"),
-    ChangeKind.EXCHANGED: (
-        "plain",
-        "NPUExchanged",
-        "{name} is another card now: {title}, {id}, in place of {before_id}",
-    ),
-    ChangeKind.ADDED: ("good", "NPUAdded", "{name} was added: {title}"),
-    ChangeKind.RENUMBERED: ("plain", "", "{before} is {name} now"),
-    ChangeKind.UNHEALTHY: ("bad", "NPUUnhealthy", "{name} became unhealthy: {reason}"),
-    ChangeKind.RECOVERED: ("good", "NPURecovered", "{name} recovered: {reason}"),
+_CARDS: Mapping[ChangeKind, tuple[EntryKind, tuple[str, ...]]] = {
+    ChangeKind.REMOVED: ("NPURemoved", ()),
+    ChangeKind.EXCHANGED: ("NPUExchanged", ("title", "id", "before_id")),
+    ChangeKind.ADDED: ("NPUAdded", ("title",)),
+    ChangeKind.RENUMBERED: ("NPURenumbered", ("before",)),
+    ChangeKind.UNHEALTHY: ("NPUUnhealthy", ("why",)),
+    ChangeKind.RECOVERED: ("NPURecovered", ("why",)),
 }
-"""Tone, reason of the Event (empty: there is none), and text."""
+"""The changes that the timeline has, each with the facts that it quotes: the same again is counted.
+Cards that are found at the start are none."""
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
     """Returns entries for cards, but not for those found at the start."""
     for change in changes:
-        if change.kind in _CARD_ENTRIES:
-            tone, event, text = _CARD_ENTRIES[change.kind]
-            text = text.format(
-                name=change.card.card.name,
-                title=change.card.card.title,
-                id=change.card.id,
-                before=change.before and change.before.card.name,
-                before_id=change.before and change.before.id,
-                reason=plain_reason(change.card.health),
+        if change.kind in _CARDS:
+            state = change.card
+            kind, quoted = _CARDS[change.kind]
+            facts = {
+                "title": state.card.title,
+                "id": state.id,
+                "before": change.before and change.before.card.name,
+                "before_id": change.before and change.before.id,
+                "why": replace(state.health, since=0.0),
+            }
+            yield TimelineEntry(
+                kind,
+                (NamedCard.of(state),),
+                facts={name: facts[name] for name in quoted},
+                cause=state.health.cause,
+                subject="card",
             )
-            remedy = {
-                ChangeKind.REMOVED: GONE,
-                ChangeKind.UNHEALTHY: advice(change.card.health.cause).remedy,
-            }.get(change.kind, "")
-            yield EventEntry("card", tone, text, change.card.id, reason=event, remedy=remedy)
 
 
-_TREND_REASONS = {
+TREND_ENTRIES: Mapping[TrendKind, tuple[EntryKind, EntryKind]] = {
     TrendKind.HOT: ("NPUHot", "NPUCooled"),
     TrendKind.ERRORS: ("NPUErrorsRising", "NPUErrorsQuiet"),
     TrendKind.FLAPPING: ("NPUFlapping", "NPUSteady"),
@@ -146,22 +144,26 @@ _TREND_REASONS = {
     TrendKind.LINK: ("NPULinkSlow", "NPULinkRestored"),
     TrendKind.SLOW: ("NPUSlow", "NPUNotSlow"),
 }
-"""For each thing that lasts: the reason of the Event of its beginning, and of its end."""
+"""For each thing that lasts: the entry of its beginning, and of its end."""
 
 
 def trend_entries(before: Trends, after: Trends) -> Iterator[TimelineEntry]:
     for kind, trend, began in trend_changes(before, after):
-        card, words = trend.card, TRENDS[kind]
-        beginning, end = _TREND_REASONS[kind]
-        subject: Subject = "errors" if kind is TrendKind.ERRORS else "card"
-        if began:
-            if not trend.counted:
-                beginning = "NPUHardwareError"
-            text = f"{card.card.name} {words.begins}: {trend.detail}"
-            yield EventEntry(subject, "warn", text, card.id, reason=beginning, remedy=words.remedy)
-        else:
-            text = f"{card.card.name} {words.ends}"
-            yield EventEntry(subject, "good", text, card.id, reason=end)
+        yield trend_entry(kind, trend, began)
+
+
+def trend_entry(kind: TrendKind, trend: Trend, began: bool = True) -> TimelineEntry:
+    """Returns the entry of the beginning of a trend, or of its end."""
+    beginning, end = TREND_ENTRIES[kind]
+    if not trend.counted:
+        beginning = "NPUHardwareError"
+    subject: Subject = "errors" if kind is TrendKind.ERRORS else "card"
+    return TimelineEntry(
+        beginning if began else end,
+        (NamedCard.of(trend.card),),
+        facts={"detail": trend.detail} if began else {},
+        subject=subject,
+    )
 
 
 def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
@@ -169,55 +171,54 @@ def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
         reason = after.cards.get(id_)
         if reason == before.cards.get(id_):
             continue
+        cards = (NamedCard(id_, name),)
         if reason is None:
-            text = f"{name} was uncordoned: new Pods get it again"
-            yield EventEntry("card", "good", text, id_, reason="NPUUncordoned")
+            yield TimelineEntry("NPUUncordoned", cards, subject="card")
         else:
-            text = f"{name} was cordoned, no new Pod gets it: {reason}"
-            yield EventEntry("card", "plain", text, id_, reason="NPUCordoned")
+            facts = {"reason": reason}
+            yield TimelineEntry("NPUCordoned", cards, facts=facts, subject="card")
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:
-    if after.generation != before.generation:
-        text = "a new config is applied"
-        if after.waiting:
-            text += f"; a restart is needed for {', '.join(after.waiting)}"
-        yield TimelineEntry("config", "good", text)
+    if after.generation != before.generation and after.waiting:
+        facts = {"keys": ", ".join(after.waiting)}
+        yield TimelineEntry("ConfigAppliedInPart", facts=facts, subject="config")
+    elif after.generation != before.generation:
+        yield TimelineEntry("ConfigApplied", subject="config")
     elif before.error is not None and after.error is None:
-        yield TimelineEntry("config", "good", "the config file is good again")
+        yield TimelineEntry("ConfigGoodAgain", subject="config")
     if after.error is not None and after.error != before.error:
-        errors = "; ".join(after.error.splitlines())
-        text = f"the config file is refused, the last good one stays in force: {errors}"
-        yield EventEntry("config", "bad", text, reason="ConfigRejected")
+        facts = {"error": "; ".join(after.error.splitlines())}
+        yield TimelineEntry("ConfigRejected", facts=facts, subject="config")
 
 
 def session_entries(
     before: SessionStatus, after: SessionStatus, subject: Subject
 ) -> Iterator[TimelineEntry]:
     """Returns timeline entries for the registration of a resource or DRA driver."""
-    name = after.resource
-    reason = f": {after.reason}" if after.reason else ""
+    kind: EntryKind
     if after.registrations > before.registrations:
-        again = " again" if before.registrations else ""
-        yield TimelineEntry(subject, "good", f"the kubelet registered {name}{again}")
+        kind = "RegisteredAgain" if before.registrations else "Registered"
     elif (after.phase, after.reason) == (before.phase, before.reason):
         return
     elif after.phase is SessionPhase.BLOCKED:
-        event = "DRANotServed" if subject == "dra" else ""
-        yield EventEntry(subject, "bad", f"{name} cannot be served{reason}", reason=event)
-    elif after.phase is before.phase:
+        kind = "DRANotServed" if subject == "dra" else "ResourceNotServed"
+    elif after.phase is SessionPhase.STANDBY is not before.phase:
+        kind = "Standby"
+    elif (before.phase, after.phase) == (SessionPhase.REGISTERED, SessionPhase.REGISTERING):
+        kind = "RegistrationLost"
+    else:
         return
-    elif after.phase is SessionPhase.STANDBY:
-        yield TimelineEntry(subject, "plain", f"{name} is on standby{reason}")
-    elif before.phase is SessionPhase.REGISTERED and after.phase is SessionPhase.REGISTERING:
-        yield TimelineEntry(subject, "warn", f"the kubelet dropped {name}{reason}")
+    facts = {"service": after.resource, "reason": after.reason}
+    yield TimelineEntry(kind, facts=facts, subject=subject)
 
 
 def label_entries(before: LabelState, after: LabelState) -> Iterator[TimelineEntry]:
     if after.error is not None and before.error is None:
-        yield TimelineEntry("labels", "warn", f"the Node's labels were not applied: {after.error}")
+        facts = {"error": after.error}
+        yield TimelineEntry("LabelsFailed", facts=facts, subject="labels")
     elif after.applied_at != before.applied_at and after.in_place:
-        yield TimelineEntry("labels", "good", "the Node's labels were applied")
+        yield TimelineEntry("LabelsApplied", subject="labels")
 
 
 def usage_entries(
@@ -225,12 +226,18 @@ def usage_entries(
 ) -> Iterator[TimelineEntry]:
     """Returns timeline entries for Pods that got or released a present card."""
     stayed = {state.id for state in old.cards}
-    names = {state.id: state.card.name for state in new.cards if state.id in stayed}
+    present = {state.id: NamedCard.of(state) for state in new.cards if state.id in stayed}
     had, has = _holders(before), _holders(after)
-    for what, changed in (("released", had - has), ("was given", has - had)):
-        for pod, card in sorted(changed):
-            if card in names:
-                yield TimelineEntry("assignments", "plain", f"{pod} {what} {names[card]}", card)
+    changed: tuple[tuple[EntryKind, set[tuple[str, str]]], ...] = (
+        ("NPUReleased", had - has),
+        ("NPUGiven", has - had),
+    )
+    for kind, pairs in changed:
+        for pod, card in sorted(pairs):
+            if card in present:
+                yield TimelineEntry(
+                    kind, (present[card],), facts={"pod": pod}, subject="assignments"
+                )
 
 
 def _holders(usages: Collection[Usage]) -> set[tuple[str, str]]:

@@ -7,12 +7,12 @@ The annotation has JSON: a card's UUID, PCI address or name, and the reason.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from npu_agent.core.hardware import Snapshot
+from npu_agent.core.kinds import Problem
 from npu_agent.core.offer import names
 from npu_agent.text import one_line
 
@@ -24,24 +24,12 @@ _NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Something that is wrong with the annotation."""
-
-    what: str
-    remedy: str
-    """Its commands have ``NODE`` for the Node's name."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cordons:
     """The cordons of an annotation, applied to the cards of a host."""
 
     cards: Mapping[str, str] = field(default_factory=dict)
     """By card ID, the reason."""
-    wrong: tuple[Trouble, ...] = ()
+    wrong: tuple[Problem, ...] = ()
     """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """The names that match no card here, and the reason."""
@@ -105,13 +93,16 @@ def cordons(
     present = {state.id: state.card.name for state in snapshot.cards}
     cards: dict[str, str] = {}
     lost: dict[str, str] = {}
-    wrong = [_unreadable(unreadable)] if unreadable else []
+    wrong: list[Problem] = []
+    if unreadable:
+        facts = {"annotation": ANNOTATION, "error": unreadable}
+        wrong.append(Problem("CordonUnreadable", facts=facts))
     for name, reason in named.items():
         ids, id_ = called.get(name.lower(), []), first.get(name.lower())
         if id_ is not None and ids and id_ not in ids:
             wrong.append(_renumbered(name, reason, id_, ids, present))
         elif id_ is None and len(ids) > 1:
-            wrong.append(_ambiguous(name, ids))
+            wrong.append(Problem("CordonAmbiguous", facts={"name": name, "ids": tuple(ids)}))
         elif not ids and id_ not in present and snapshot.complete:
             lost[name] = reason
         if (meant := id_ or (ids[0] if len(ids) == 1 else None)) in present:
@@ -124,43 +115,24 @@ def _reason(reason: object) -> str:
     return one_line(text, _LONGEST) or _NO_REASON
 
 
-def _unreadable(why: str) -> Trouble:
-    return Trouble(
-        what=f"the annotation {ANNOTATION} of this Node cannot be read, and the last good one "
-        f"stays in force: {why}",
-        remedy='write it as \'{"UUID": "the reason"}\', or start again: '
-        f"`kubectl annotate node NODE {ANNOTATION}-`",
-    )
-
-
-def _ambiguous(name: str, ids: list[str]) -> Trouble:
-    return Trouble(
-        what=f"{name} is cordoned, but {len(ids)} cards have this name: none of them is",
-        remedy=f"`kubectl npu uncordon NODE {name}`, and cordon one of {', '.join(ids)}",
-    )
-
-
 def _renumbered(
     name: str, reason: str, id_: str, ids: list[str], present: Mapping[str, str]
-) -> Trouble:
-    here = f"{id_}, which is not here"
-    remedy = f"if it will not come back: `kubectl npu uncordon NODE {id_}`"
-    if id_ in present:
-        here = f"{id_}, which is {present[id_]} now"
-        remedy = f"`kubectl npu cordon NODE {id_} --reason {shlex.quote(reason)}`"
-    return Trouble(
-        what=f"{name} was another card when it was cordoned: the cordon is of {here}, and not of "
-        f"{', '.join(ids)}",
-        remedy=remedy,
-    )
+) -> Problem:
+    facts = {
+        "name": name,
+        "meant": id_,
+        "now": present.get(id_, ""),
+        "others": ", ".join(ids),
+        "reason": reason,
+    }
+    return Problem("CordonRenumbered" if id_ in present else "CordonOfMissingCard", facts=facts)
 
 
-def unknown(names: Sequence[str], snapshot: Snapshot) -> Trouble:
+def unknown(names: Sequence[str], snapshot: Snapshot) -> Problem:
     """Returns the problem of names that match no card of this node."""
-    first = one_line(names[0], 60)
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    here = ", ".join(state.card.name for state in snapshot.cards) or "none"
-    return Trouble(
-        what=f"{first}{more} is cordoned, but this node has no such card; it has {here}",
-        remedy=f"if it will not come back: `kubectl npu uncordon NODE {shlex.quote(first)}`",
+    first, *others = (one_line(name, 60) for name in names)
+    here = ", ".join(state.card.name for state in snapshot.cards)
+    return Problem(
+        "CordonUnknown",
+        facts={"name": first, "unknown": (first, *others), "any": bool(here), "here": here},
     )

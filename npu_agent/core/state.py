@@ -16,9 +16,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-from npu_agent.core.cordon import Trouble
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
+from npu_agent.core.kinds import Problem
 from npu_agent.core.ledger import (
     Assignment,
     Footprint,
@@ -281,7 +281,7 @@ class AgentState:
     """By names that people use (``npu3``), the IDs of the cards that had them first."""
     cordons_lost: Mapping[str, str] = field(default_factory=dict)
     """Names in the Node's annotation that match no card here, with the reasons."""
-    cordons_wrong: tuple[Trouble, ...] = ()
+    cordons_wrong: tuple[Problem, ...] = ()
     """What is wrong with the Node's annotation."""
     api_error: str | None = None
     """Why the API server does not answer at all; None while it does."""

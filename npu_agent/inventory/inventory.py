@@ -11,23 +11,24 @@ import math
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from npu_agent import text
 from npu_agent.core import trends
-from npu_agent.core.advice import TRENDS, plain_reason
 from npu_agent.core.changes import (
     CardChange,
     ChangeKind,
     card_changes,
     flaps,
     trend_changes,
+    trend_entry,
     without_flapping,
 )
 from npu_agent.core.hardware import CardState, SkippedDevice, Snapshot
 from npu_agent.core.identity import identify, remember
+from npu_agent.core.kinds import NamedCard
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
@@ -37,6 +38,7 @@ from npu_agent.logs import Reporter, logger
 from npu_agent.repeats import Repeat, until_changed
 from npu_agent.threads import DaemonThread
 from npu_agent.ticks import until_tick
+from npu_agent.wording import ENGLISH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -319,12 +321,12 @@ def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
 
 def _log_trends(before: Trends, after: Trends) -> None:
     for kind, trend, began in trend_changes(before, after):
-        card, words = trend.card, TRENDS[kind]
+        card = trend.card
+        entry = replace(trend_entry(kind, trend, began), cards=(NamedCard("", "card"),))
+        what = ENGLISH.headline(entry)
         if began:
-            what = f"card {words.begins}"
             log.warning(what, card=card.card.name, id=card.id, reason=trend.detail)
         else:
-            what = f"card {words.ends}"
             log.info(what, card=card.card.name, id=card.id)
 
 
@@ -351,7 +353,7 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
             case _ if was:  # its health; of a new card that has been logged
                 report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
                 what, state = f"card {health.state.value}", was.health.state.value
-                report(what, card=name, id=id_, reason=plain_reason(health), was=state)
+                report(what, card=name, id=id_, reason=ENGLISH.reason(health), was=state)
     for entry in after.skipped:
         if entry not in before.skipped:
             log.warning("not served", entry=entry.entry, reason=entry.reason)

@@ -22,17 +22,19 @@ import msgspec
 
 from npu_agent import files, typedjson
 from npu_agent.backoff import Backoff, spread
-from npu_agent.core.advice import TRENDS, by_cause, plain_reason
+from npu_agent.core.changes import trend_entry
 from npu_agent.core.hardware import CardState
+from npu_agent.core.kinds import Message, NamedCard
 from npu_agent.core.problems import problems
+from npu_agent.core.problems.cards import by_cause, named
 from npu_agent.core.state import AgentState, ConditionState, is_fenced
 from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind, node
 from npu_agent.kube.objects import Condition
 from npu_agent.logs import Reporter, logger
-from npu_agent.text import listed
 from npu_agent.ticks import set_within, stamp
+from npu_agent.wording import ENGLISH
 
 log = logger(__name__)
 
@@ -40,6 +42,7 @@ SEEN = ".npu-agent.seen.json"
 """In the plugin directory: what a restart must not forget, a `_Seen`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NO_CARDS = "NoCards"
+_TOO_FEW = "TooFewCards"
 _LONGEST = 1000
 """Characters of a message."""
 _SERVICES = {"resource": "NotRegistered", "dra": "DRANotServed", "cdi": "CDINotWritten"}
@@ -70,43 +73,45 @@ def condition(state: AgentState, seen: int) -> NodeCondition | None:
     """
     if not state.snapshot.complete:
         return None
-    healthy, expected = usable(state), state.expected_cards
+    healthy = usable(state)
+    expected = state.expected_cards
     wanted = seen if expected is None else expected
     fenced = [*_fenced(state)]
-    gone = [card.state.card.name for card in state.missing] if healthy < wanted else []
-    services = [note for note in problems(state) if note.unready and note.subject in _SERVICES]
+    gone = [NamedCard.of(card.state) for card in state.missing] if healthy < wanted else []
+    services = [
+        problem for problem in problems(state) if problem.unready and problem.subject in _SERVICES
+    ]
     degraded = [
-        f"{card.card.name} {TRENDS[kind].begins}: {state.trends.found[kind, card.id].detail}"
+        trend_entry(kind, state.trends.found[kind, card.id])
         for card in state.snapshot.cards
         for kind in TrendKind
         if (kind, card.id) in state.trends.found and not is_fenced(card)
     ]
-    said = [f"{healthy} of {wanted} cards are healthy", *fenced]
-    if gone:
-        said.append(f"{listed(gone)}: gone from the host")
-    said += [note.text for note in services]
     if expected is None and not wanted:
-        reason, said[0] = NO_CARDS, "no healthy card has been seen since the Node booted"
+        reason = NO_CARDS
     elif healthy < wanted:
-        reason = "CardUnhealthy" if fenced else "CardMissing" if gone else "TooFewCards"
+        reason = "CardUnhealthy" if fenced else "CardMissing" if gone else _TOO_FEW
     elif services:
         reason = _SERVICES[services[0].subject]
     else:
         reason = "NPUsDegraded" if fenced or degraded else "NPUsReady"
-    if reason == "TooFewCards":
-        said.append(
-            f"the host has shown {seen} since it booted: check the bus with `lspci` on the node, "
-            "or correct health.expectedCards"
-        )
-    said += degraded
-    said += (
-        f"{card.card.name} is cordoned: {state.cordons[card.id]}"
-        for card in state.snapshot.cards
-        if card.id in state.cordons
-    )
-    if state.maintenance:
-        said.append(f"the Node is under maintenance: {state.maintenance}")
-    message = "; ".join(said)
+    counts = Message("CardsHealthy", facts={"healthy": healthy, "wanted": wanted})
+    work = {"reason": state.maintenance}
+    said: list[Message] = [
+        Message("NoCardSeen") if reason == NO_CARDS else counts,
+        *fenced,
+        *([Message("CardsGone", tuple(gone))] if gone else []),
+        *services,
+        *([Message("TooFewCards", facts={"seen": seen})] if reason == _TOO_FEW else []),
+        *degraded,
+        *(
+            Message("CardCordoned", named([card]), facts={"reason": state.cordons[card.id]})
+            for card in state.snapshot.cards
+            if card.id in state.cordons
+        ),
+        *([Message("UnderMaintenance", facts=work)] if state.maintenance else []),
+    ]
+    message = "; ".join(map(ENGLISH.text, said))
     return NodeCondition(
         status=reason in ("NPUsReady", "NPUsDegraded"),
         reason=reason,
@@ -115,13 +120,13 @@ def condition(state: AgentState, seen: int) -> NodeCondition | None:
     )
 
 
-def _fenced(state: AgentState) -> Iterator[str]:
-    """Describes the cards out of service, each cause once, with their Pods."""
+def _fenced(state: AgentState) -> Iterator[Message]:
+    """Yields the cards out of service, each cause once, with their Pods."""
     fenced = (card for card in state.snapshot.cards if is_fenced(card))
     for cards in by_cause(card for card in fenced if not _excused(card, state)):
-        pods, why = state.pods_of(cards), plain_reason(cards[0].health)
-        held = f", held by {listed(pods)}" if pods else ""
-        yield f"{listed(card.card.name for card in cards)}: {why}{held}"
+        pods = state.pods_of(cards)
+        facts = {"why": cards[0].health, "held": bool(pods)}
+        yield Message("CardsFenced", named(cards), pods, facts)
 
 
 def _excused(card: CardState, state: AgentState) -> bool:

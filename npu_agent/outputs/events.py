@@ -11,23 +11,24 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npu_agent import __version__
 from npu_agent.backoff import Backoff
 from npu_agent.core import changes
 from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.kinds import Message, NamedCard
 from npu_agent.core.ledger import Usage
 from npu_agent.core.state import SessionPhase, SessionStatus
-from npu_agent.core.timeline import EventEntry, Timeline, TimelineEntry
+from npu_agent.core.timeline import ENTRIES, Timeline, TimelineEntry
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.logs import Reporter, logger
-from npu_agent.text import listed
 from npu_agent.ticks import stamp
+from npu_agent.wording import ENGLISH
 
 log = logger(__name__)
 
@@ -65,7 +66,7 @@ class Recorder:
 
     async def run(self) -> None:
         started = self._clock()
-        first = TimelineEntry("agent", "plain", f"npu-agent {__version__} started")
+        first = TimelineEntry("AgentStarted", facts={"version": __version__}, subject="agent")
         self.timeline = self.timeline.noted([first], started)
         hardware, usages = Snapshot(), self._usages.value
         values = {feed: feed.value for feed, _ in self._sources}
@@ -77,7 +78,7 @@ class Recorder:
             if now - started > _SETTLE:
                 flapping = self._trends.value.of(TrendKind.FLAPPING)
                 given = changes.usage_entries(used, usages, before, hardware)
-                new += (entry for entry in given if entry.card not in flapping)
+                new += (entry for entry in given if entry.card and entry.card.id not in flapping)
             for feed, entries in self._sources:
                 new += entries(values[feed], feed.value)
                 if not _is_retry(values[feed], feed.value):
@@ -141,15 +142,19 @@ def events(
     """
     by_id = {state.id: state for state in cards}
     for entry in entries:
-        if isinstance(entry, EventEntry) and entry.reason:
-            message, pods = entry.text, tuple[str, ...]()
-            warning = entry.tone in ("bad", "warn")
-            if state := by_id.get(entry.card or ""):
-                message = _named(state) + message.removeprefix(state.card.name)
-                pods = _pods(state, usages) if warning else ()
-            message += f"; in use by {listed(pods)}" if pods else ""
-            message += f": {entry.remedy}" if entry.remedy else ""
-            yield Event(reason=entry.reason, message=message, warning=warning, pods=pods)
+        traits = ENTRIES[entry.kind]
+        if not traits.is_event:
+            continue
+        warning = entry.tone in ("bad", "warn")
+        state = by_id.get(entry.card.id) if entry.card else None
+        pods = _pods(state, usages) if state and warning else ()
+        named = replace(entry, cards=(NamedCard(state.id, _named(state)),)) if state else entry
+        message = ENGLISH.text(named)
+        if pods:
+            message = ENGLISH.used(message, pods)
+        if traits.problem:
+            message += f": {ENGLISH.remedy(Message(traits.problem, cause=entry.cause))}"
+        yield Event(reason=entry.kind, message=message, warning=warning, pods=pods)
 
 
 def _pods(card: CardState, usages: Iterable[Usage]) -> tuple[str, ...]:

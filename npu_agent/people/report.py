@@ -60,6 +60,8 @@ class ReportedProblem(msgspec.Struct, frozen=True):
     """A problem and its remedy."""
 
     text: str
+    kind: str = ""
+    """A value of `core.kinds.Kind`; an agent of another version may have others, or none."""
     subject: str = ""
     severity: str = ""
     remedy: str = ""

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from npu_agent.cli import catalogue
-from npu_agent.core.advice import ADVICE, TRENDS, device_paths, typed
-from npu_agent.core.cordon import Trouble
+from npu_agent.core.cordon import cordons
 from npu_agent.core.hardware import CardState, Cause, SkippedDevice
-from npu_agent.core.problems import Note, notes, problems
+from npu_agent.core.kinds import TRAITS, NamedCard, Problem
+from npu_agent.core.problems import notes, problems
 from npu_agent.core.state import ConditionState, Invocation, LabelState, SessionPhase, TlsState
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import TrendKind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.people.commands import kubectl
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.wording import Written, of_problem
+from npu_agent.wording.commands import device_paths, first
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import Scene, driver, fenced, held, read
 
@@ -37,9 +39,9 @@ def card(family: str, index: int, **values: Any) -> CardState:
     return state(family, index, id_=uuid, pci_bus_id=f"0000:0{index}:00.0", **values)
 
 
-def everything(family: str) -> list[Note]:
+def everything(family: str) -> list[Written]:
     """All problems and notes that there can be, on cards of one family."""
-    found: list[Note] = []
+    found: list[Written] = []
 
     def add(scene: Scene) -> None:
         now = replace(scene, invocation=AGENT).state()
@@ -50,13 +52,14 @@ def everything(family: str) -> list[Note]:
             auto_pending_reason="no connection",
             cdi_error="disk full",
             cordons={"U1": "fan"},
-            cordons_wrong=(Trouble(what="x", remedy="y"),),
+            cordons_wrong=cordons({}, now.snapshot, "not JSON").wrong,
             condition=ConditionState(type="a/b", error="403"),
             tls=TlsState(error="expired"),
             expected_cards=12,
             recorded={"B": frozenset({"pci:0000:99:00.0"})},
         )
-        found.extend((*problems(now), *notes(now), *problems(replace(now, api_error=None))))
+        every = (*problems(now), *notes(now), *problems(replace(now, api_error=None)))
+        found.extend(of_problem(problem, now) for problem in every)
 
     for index, cause in enumerate(Cause):
         sick = fenced(card(family, index), "why", 60, cause)
@@ -108,15 +111,17 @@ def test_every_command_of_every_problem_is_typed_where_its_reader_is(family: str
 
 
 def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
-    commands = [
-        *(one.command for one in ADVICE.values()),
-        *(one.command for one in TRENDS.values()),
-    ]
-    for template in commands:
-        command = typed(template.format(card="npu0"), ON_THE_HOST, "node-1")
-        check(shlex.split(command))
-        assert "exec" not in command
-    assert typed("npu-agent cordon npu0", ON_THE_HOST, None) == "", "there is no Node to write to"
+    npu0 = (NamedCard("U0", "npu0"),)
+    facts = {"nodes": (("npu0", "npu0pe0"),)}
+    for kind in TRAITS:
+        pods = ("default/a",) if kind in ("DeviceMissing", "CardReplaced") else ()
+        away = (Problem("NodeNotWatched"),) if kind == "APIServerAway" else ()
+        problem = Problem(kind, npu0, pods, facts, parts=away)
+        if command := first(problem, ON_THE_HOST, "node-7"):
+            check(shlex.split(command))
+            assert "exec" not in command
+    flapping = Problem("CardFlapping", npu0)
+    assert first(flapping, ON_THE_HOST, None) == "", "there is no Node to write to"
 
 
 def check(words: list[str]) -> None:
@@ -127,6 +132,8 @@ def check(words: list[str]) -> None:
         case ["kubectl", "-n", "npu-system", "exec", "npu-agent-x7k2p", "--", *rest]:
             assert rest[0] == "npu-agent"
             check(rest)
+        case ["kubectl", "annotate", "node", "node-7", "npu-agent/cordoned-"]:
+            pass
         case ["kubectl", "cordon", node]:
             assert node == "node-7"
         case ["kubectl", "delete", "pod", "-n", namespace, *pods]:
@@ -154,7 +161,7 @@ def test_the_paths_of_a_card_are_its_own_nodes_and_no_others(tmp_path: Path, fam
             (tmp_path / node).touch()
     for named in ((2,), (2, 3), (20,)):
         wanted = [cards[index] for index in named]
-        words = shlex.split(device_paths(wanted))
+        words = shlex.split(device_paths(card.access.nodes() for card in wanted))
         found = {
             str(path.relative_to(tmp_path))
             for word in words

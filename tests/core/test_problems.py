@@ -1,4 +1,7 @@
-"""Readiness, problems and notes."""
+"""Which problems and notes there are, of which kinds and with which facts.
+
+What they read like is for tests/wording.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 
 from npu_agent.core.cordon import cordons
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
+from npu_agent.core.kinds import Kind, Problem
 from npu_agent.core.ledger import Usage, keys_of
-from npu_agent.core.problems import Note, is_hot, notes, problems, unready
+from npu_agent.core.problems import notes, problems, unready
+from npu_agent.core.problems.cards import is_hot
 from npu_agent.core.state import (
     AgentState,
     ConditionState,
@@ -25,6 +30,7 @@ from npu_agent.core.state import (
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
 from npu_agent.kubelet.podresources import Holdings
+from npu_agent.wording import ENGLISH, of_problem
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import DRIVER, RESOURCE, claim
 from tests.outputs.web.helpers import Scene, driver, fenced, held, read
@@ -81,13 +87,13 @@ _REGISTERING, _BLOCKED = SessionPhase.REGISTERING, SessionPhase.BLOCKED
                 _REGISTERED,
                 dra=(driver(slices=SlicesState(trouble="forbidden: do")),),
             ),
-            ("forbidden: do",),
+            (f"the ResourceSlices of {DRIVER} are not published: forbidden: do",),
         ),
     ],
 )
 def test_readiness(found: Scene, reasons: tuple[str, ...]) -> None:
     assert found.unready() == reasons
-    assert {note.unready for note in problems(found.state())} - {""} == {*reasons}
+    assert len(unready(found.state())) == len(reasons)
 
 
 def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None:
@@ -119,30 +125,38 @@ def gone(ago: float, *cards: CardState) -> Timeline:
     return Timeline().left([LEFT], cards, time.monotonic() - ago)
 
 
-def texts(scene: Scene) -> list[str]:
-    return [note.text for note in problems(scene.state())]
+def kinds(scene: Scene) -> list[Kind]:
+    return [problem.kind for problem in problems(scene.state())]
 
 
-def noted(scene: Scene) -> list[str]:
-    return [note.text for note in notes(scene.state())]
+def noted(scene: Scene) -> list[Kind]:
+    return [problem.kind for problem in notes(scene.state())]
+
+
+def names(problem: Problem) -> list[str]:
+    return [card.name for card in problem.cards]
 
 
 def test_all_is_well() -> None:
     scene = Scene(cards=(read(state()),))
-    assert texts(scene) == noted(scene) == []
+    assert kinds(scene) == noted(scene) == []
 
 
 def test_a_card_that_vanished_under_a_pod_is_a_problem() -> None:
     scene = Scene(holdings=Holdings(assignments=(held(state(), "yolo"),)))
-    assert texts(scene) == ["default/yolo holds WARBOY-0, whose card is gone"]
+    (problem,) = problems(scene.state())
+    assert problem.kind == "DeviceMissing"
+    assert problem.pods == ("default/yolo",)
+    assert problem.facts == {"devices": ("WARBOY-0",)}
 
 
 def test_stale_readings_are_a_problem() -> None:
     """A panel that shows old values as if they were new is worse than none."""
     scene = Scene(cards=(read(state(), age=9), read(state(index=1), age=16)))
-    assert texts(scene) == ["the readings of npu1 are stale"]
+    (problem,) = problems(scene.state())
+    assert (problem.kind, names(problem)) == ("ReadingsStale", ["npu1"])
     scene.stale_after = 180.0
-    assert texts(scene) == []
+    assert kinds(scene) == []
 
 
 def test_each_trouble_of_the_agent_is_one_problem() -> None:
@@ -158,22 +172,30 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
         SkippedDevice("/sys/x", "Permission denied", unread=True),
         SkippedDevice("/sys/y", "FPGA"),
     )
-    assert texts(scene) == [
-        "new Pods get no beta.furiosa.ai/npu: registering again: kubelet.sock is missing",
-        "the config file is refused, the last good one stays in force: c.yaml:1:1: bad",
-        "the Node's labels are not applied: 403: give the role patch",
-        "/sys/x cannot be read: Permission denied",
+    found = {problem.kind: problem.facts for problem in problems(scene.state())}
+    assert [*found] == [
+        "ResourceNotRegistered",
+        "ConfigRefused",
+        "LabelsNotApplied",
+        "EntryUnreadable",
     ]
-    assert noted(scene) == ["waits for a restart of the agent: pluginDir"]
+    assert found["ResourceNotRegistered"]["reason"] == "kubelet.sock is missing"
+    assert found["ConfigRefused"] == {"error": "c.yaml:1:1: bad"}, "the first one"
+    assert found["LabelsNotApplied"] == {"error": "403: give the role patch"}
+    unreadable = {"entries": ("/sys/x",), "error": "Permission denied"}
+    assert found["EntryUnreadable"] == unreadable
+    (note,) = notes(scene.state())
+    assert (note.kind, note.facts) == ("ConfigWaitsForRestart", {"keys": "pluginDir"})
     scene.phase = SessionPhase.REGISTERED
-    unknown = "the assignments of devices to Pods are unknown: the socket is missing"
-    assert unknown in texts(scene), "the kubelet is there, so that it is no consequence"
+    unknown = "AssignmentsUnknown"
+    assert unknown in kinds(scene), "the kubelet is there, so that it is no consequence"
 
 
 def test_a_condition_that_cannot_be_written_is_a_problem() -> None:
     condition = ConditionState(type="example.com/NPUReady", error="403: give the role patch")
     (note,) = problems(replace(Scene(cards=(read(state()),)).state(), condition=condition))
-    assert note.text == "the Node's condition is not written: 403: give the role patch"
+    assert note.kind == "ConditionNotWritten"
+    assert note.facts == {"error": "403: give the role patch"}
     assert note.runbook == "npuconditionnotwritten"
 
 
@@ -185,14 +207,20 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
     )
     scene.disabled = frozenset({"npu2"})
     scene.labels = LabelState(output="nfd", labels={"a": "b"})
-    assert texts(scene) == []
-    assert noted(scene) == [
-        "npu0: its health is unknown: the driver does not say",
-        "npu2 is not offered: disabled in the config",
-        "npu1 is withheld: no device node for core 1: /dev/npu1pe1 is missing",
-        "the Node's labels are not applied yet",
-        "beta.furiosa.ai/npu is on standby: by 7",
+    assert kinds(scene) == []
+    found = [*notes(scene.state())]
+    assert [(note.kind, names(note)) for note in found] == [
+        ("HealthUnknown", ["npu0"]),
+        ("CardDisabled", ["npu2"]),
+        ("DeviceWithheld", []),
+        ("ResourceStandby", []),
+        ("LabelsPending", []),
     ]
+    assert {note.severity for note in found} == {"info"}
+    assert found[0].facts == {"reason": "the driver does not say"}
+    withheld = "no device node for core 1: /dev/npu1pe1 is missing"
+    assert found[2].facts == {"device": "npu1", "reason": withheld}
+    assert found[3].facts == {"service": RESOURCE, "reason": "by 7"}
 
 
 def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
@@ -202,20 +230,20 @@ def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
         scene.state(),
         first_ids={"npu0": scene.cards[1].id, "npu1": scene.cards[1].id, "npu2": "another"},
     )
-    texts = [note.text for note in notes(state_) if note.subject == "card"]
-    before = f"the card of this name was {scene.cards[1].id} before"
-    assert texts == [
-        f"npu0 is not offered: disabled in the config; {before}",
-        "npu1 is not offered: disabled in the config",
-        "npu2 is not offered: disabled in the config",
+    found = [note for note in notes(state_) if note.subject == "card"]
+    assert [(note.kind, names(note)) for note in found] == [
+        ("DisabledNameMoved", ["npu0"]),
+        ("CardDisabled", ["npu1"]),
+        ("CardDisabled", ["npu2"]),
     ]
+    assert found[0].facts == {"first": scene.cards[1].id}
 
 
 def test_what_corrects_a_cordon_has_the_name_of_the_node() -> None:
     scene = Scene(cards=(state(index=1),))
     wrong = cordons({}, scene.state().snapshot, "not JSON").wrong
     found = problems(replace(scene.state(), cordons_lost={"npu9": ""}, cordons_wrong=wrong))
-    remedies = " ".join(note.remedy for note in found)
+    remedies = " ".join(map(ENGLISH.remedy, found))
     assert "`kubectl annotate node node-7 npu-agent/cordoned-`" in remedies
     assert "`kubectl npu uncordon node-7 npu9`" in remedies
 
@@ -235,9 +263,7 @@ def test_that_cards_are_simulated_is_noted() -> None:
     real = state()
     simulated = replace(real, card=replace(real.card, simulated=True))
     assert noted(Scene(cards=(real,))) == []
-    assert noted(Scene(cards=(simulated,))) == [
-        "the cards are simulated: Pods that hold them get /dev/null"
-    ]
+    assert noted(Scene(cards=(simulated,))) == ["CardsSimulated"]
 
 
 def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
@@ -245,9 +271,8 @@ def test_fields_that_the_api_server_drops_are_a_note_and_no_problem() -> None:
     state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
     assert problems(state) == ()
     (note,) = notes(state)
-    assert note.subject == "dra"
-    assert "devices.taints" in note.text
-    assert "cards are offered whole" in note.text
+    assert note.kind == "PartitionsDropped"
+    assert note.facts == {"fields": "devices.taints, sharedCounters"}
 
 
 def test_a_claim_whose_card_is_gone_is_a_problem() -> None:
@@ -258,58 +283,49 @@ def test_a_claim_whose_card_is_gone_is_a_problem() -> None:
     found = scene(
         SessionPhase.REGISTERED, cards=(state(uuid="A"),), dra=(driver(held, looks),)
     ).state()
-    texts = [note.text for note in problems(found)]
-    assert texts == [f"ml/train-pod holds {held.devices[1].device}, whose card is gone"]
+    (problem,) = problems(found)
+    assert (problem.kind, problem.pods) == ("DeviceMissing", ("ml/train-pod",))
+    assert problem.facts == {"devices": (held.devices[1].device,)}
     unknown = replace(found, snapshot=replace(found.snapshot, cards=(), complete=False))
     assert unknown.gone == ()
 
 
 def test_a_certificate_that_is_refused_is_a_problem_and_without_one_the_agent_is_unready() -> None:
-    def said(tls: TlsState) -> tuple[bool, list[str]]:
+    def said(tls: TlsState) -> tuple[bool, list[Kind]]:
         found = replace(scene(SessionPhase.REGISTERED).state(), tls=tls)
-        return bool(unready(found)), [note.text for note in problems(found)]
+        return bool(unready(found)), [problem.kind for problem in problems(found)]
 
     later, refused = time.time() + 60, "is not valid"
     assert said(TlsState(expires_at=later)) == (False, [])
     assert said(TlsState(expires_at=later, error=refused)) == (
         False,
-        ["the certificate of metrics.tls is refused, the last good one is kept: is not valid"],
+        ["CertificateRefused"],
     )
     assert said(TlsState(error=refused)) == (
         True,
-        ["the certificate of metrics.tls is missing, metrics are not served: is not valid"],
+        ["CertificateMissing"],
     )
     assert said(TlsState(expires_at=1.0)) == (
         False,
-        ["the certificate of metrics.tls has expired: renew it"],
+        ["CertificateExpired"],
     )
 
 
 @pytest.mark.parametrize(
-    ("cause", "plain", "remedy", "runbook"),
-    [
-        (Cause.DEAD, "the driver reports the card dead", "reset the card", "npucardunhealthy"),
-        (Cause.HOT, "it is too hot", "check its fan", "nputemperaturehigh"),
-    ],
+    ("cause", "runbook"),
+    [(Cause.DEAD, "npucardunhealthy"), (Cause.HOT, "nputemperaturehigh")],
 )
-def test_each_cause_has_plain_words_a_remedy_and_its_steps(
-    cause: Cause, plain: str, remedy: str, runbook: str
-) -> None:
+def test_an_unhealthy_card_has_its_cause_its_pods_and_the_steps(cause: Cause, runbook: str) -> None:
     card = fenced(state(), "alive says 0", 60, cause)
     scene = Scene(cards=(card,))
-    (note,) = problems(scene.state())
-    assert note.text.startswith(f"npu0 is unhealthy: {plain}")
-    assert note.text.endswith("(alive says 0)")
-    assert remedy in note.remedy
-    assert "Pods" not in note.remedy, "nobody holds it"
-    assert note.runbook == runbook
-    well = note
+    (problem,) = problems(scene.state())
+    assert (problem.kind, problem.cause) == ("CardUnhealthy", cause)
+    assert problem.facts["why"] == card.health
+    assert problem.pods == ()
+    assert problem.runbook == runbook
     scene.holdings = Holdings(assignments=(held(card, "yolo"),))
-    (note,) = problems(scene.state())
-    assert note.command == well.command, "it would restore the card; a Pod that is lost is lost"
-    assert note.remedy.startswith(well.remedy)
-    assert note.last_command == "kubectl delete pod -n default yolo"
-    assert note.remedy.endswith(": a Pod without a controller does not come back")
+    (problem,) = problems(scene.state())
+    assert problem.pods == ("default/yolo",)
 
 
 def troubled() -> Scene:
@@ -337,13 +353,12 @@ def troubled() -> Scene:
 
 
 def test_every_problem_has_a_remedy_or_says_it_itself() -> None:
-    notes = problems(troubled().state())
-    assert len(notes) == 14
-    assert all(note.runbook and note.command for note in notes)
-    assert [note.text for note in notes if not note.remedy] == [
-        f"DRA driver {DRIVER}: its cards are not published yet",
-        "the Node's labels are not applied: 403: give the role patch",
-    ]
+    now = troubled().state()
+    found = problems(now)
+    assert len(found) == 14
+    assert all(problem.runbook and of_problem(problem, now).command for problem in found)
+    silent = [problem.kind for problem in found if not ENGLISH.remedy(problem)]
+    assert silent == ["SlicesPending", "LabelsNotApplied"]
 
 
 def test_the_most_harmful_comes_first() -> None:
@@ -358,76 +373,57 @@ def test_the_most_harmful_comes_first() -> None:
     )
     scene.config = replace(scene.config, error="bad")
     found = problems(scene.state())
-    assert [(note.short, note.severity) for note in found] == [
-        ("new Pods get no beta.furiosa.ai/npu", "critical"),
-        ("npu1 is unhealthy", "critical"),
-        ("npu2 is unhealthy", "critical"),
-        ("npu5 is very hot", "critical"),
-        ("npu4 is gone", "warning"),
-        ("npu3 is hot", "warning"),
-        ("the config file is refused, the last good one stays in force", "warning"),
+    assert [(problem.kind, names(problem), problem.severity) for problem in found] == [
+        ("ResourceNotRegistered", [], "critical"),
+        ("CardUnhealthy", ["npu1"], "critical"),
+        ("CardUnhealthy", ["npu2"], "critical"),
+        ("CardVeryHot", ["npu5"], "critical"),
+        ("CardMissing", ["npu4"], "warning"),
+        ("CardHot", ["npu3"], "warning"),
+        ("ConfigRefused", [], "warning"),
     ]
 
 
-@pytest.mark.parametrize(
-    ("cause", "shared"),
-    [
-        (Cause.DEAD, "the driver or the host, not the cards"),
-        (Cause.HOT, "the cooling of the host, not the cards"),
-    ],
-)
-def test_one_cause_of_every_card_is_one_entry_that_names_the_host(
-    cause: Cause, shared: str
-) -> None:
+@pytest.mark.parametrize("cause", [Cause.DEAD, Cause.HOT])
+def test_one_cause_of_every_card_is_one_problem_of_the_node(cause: Cause) -> None:
     scene = Scene(cards=tuple(dead(index, cause, 60 + index) for index in range(64)))
-    (note,) = problems(scene.state())
-    assert note.short == "64 cards are unhealthy"
-    assert note.text.endswith(f": {shared}")
-    assert len(note.cards) == 64
-    assert note.since == min(card.health.since for card in scene.cards)
+    (problem,) = problems(scene.state())
+    assert (problem.kind, problem.cause) == ("AllCardsUnhealthy", cause)
+    assert len(problem.cards) == 64
+    assert problem.since == min(card.health.since for card in scene.cards)
     scene.holdings = Holdings(assignments=tuple(held(card, card.id) for card in scene.cards[:21]))
-    (note,) = problems(scene.state())
-    assert note.command == "kubectl cordon node-7"
-    assert note.remedy.startswith("cordon the Node, so that new Pods go to other Nodes")
-    assert not note.last_command, "no other card of this Node would take them"
+    now = scene.state()
+    (problem,) = problems(now)
+    words = of_problem(problem, now)
+    assert words.command == "kubectl cordon node-7"
+    assert not words.last_command, "no other card of this Node would take them"
 
 
-def test_one_cause_of_some_cards_is_one_entry_that_names_them() -> None:
+def test_one_cause_of_some_cards_is_one_problem_that_names_them() -> None:
     scene = Scene(cards=(dead(0), dead(1), well(2), dead(3, Cause.HANGS)))
-    assert texts(scene) == [
-        "npu0, npu1 are unhealthy: the driver reports the card dead (alive says 0)",
-        "npu3 is unhealthy: it does not answer (alive says 0)",
+    assert [(problem.cause, names(problem)) for problem in problems(scene.state())] == [
+        (Cause.DEAD, ["npu0", "npu1"]),
+        (Cause.HANGS, ["npu3"]),
     ]
 
 
 def test_a_problem_names_its_pods_and_the_command_that_deletes_them() -> None:
     cards = dead(0), dead(1), well(2)
     pods = held(cards[0], "a"), held(cards[0], "b;rm", namespace="ml"), held(cards[1], "c")
-    (note,) = problems(Scene(cards=cards, holdings=Holdings(assignments=pods)).state())
-    assert note.pods == ("default/a", "ml/b;rm", "default/c")
+    now = Scene(cards=cards, holdings=Holdings(assignments=pods)).state()
+    (problem,) = problems(now)
+    assert problem.pods == ("default/a", "ml/b;rm", "default/c")
     deletes = "kubectl delete pod -n default a c && kubectl delete pod -n ml 'b;rm'"
-    assert note.last_command == deletes
-    assert "in use by default/a, default/c, ml/b;rm" in note.text
-
-
-def test_of_many_pods_the_first_are_named_in_natural_order() -> None:
-    cards = [dead(index) for index in range(12)]
-    pods = tuple(held(card, f"train-{11 - card.card.index}") for card in cards)
-    (note,) = problems(Scene(cards=tuple(cards), holdings=Holdings(assignments=pods)).state())
-    names = "default/train-0, default/train-1, default/train-2, default/train-3 and 8 more"
-    assert note.text.endswith(f"; in use by {names}")
-    assert len(note.pods) == 12
+    assert of_problem(problem, now).last_command == deletes
 
 
 def test_a_gone_card_and_the_pods_that_hold_it_are_one_entry() -> None:
     timeline, pods = gone(30), (held(LEFT, "yolo"),)
-    (note,) = problems(Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state())
-    assert (note.short, note.severity, note.pods) == ("npu3 is gone", "critical", ("default/yolo",))
-    assert note.since == timeline.gone[0].since
-    assert note.command == "lspci -s 0000:03:00.0"
-    assert note.remedy.endswith(
-        "the Pods that hold it: a Pod without a controller does not come back"
-    )
+    (problem,) = problems(Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state())
+    assert (problem.kind, names(problem)) == ("CardMissing", ["npu3"])
+    assert (problem.severity, problem.pods) == ("critical", ("default/yolo",))
+    assert problem.since == timeline.gone[0].since
+    assert problem.facts == {"pci": "0000:03:00.0"}
 
 
 def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
@@ -437,7 +433,8 @@ def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
     scene = Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state()
     found = problems(scene)
     assert {note.since: note.pods for note in found} == {now - 30: (), now - 60: ("default/yolo",)}
-    assert {note.command for note in found} == {"lspci"}, "the slot of neither is known"
+    commands = {of_problem(problem, scene).command for problem in found}
+    assert commands == {"lspci"}, "the slot of neither is known"
 
 
 def test_a_problem_is_as_severe_as_its_alert() -> None:
@@ -453,10 +450,11 @@ def test_a_problem_is_as_severe_as_its_alert() -> None:
 
 def test_what_is_about_to_be_needs_no_remedy() -> None:
     (note,) = problems(scene(SessionPhase.NO_CARDS, complete=False).state())
-    assert note.remedy == ""
+    assert note.kind == "ResourceSearching"
+    assert ENGLISH.remedy(note) == ""
 
 
-def hot(temperature: float, **more: Any) -> list[Note]:
+def hot(temperature: float, **more: Any) -> list[Problem]:
     found = Scene(cards=(read(state(), temperature=temperature),), **more).state()
     assert is_hot(found.snapshot.cards[0], found) == bool(problems(found))
     return list(problems(found))
@@ -464,18 +462,18 @@ def hot(temperature: float, **more: Any) -> list[Note]:
 
 def test_a_hot_card_is_a_problem_without_the_option() -> None:
     assert hot(HOT) == []
-    (note,) = hot(HOT + 0.1)
-    assert (note.text, note.runbook) == ("npu0 is hot: 90.1 °C", "nputemperaturehigh")
-    (note,) = hot(VERY_HOT + 0.1)
-    assert (note.text, note.runbook) == ("npu0 is very hot: 100.1 °C", "nputemperaturecritical")
-    assert "stop the load now" in note.remedy
+    (problem,) = hot(HOT + 0.1)
+    assert (problem.kind, problem.runbook) == ("CardHot", "nputemperaturehigh")
+    assert problem.facts["details"] == (HOT + 0.1,)
+    (problem,) = hot(VERY_HOT + 0.1)
+    assert (problem.kind, problem.runbook) == ("CardVeryHot", "nputemperaturecritical")
 
 
 def test_several_hot_cards_are_one_problem_with_the_temperature_of_each() -> None:
     cards = read(well(0), temperature=91), read(well(1), temperature=92)
-    assert texts(Scene(cards=cards)) == ["npu0, npu1 are hot: npu0 91.0 °C; npu1 92.0 °C"]
-    alike = read(well(0), temperature=91), read(well(1), temperature=91)
-    assert texts(Scene(cards=alike)) == ["npu0, npu1 are hot: 91.0 °C"]
+    (problem,) = problems(Scene(cards=cards).state())
+    assert names(problem) == ["npu0", "npu1"]
+    assert problem.facts["details"] == (91.0, 92.0)
 
 
 def test_the_option_makes_it_hot_earlier_and_never_later() -> None:
@@ -499,21 +497,22 @@ def counted(ago: float | None) -> Scene:
 
 
 def test_errors_that_rise_are_a_problem_and_older_ones_a_note() -> None:
-    assert texts(counted(60)) == ["npu0 counts new errors: axi_post_error 3"]
+    (problem,) = problems(counted(60).state())
+    assert problem.kind == "ErrorsRising"
+    assert problem.facts["details"] == ("axi_post_error 3",)
     assert noted(counted(60)) == []
-    assert texts(counted(None)) == []
-    assert noted(counted(None)) == ["npu0 has counted errors, none recently: axi_post_error 3"]
+    assert kinds(counted(None)) == []
+    (note,) = notes(counted(None).state())
+    assert (note.kind, note.facts) == ("ErrorsCounted", {"errors": "axi_post_error 3"})
 
 
 def test_a_card_that_flaps_is_one_entry_whether_it_is_there_or_not() -> None:
     card, now = read(dead(0)), time.monotonic()
     away = Scene(timeline=Timeline().left([card], [], now))
     for scene in (Scene(cards=(card,)), away):
-        (note,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60, "it flaps").state())
-        assert note.text == "npu0 is flapping: it flaps"
-        assert note.command == "kubectl npu cordon node-7 npu0 --reason flapping"
-        assert note.cards == tuple(one.id for one in scene.cards), "those that are here"
-        assert note.since == pytest.approx(now - 60, abs=1)
+        (problem,) = problems(scene.lasts(TrendKind.FLAPPING, card, 60).state())
+        assert (problem.kind, names(problem)) == ("CardFlapping", ["npu0"])
+        assert problem.since == pytest.approx(now - 60, abs=1)
 
 
 def test_two_cards_with_one_uuid_are_one_entry_that_names_both() -> None:
@@ -521,15 +520,15 @@ def test_two_cards_with_one_uuid_are_one_entry_that_names_both() -> None:
         replace(one, card=replace(one.card, uuid="SAME"))
         for one in (state(index=0, id_="A"), state(index=1, id_="B"))
     ]
-    (note,) = problems(Scene(cards=(*cards,)).state())
-    assert note.text == "npu0, npu1 report one UUID: SAME"
-    assert note.cards == ("A", "B")
+    (problem,) = problems(Scene(cards=(*cards,)).state())
+    assert (problem.kind, names(problem)) == ("SameUUID", ["npu0", "npu1"])
+    assert problem.facts["details"] == ("SAME", "SAME")
 
 
 def test_a_card_that_was_exchanged_is_not_gone() -> None:
     scene = Scene(cards=(NEW,), timeline=gone(0, NEW))
     assert scene.state().timeline.gone
-    assert texts(scene) == noted(scene) == []
+    assert kinds(scene) == noted(scene) == []
 
 
 def test_a_pod_whose_card_was_replaced_is_a_problem_and_the_next_one_is_not() -> None:
@@ -537,65 +536,70 @@ def test_a_pod_whose_card_was_replaced_is_a_problem_and_the_next_one_is_not() ->
     # The ledger knows the slot by which the ID was given out.
     kept = Usage("NEW", NEW.card.all_cores, held(LEFT, "yolo"))
     (note,) = problems(replace(scene.state(), usages=(kept,)))
-    assert note.text == "default/yolo holds a card that was replaced: npu3 is another one now"
-    assert note.command == "kubectl delete pod -n default yolo"
+    assert (note.kind, names(note), note.pods) == (
+        "CardReplaced",
+        ["npu3"],
+        ("default/yolo",),
+    )
     scene.holdings = Holdings(assignments=(held(NEW, "yolo"),))
-    assert texts(scene) == []
-    by_claim = Scene(cards=(NEW,), dra=(driver(claim("c", LEFT)),))
-    assert "ml/c-pod holds a card that was replaced: npu3 is another one now" in texts(by_claim)
-    assert texts(Scene(cards=(NEW,), dra=(driver(claim("c", NEW)),))) == []
+    assert kinds(scene) == []
+    by_claim = Scene(cards=(NEW,), dra=(driver(claim("c", LEFT)),)).state()
+    pods = [one.pods for one in problems(by_claim) if one.kind == "CardReplaced"]
+    assert pods == [("ml/c-pod",)]
+    assert kinds(Scene(cards=(NEW,), dra=(driver(claim("c", NEW)),))) == []
 
 
 def test_a_card_that_the_agent_before_had_is_missed() -> None:
     here = state(index=0, uuid="A", id_="A", pci_bus_id="0000:01:00.0")
     lost = state(index=6, uuid="B", id_="B", pci_bus_id="0000:85:00.0")
     scene = Scene(cards=(here,), recorded={"A": keys_of(here.card), "B": keys_of(lost.card)})
-    text = "B (0000:85:00.0) was here before the restart of the agent, and is gone"
-    assert texts(scene) == [text]
+    (problem,) = problems(scene.state())
+    assert problem.kind == "EarlierCardMissing"
+    assert problem.facts == {"earlier": ("B (0000:85:00.0)",)}
     scene.started -= 6 * 3600
-    assert texts(scene) == []
-    assert noted(scene) == ["B (0000:85:00.0): here before the restart of the agent, and gone"]
+    assert kinds(scene) == []
+    (note,) = notes(scene.state())
+    assert (note.kind, note.facts) == ("EarlierCardLongMissing", problem.facts)
     scene.complete = False
     assert noted(scene) == [], "it may be found yet"
     # In another slot, or another card in its slot, it is not missed.
     moved = state(index=6, uuid="B", id_="B", pci_bus_id="0000:86:00.0")
     other = state(index=6, uuid="C", id_="C", pci_bus_id="0000:85:00.0")
     for card in (moved, other):
-        assert texts(Scene(cards=(here, card), recorded=scene.recorded)) == []
+        assert kinds(Scene(cards=(here, card), recorded=scene.recorded)) == []
 
 
 def test_fewer_cards_than_the_config_expects_are_one_problem() -> None:
     expecting = Scene(cards=(well(0),), expected_cards=3)
-    assert texts(expecting) == ["1 of 3 cards are here: health.expectedCards is 3"]
-    assert texts(replace(expecting, expected_cards=1)) == []
+    (problem,) = problems(expecting.state())
+    assert problem.kind == "FewerCardsThanExpected"
+    assert problem.facts == {"here": 1, "expected": 3}
+    assert kinds(replace(expecting, expected_cards=1)) == []
     two = replace(expecting, expected_cards=2)
     two.timeline = gone(0)
-    assert texts(two) == ["npu3 is gone: it was here while this agent ran"]
+    assert kinds(two) == ["CardMissing"]
     two.timeline = gone(7 * 3600)
-    assert texts(two) == ["1 of 2 cards are here: health.expectedCards is 2"], (
-        "its name is a note by now"
-    )
+    assert kinds(two) == ["FewerCardsThanExpected"], "its name is a note by now"
     two.holdings = Holdings(assignments=(held(LEFT, "yolo"),))
-    (text,) = texts(two)
-    assert text.startswith("npu3 is gone"), "a Pod holds it: it is still named"
+    assert kinds(two) == ["CardMissing"], "a Pod holds it: it is still named"
 
 
 def test_the_expected_cards_are_missed_for_longer_than_those_before_the_restart() -> None:
     here, lost = state(index=0, uuid="A", id_="A"), state(index=1, uuid="B", id_="B")
     recorded = {"B": keys_of(lost.card)}
     scene = Scene(cards=(here,), recorded=recorded, expected_cards=2)
-    assert texts(scene) == ["B was here before the restart of the agent, and is gone"]
+    assert kinds(scene) == ["EarlierCardMissing"]
     scene.started -= 6 * 3600
-    assert texts(scene) == ["1 of 2 cards are here: health.expectedCards is 2"]
+    assert kinds(scene) == ["FewerCardsThanExpected"]
 
 
 def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day() -> None:
     scene = Scene(timeline=gone(3600))
-    assert texts(scene) == ["npu3 is gone: it was here while this agent ran"]
+    assert kinds(scene) == ["CardMissing"]
     assert noted(scene) == []
     scene.timeline = gone(7 * 3600)
-    assert texts(scene) == [], "the alert has ended too"
-    assert noted(scene) == ["npu3 is gone"]
+    assert kinds(scene) == [], "the alert has ended too"
+    assert noted(scene) == ["CardLongMissing"]
     scene.timeline = gone(25 * 3600)
     assert noted(scene) == []
 
@@ -603,13 +607,10 @@ def test_a_card_that_is_gone_is_a_problem_and_after_some_hours_a_note_for_a_day(
 def test_a_card_that_works_for_no_pod_is_noted() -> None:
     busy = read(state(), load=80)
     (note,) = notes(Scene(cards=(busy,)).state())
-    assert (note.text, note.severity) == (
-        "npu0 is busy without a Pod: 81 % on the busiest core",
-        "info",
-    )
-    assert "fuser" in note.command
+    assert (note.kind, names(note), note.severity) == ("LoadWithoutPod", ["npu0"], "info")
+    assert note.facts["load"] == 81.0
     made_up = replace(busy, card=replace(busy.card, simulated=True))
-    assert not any("without a Pod" in text for text in noted(Scene(cards=(made_up,))))
+    assert "LoadWithoutPod" not in noted(Scene(cards=(made_up,)))
     holds = Holdings(assignments=(held(busy, "yolo"),))
     assert noted(Scene(cards=(busy,), holdings=holds)) == []
     assert noted(Scene(cards=(read(state(), load=18),))) == []
@@ -650,7 +651,7 @@ class Faults:
             card, faults = read(well(index)), found.split("+")
             scene = scene.lasts(TrendKind.ERRORS, card, 60) if "errors" in faults else scene
             flaps = "flaps" in faults
-            scene = scene.lasts(TrendKind.FLAPPING, card, 60, "it flaps") if flaps else scene
+            scene = scene.lasts(TrendKind.FLAPPING, card, 60) if flaps else scene
             if "held" in faults:
                 pods.append(held(card, f"pod-{index}"))
             if "cordoned" in faults:
@@ -718,13 +719,12 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
     away = found.kubelet and bool(now.snapshot.cards or now.dra)
     api = found.api
     told = problems(now)
-    assert len(told) == causes(replace(found, kubelet=away, api=api)), [one.text for one in told]
+    assert len(told) == causes(replace(found, kubelet=away, api=api)), [one.kind for one in told]
     entries = [*told, *notes(now)]
-    names = {note.text for note in entries}
-    assert len(names) == len(entries)
+    assert not any(one in entries[:at] for at, one in enumerate(entries))
     for index, faults in enumerate(found.cards):
-        what = [note for note in entries if f"npu{index}" in note.short.replace(",", "").split()]
-        assert len(what) <= 1 or "cordoned+held" in faults or len(found.cards) > 4, what
+        what = [one for one in entries if f"npu{index}" in names(one)]
+        assert len(what) <= 1 or "cordoned+held" in faults, what
     if 1 < len(found.cards) <= 4:
         # As many again make no entry more.
         twice = replace(found, cards=found.cards * 2)
@@ -736,7 +736,6 @@ def test_that_cards_are_still_served_is_said_only_where_it_is_so(pending: str) -
     scene = Scene(cards=(read(well(0)),), holdings=Holdings(error="no answer"))
     now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, auto_pending_reason=pending)
     found = problems(now)
-    assert any("new cordons are not seen" in note.text for note in found)
-    remedies = [note.remedy for note in found]
-    assert len(remedies) == 2
-    assert ["still served" in remedy for remedy in remedies] == [not pending] * 2
+    assert [one.facts["served"] for one in found] == [not pending] * 2
+    (away,) = [one for one in found if one.kind == "APIServerAway"]
+    assert "NodeNotWatched" in [part.kind for part in away.parts]

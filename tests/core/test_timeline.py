@@ -2,17 +2,26 @@
 
 from dataclasses import replace
 
-from npu_agent.core.timeline import GONE, MOST, SPAN, Subject, Timeline, TimelineEntry
+from npu_agent.core.kinds import NamedCard
+from npu_agent.core.timeline import (
+    GONE,
+    MOST,
+    SPAN,
+    Subject,
+    Timeline,
+    TimelineEntry,
+)
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import read
 
 
-def one(text: str, subject: Subject = "card", card: str | None = None) -> TimelineEntry:
-    return TimelineEntry(subject=subject, tone="bad", text=text, card=card)
+def one(text: str, subject: Subject = "card", card: NamedCard | None = None) -> TimelineEntry:
+    cards = (card,) if card else ()
+    return TimelineEntry("NPUGiven", cards, facts={"pod": text}, subject=subject)
 
 
 def texts(timeline: Timeline, now: float) -> list[str]:
-    return [entry.text for entry in timeline.entries(now)]
+    return [str(entry.facts["pod"]) for entry in timeline.entries(now)]
 
 
 def test_the_latest_comes_first() -> None:
@@ -26,8 +35,8 @@ def test_what_repeats_is_counted() -> None:
     found = Timeline()
     for at in range(6):
         found = found.noted([one("down"), one("up")], float(at))
-    found = found.noted([one("down", card="other")], 7.0)
-    entries = {(entry.text, entry.card): entry for entry in found.entries(8.0)}
+    found = found.noted([one("down", card=NamedCard("A", "npu0"))], 7.0)
+    entries = {(entry.facts["pod"], entry.card): entry for entry in found.entries(8.0)}
     assert len(entries) == 3
     down = entries["down", None]
     assert (down.count, down.first, down.at) == (6, 0.0, 5.0)

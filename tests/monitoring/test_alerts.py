@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from npu_agent.core.advice import ADVICE
+from npu_agent.core.hardware import Cause
+from npu_agent.wording import ENGLISH
 from tests.monitoring.helpers import (
     DASHBOARDS,
     PAGE,
@@ -67,8 +68,9 @@ def test_each_alert_tells_what_to_do(alert: str) -> None:
 
 def test_the_alert_of_a_card_has_the_words_of_the_status_page_for_its_reason() -> None:
     description = ALERTS["NpuCardUnhealthy"]["annotations"]["description"]
-    for cause, words in ADVICE.items():
-        assert re.search(rf'if eq \. "{cause.value}" }}}}{words.means}\b', description), cause
+    for cause in Cause:
+        means = ENGLISH.of_cause(cause).means
+        assert re.search(rf'if eq \. "{cause.value}" }}}}{means}\b', description), cause
 
 
 def test_rules_ask_for_series_that_there_are() -> None:

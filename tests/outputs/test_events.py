@@ -13,10 +13,11 @@ import pytest
 
 from npu_agent import __version__
 from npu_agent.core import changes
-from npu_agent.core.advice import GONE, TRENDS, advice
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.kinds import Problem
 from npu_agent.core.ledger import Assignment, Usage
+from npu_agent.core.problems.cards import TRENDS
 from npu_agent.core.state import ConfigState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
@@ -34,6 +35,7 @@ from npu_agent.outputs.events import (
 )
 from npu_agent.supervise import background
 from npu_agent.vendors.furiosa.families import FAMILIES
+from npu_agent.wording import ENGLISH
 from tests.kube.apiserver import FaultyApiServer
 from tests.outputs.helpers import DirectApi
 from tests.until import first, until
@@ -70,7 +72,8 @@ def card_events(before: Snapshot, after: Snapshot, usages: Collection[Usage] = (
 
 ONE, BOTH = snapshot(card(0)), snapshot(card(0), card(1))
 NAMED = "npu0 (UUID-0, 0000:00:00.0)"
-REMEDY = advice(None).remedy
+REMEDY = ENGLISH.of_cause(None).remedy
+GONE = ENGLISH.remedy(Problem("CardMissing"))
 
 
 @pytest.mark.parametrize(
@@ -118,9 +121,9 @@ def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
         (began,) = events(changes.trend_entries(Trends(), lasts), [card(0)])
         (ended,) = events(changes.trend_entries(lasts, Trends()), [card(0)])
         assert (began.warning, ended.warning) == (True, False)
-        words = TRENDS[kind]
-        assert began.message == f"{NAMED} {words.begins}: above 90 °C: {words.remedy}"
-        assert ended.message == f"{NAMED} {words.ends}"
+        assert began.message.startswith(f"{NAMED} ")
+        assert began.message.endswith(f": {ENGLISH.remedy(Problem(TRENDS[kind]))}")
+        assert ended.message.startswith(f"{NAMED} ")
 
 
 def test_a_cordon_is_what_a_person_wants_and_no_warning() -> None:
@@ -231,7 +234,7 @@ class Room:
 
     def texts(self) -> set[str]:
         """All that is recorded."""
-        return {entry.text for entry in self.recorder.timeline.entries(self.now)}
+        return {ENGLISH.text(entry) for entry in self.recorder.timeline.entries(self.now)}
 
     async def show(self, *cards: CardState) -> None:
         """The hardware changes, and the change is seen."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from npu_agent.core.advice import plain_reason
 from npu_agent.core.comparison import plain as spelled
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.outputs.web import words
 from npu_agent.outputs.web.status import iso
 from npu_agent.outputs.web.view import HIGH, MOST, WIDE, PageView, Tracks
+from npu_agent.wording import LANGUAGES, Writer
 
 _HERE = Path(__file__).parent
 _STYLE = Markup((_HERE / "page.css").read_text())  # noqa: S704
@@ -33,7 +33,7 @@ def _steps(language: str) -> str:
     return made.read_text() if made.exists() else "<p>python docs/runbook.py makes this page.</p>"
 
 
-_STEPS = {language: Markup(_steps(language)) for language in words.LANGUAGES}  # noqa: S704
+_STEPS = {language: Markup(_steps(language)) for language in LANGUAGES}  # noqa: S704
 
 
 def _digest(text: str) -> str:
@@ -69,12 +69,10 @@ environment.globals.update(
     WIDE=WIDE,
 )
 environment.filters.update(
-    clauses=words.translate_clauses,
     figure=words.figure,
     iso=iso,
     plain=words.plain,
     prose=words.prose,
-    reason=plain_reason,
     span=words.span,
     spelled=spelled,
     text=words.text,
@@ -87,7 +85,8 @@ for name in environment.list_templates():
 def page(state: AgentState, history: Tracks, language: str = "en") -> str:
     """The document; `history` gives a card's last hour by the card's ID."""
     assets = {"build": _BUILD, "style": _STYLE, "script": _SCRIPT}
-    return _render("page.html", language, state=state, view=PageView(state, history), **assets)
+    view = PageView(state, history, language)
+    return _render("page.html", language, state=state, view=view, writer=Writer(language), **assets)
 
 
 def runbook(language: str = "en") -> str:

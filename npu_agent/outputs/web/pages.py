@@ -15,7 +15,7 @@ from npu_agent.core.state import AgentState
 from npu_agent.logs import logger
 from npu_agent.outputs.web.history import History
 from npu_agent.outputs.web.status import as_json
-from npu_agent.outputs.web.words import LANGUAGES
+from npu_agent.wording import ENGLISH, LANGUAGES
 
 log = logger(__name__)
 
@@ -82,7 +82,7 @@ class _Kept:
 
 def probes(state: Callable[[], AgentState]) -> Routes:
     def ready(_: Preferences) -> PageAnswer:
-        reasons = unready(state())
+        reasons = tuple(map(ENGLISH.unready, unready(state())))
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
 

@@ -7,22 +7,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from npu_agent.core.hardware import CardState, CoreRange
+from npu_agent.core.kinds import Problem
 from npu_agent.core.ledger import Assignment, card_of
-from npu_agent.core.problems import Note, notes, problems, unready
+from npu_agent.core.problems import notes, problems, unready
 from npu_agent.core.state import AgentState, DraState, SessionStatus
+from npu_agent.wording import ENGLISH, of_problem
 
 
 def as_json(state: AgentState) -> dict[str, Any]:
     """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more."""
-    reasons, labels = unready(state), state.labels
+    reasons, labels = tuple(map(ENGLISH.unready, unready(state))), state.labels
     return {
         **_pick(state, "node", "version"),
         "started_at": iso(state.wall(state.started_at)),
         "now": iso(state.now),
         "ready": not reasons,
         "unready": reasons,
-        "problems": [_note(note, state) for note in problems(state)],
-        "notes": [_note(note, state) for note in notes(state)],
+        "problems": [_problem(problem, state) for problem in problems(state)],
+        "notes": [_problem(problem, state) for problem in notes(state)],
         "cards": [_card(card, state) for card in state.snapshot.cards],
         "gone": [
             {
@@ -33,8 +35,16 @@ def as_json(state: AgentState) -> dict[str, Any]:
             for gone in state.missing
         ],
         "timeline": [
-            {**asdict(row), "at": iso(state.wall(row.at)), "first": iso(state.wall(row.first))}
-            for row in state.timeline.entries(state.monotonic)
+            {
+                "kind": entry.kind,
+                **_pick(entry, "subject", "tone"),
+                "text": ENGLISH.text(entry),
+                "card": entry.card and entry.card.id,
+                "at": iso(state.wall(entry.at)),
+                "first": iso(state.wall(entry.first)),
+                "count": entry.count,
+            }
+            for entry in state.timeline.entries(state.monotonic)
         ],
         "first_ids": dict(state.first_ids),
         "expected_cards": state.expected_cards,
@@ -79,9 +89,19 @@ def _pick(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def _note(note: Note, state: AgentState) -> dict[str, Any]:
-    since = None if note.since is None else iso(state.wall(note.since))
-    return {**asdict(note), "card": note.card, "since": since}
+def _problem(problem: Problem, state: AgentState) -> dict[str, Any]:
+    words = of_problem(problem, state)
+    here = {card.id for card in state.snapshot.cards}
+    cards = [card.id for card in problem.cards if card.id in here]
+    return {
+        "kind": problem.kind,
+        "cause": problem.cause and problem.cause.value,
+        **_pick(problem, "subject", "severity", "runbook", "pods"),
+        **asdict(words),
+        "cards": cards,
+        "card": cards[0] if cards else None,
+        "since": None if problem.since is None else iso(state.wall(problem.since)),
+    }
 
 
 def _session(session: SessionStatus) -> dict[str, Any]:

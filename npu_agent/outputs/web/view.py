@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from npu_agent.core.hardware import CardState, HealthState, Reading
+from npu_agent.core.kinds import Problem
 from npu_agent.core.ledger import Assignment, PreparedClaim, PreparedDevice, Usage, card_of
 from npu_agent.core.offer import Device
-from npu_agent.core.problems import Note, is_hot, notes, problems, unready
+from npu_agent.core.problems import notes, problems
+from npu_agent.core.problems.cards import is_hot
 from npu_agent.core.state import AgentState, GoneDevice, SessionPhase, is_fenced
 from npu_agent.core.timeline import SPAN, GoneCard, TimelineEntry
 from npu_agent.core.trends import TrendKind
@@ -17,6 +19,7 @@ from npu_agent.outputs.web.history import MOST as MOST_POINTS
 from npu_agent.outputs.web.history import Figures, Track, step_of
 from npu_agent.outputs.web.words import UNKNOWN, translate
 from npu_agent.text import natural
+from npu_agent.wording import of_problem
 
 Tracks = Callable[[str], Track]
 """A card's last hour by the card's ID."""
@@ -40,7 +43,7 @@ _ANCHORS = {
     "node": "cards",
     "resource": "resources",
 }
-"""Where the page tells more of a note's subject; of the others under their own name."""
+"""Where the page says more about a problem's subject; of the others under their own name."""
 _SIGNS = {
     SessionPhase.REGISTERED: ("good", "good"),
     SessionPhase.REGISTERING: ("warn", "warn"),
@@ -84,22 +87,27 @@ class Held(NamedTuple):
 class PageView:
     """A state as the page shows it; `tracks` are its cards' last hours."""
 
-    def __init__(self, state: AgentState, tracks: Tracks) -> None:
+    def __init__(self, state: AgentState, tracks: Tracks, language: str) -> None:
         self._state, self._tracks = state, tracks
         self.wrong = problems(state)
-        self.notes = (*self.wrong, *notes(state))[:MOST]
-        self.unready = unready(state)
+        self.shown = [
+            (problem, of_problem(problem, state, language))
+            for problem in (*self.wrong, *notes(state))[:MOST]
+        ]
+        """Problems and notes, and their words."""
+        self.unready = [written.unready for _, written in self.shown if written.unready]
 
     def anchor(self, card: CardState) -> str:
         return "-".join(map(str, card.card.key))
 
-    def anchor_of(self, note: Note) -> str:
+    def anchor_of(self, problem: Problem) -> str:
+        concerned = {card.id for card in problem.cards}
         for card in self._state.snapshot.cards:
-            if note.card == card.id:
+            if card.id in concerned:
                 return self.anchor(card)
-        if note.subject == "dra" and not self._state.dra:
+        if problem.subject == "dra" and not self._state.dra:
             return "resources"
-        return _ANCHORS.get(note.subject, note.subject)
+        return _ANCHORS.get(problem.subject, problem.subject)
 
     def tiles(self) -> Tiles:
         """All cards, including missing ones."""

@@ -69,9 +69,7 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
     )
     warnings = {
         state.id: [
-            one_line(problem.text).removeprefix(f"{state.card.name} ")
-            for problem in report.problems
-            if state.id in problem.cards
+            one_line(problem.text) for problem in report.problems if state.id in problem.cards
         ]
         for state in cards
         if state.health.state is not HealthState.UNHEALTHY

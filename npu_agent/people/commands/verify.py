@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from npu_agent.cli import FAILED, WRONG, CommandError, host_root
-from npu_agent.core.advice import advice
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.core.vendor import Profile
@@ -29,6 +28,7 @@ from npu_agent.people.doctor.host import is_device
 from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.wording import ENGLISH
 
 _OVERWRITTEN = "check whether the Pod's spec or the image's start script overwrites it"
 _NOT_GIVEN = (
@@ -237,7 +237,7 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             await thread.call(partial(_open, root / "dev" / node, root), deadline=deadline)
         except TimeoutError as error:
             what = f"cannot be opened: {error.strerror}; the card's others were not tried"
-            remedy = f"{advice(Cause.HANGS).remedy}; until then cordon the card"
+            remedy = f"{ENGLISH.of_cause(Cause.HANGS).remedy}; until then cordon the card"
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break
         except OSError as error:

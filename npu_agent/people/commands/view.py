@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from npu_agent.core.advice import TRENDS, plain_reason
+from npu_agent.core.changes import trend_entry
 from npu_agent.core.comparison import plain
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.ledger import Assignment, Ledger, Usage
@@ -20,6 +20,7 @@ from npu_agent.core.trends import Trends
 from npu_agent.outputs.labels.compute import Explained
 from npu_agent.people.cards import at_one_moment
 from npu_agent.text import one_line
+from npu_agent.wording import ENGLISH
 
 if TYPE_CHECKING:
     import argparse
@@ -87,10 +88,10 @@ def cards_as_json(
 
 
 def described(trends: Trends) -> Mapping[str, Sequence[str]]:
-    """Returns the trends of each card, by its ID: ``is hot: above 90 °C``."""
+    """Returns the trends of each card, by its ID: ``npu0 is hot: above 90 °C``."""
     texts: dict[str, list[str]] = defaultdict(list)
     for (kind, id_), trend in trends.found.items():
-        texts[id_].append(f"{TRENDS[kind].begins}: {trend.detail}")
+        texts[id_].append(ENGLISH.text(trend_entry(kind, trend)))
     return texts
 
 
@@ -216,8 +217,8 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
     """The cells of a card by their columns; `card` is its JSON."""
     health = card["health"]
     if state.health.state is not HealthState.HEALTHY:
-        health += f": {plain_reason(state.health)}"
-    health = ", but ".join((health, *card["warnings"]))
+        health += f": {ENGLISH.reason(state.health)}"
+    health = "; ".join((health, *card["warnings"]))
     if card["cordoned"] is not None:
         health += f"; cordoned: {card['cordoned']}"
     memory, throttle = card["memory"], card["throttle"]

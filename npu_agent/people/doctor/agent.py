@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from npu_agent.core.kinds import LEAD_TO_DOCTOR
 from npu_agent.files import regular
 from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
 from npu_agent.outputs.web.server import listen, listen_problem
@@ -24,8 +25,6 @@ from npu_agent.text import one_line
 
 _LONGEST = 1000
 """Characters of a reported text."""
-_ITSELF = "npu-agent doctor"
-"""Commands and remedies with it lead back here."""
 _ELSE = "fix what else is wrong here; the agent tries again by itself"
 
 
@@ -88,10 +87,9 @@ async def _ours(context: Context) -> bool:
 
 
 async def _problem(context: Context, problem: ReportedProblem) -> Check:
-    remedy, command = one_line(problem.remedy, _LONGEST), problem.command
-    if not remedy or _ITSELF in remedy:
-        remedy = _ELSE
-    if _ITSELF in command or not (command.isprintable() and await _ours(context)):
+    remedy = one_line(problem.remedy, _LONGEST) or _ELSE
+    command = problem.command
+    if problem.kind in LEAD_TO_DOCTOR or not (command.isprintable() and await _ours(context)):
         command = ""
     return wrong(one_line(problem.text, _LONGEST), remedy, command or context.agent_log)
 

@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent.core.advice import UNREADABLE, advice, device_paths, plain_reason
 from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.kinds import Problem
+from npu_agent.core.problems.cards import nodes_of
+from npu_agent.core.state import Invocation
 from npu_agent.files import SIMULATION, content
 from npu_agent.kubelet.pods import CGROUPS
 from npu_agent.people.cards import read_once
@@ -28,9 +30,10 @@ from npu_agent.people.doctor.check import (
 )
 from npu_agent.text import listed
 from npu_agent.threads import within
+from npu_agent.wording import ENGLISH, commands
 
 _PASSED_THROUGH = "vfio"
-_DRIVER_LOG = "dmesg | tail -n 50"
+_DRIVER_LOG = commands.DMESG
 
 
 async def lines(context: Context) -> Lines:
@@ -66,7 +69,7 @@ async def _mounted(context: Context, below: str) -> Check:
     )
 
 
-async def usable(context: Context, path: Path, remedy: str, *, write: bool = False) -> Check:
+async def usable(context: Context, path: Path, advice: str, *, write: bool = False) -> Check:
     """Whether this process may read a directory, or write to it.
 
     Raises:
@@ -78,7 +81,7 @@ async def usable(context: Context, path: Path, remedy: str, *, write: bool = Fal
         return ok(f"{path} can be {'written' if write else 'read'}")
     if owner and context.uid and not context.in_pod:
         raise Unknown(f"{path} ({owner}) {fault} by uid {context.uid}", SUDO)
-    return wrong(f"{path} {f'({owner}) ' if owner else ''}{fault}", remedy, command)
+    return wrong(f"{path} {f'({owner}) ' if owner else ''}{fault}", advice, command)
 
 
 def look(path: Path, *, write: bool) -> tuple[str, str]:
@@ -191,15 +194,20 @@ async def _cards(context: Context) -> Check:
 async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
     """A card that lacks device nodes, or that one read shows to be unhealthy."""
     if unjudged and state.health.state is HealthState.UNHEALTHY:
-        advised = advice(state.health.cause)
-        return wrong(f"unhealthy: {plain_reason(state.health)}", advised.remedy, advised.command)
+        problem = Problem(
+            "CardUnhealthy",
+            facts={"nodes": nodes_of([state])},
+            cause=state.health.cause,
+        )
+        command = commands.first(problem, Invocation(), context.node_name)
+        return wrong(f"unhealthy: {ENGLISH.reason(state.health)}", ENGLISH.remedy(problem), command)
     bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
     if not bad:
         return None
     return wrong(
         listed(bad, 3),
         "reload the driver, which makes the nodes with udev; in a container, mount the host's /dev",
-        f"ls -l {device_paths((state.card,))}",
+        f"ls -l {commands.device_paths(nodes_of([state]))}",
     )
 
 
@@ -217,7 +225,8 @@ def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
 
 def _odd(odd: SkippedDevice) -> Check:
     if odd.unread:
-        return wrong(f"{odd.entry}: {odd.reason}", UNREADABLE, _DRIVER_LOG)
+        advice = ENGLISH.remedy(Problem("EntryUnreadable"))
+        return wrong(f"{odd.entry}: {odd.reason}", advice, _DRIVER_LOG)
     return note(
         f"{odd.entry} is not served: {odd.reason}",
         "" if odd.sample_of else "install a newer npu-agent if the card is newer",

@@ -15,6 +15,7 @@ from npu_agent.core.hardware import (
     Cause,
     CoreRange,
     CoreReading,
+    Health,
     HealthState,
     Reading,
     Sensor,
@@ -23,6 +24,7 @@ from npu_agent.core.hardware import (
     Snapshot,
 )
 from npu_agent.core.health import Policy
+from npu_agent.core.kinds import NamedCard
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.offer import advertise, device_id
 from npu_agent.core.problems import unready
@@ -37,7 +39,7 @@ from npu_agent.core.state import (
     SessionStatus,
     SlicesState,
 )
-from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
+from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends, step
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
@@ -47,6 +49,7 @@ from npu_agent.outputs.web.pages import Pages, pages
 from npu_agent.outputs.web.readers import Readers
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates
+from npu_agent.wording import ENGLISH
 from tests.outputs.deviceplugin.helpers import resources
 from tests.outputs.deviceplugin.helpers import state as card
 from tests.outputs.helpers import DRIVER, RESOURCE, claim, holdings
@@ -169,7 +172,7 @@ class Scene:
         return Snapshot(cards=self.cards, skipped=self.skipped, complete=self.complete)
 
     def unready(self) -> tuple[str, ...]:
-        return unready(self.state())
+        return tuple(map(ENGLISH.unready, unready(self.state())))
 
     def trends(self) -> Trends:
         policy = Policy(max_temperature=self.max_temperature)
@@ -274,21 +277,30 @@ def a_day(cards: Sequence[CardState]) -> Timeline:
     """What went before half past three."""
     now, found = time.monotonic(), Timeline()
     gone = card("rngd", 8, uuid="GONE", id_="GONE", serial="RNGD0836FH505KREO")
-    entries: list[tuple[float, Subject, Tone, str]] = [
-        (85_000, "agent", "plain", "npu-agent 1.2.3 started"),
-        (61_000, "resource", "warn", "the kubelet dropped beta.furiosa.ai/npu: its stream ended"),
-        *((50_000 - 120 * at, "card", "bad", "npu8 became unhealthy") for at in range(9)),
-        (40_100, "assignments", "plain", "playground/notebook-anna was given npu7"),
-        (30_000, "config", "good", "a new config is applied"),
-        (21_000, "card", "bad", "npu8 is gone"),
-        (5_400, "config", "bad", "the config file was refused: config.yaml:14:3: unknown key"),
-        (754, "card", "bad", "npu2 became unhealthy: the driver reports the card dead"),
-        (300, "errors", "warn", "npu2 counts new errors: pcie_post_error"),
-        (41, "card", "bad", "npu5 became unhealthy: it is too hot (97.4 °C, above 95 °C)"),
+    npu2, npu5, npu7, npu8 = (NamedCard(f"U{index}", f"npu{index}") for index in (2, 5, 7, 8))
+    died = Health(
+        state=HealthState.UNHEALTHY, reason="device_state says 0", since=0.0, cause=Cause.DEAD
+    )
+    hot = replace(died, reason="97.4 °C, above 95 °C", cause=Cause.HOT)
+    lost = TimelineEntry("NPUUnhealthy", (npu8,), facts={"why": died}, subject="card")
+    dropped = {"service": "beta.furiosa.ai/npu", "reason": "its stream ended"}
+    given = {"pod": "playground/notebook-anna"}
+    refused = {"error": "config.yaml:14:3: unknown key"}
+    errors = {"detail": "pcie_post_error"}
+    entries: list[tuple[float, TimelineEntry]] = [
+        (85_000, TimelineEntry("AgentStarted", facts={"version": "1.2.3"}, subject="agent")),
+        (61_000, TimelineEntry("RegistrationLost", facts=dropped, subject="resource")),
+        *((50_000 - 120 * at, lost) for at in range(9)),
+        (40_100, TimelineEntry("NPUGiven", (npu7,), facts=given, subject="assignments")),
+        (30_000, TimelineEntry("ConfigApplied", subject="config")),
+        (21_000, TimelineEntry("NPURemoved", (npu8,), subject="card")),
+        (5_400, TimelineEntry("ConfigRejected", facts=refused, subject="config")),
+        (754, TimelineEntry("NPUUnhealthy", (npu2,), facts={"why": died}, subject="card")),
+        (300, TimelineEntry("NPUErrorsRising", (npu2,), facts=errors, subject="errors")),
+        (41, TimelineEntry("NPUUnhealthy", (npu5,), facts={"why": hot}, subject="card")),
     ]
-    for ago, subject, tone, text in entries:
-        one = TimelineEntry(subject=subject, tone=tone, text=text)
-        found = found.noted([one], now - ago)
+    for ago, entry in entries:
+        found = found.noted([entry], now - ago)
     return found.left([gone], cards, now - 21_000)
 
 
@@ -415,6 +427,6 @@ def hostile(bad: str) -> Scene:
         node=bad,
     )
     scene.config = replace(scene.config, error=bad, waiting=(bad,))
-    happened = [TimelineEntry(subject="config", tone="bad", text=bad)]
+    happened = [TimelineEntry("ConfigRejected", facts={"error": bad}, subject="config")]
     scene.timeline = Timeline().noted(happened, time.monotonic()).left([one], [], time.monotonic())
     return scene

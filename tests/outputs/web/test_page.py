@@ -13,23 +13,14 @@ import pytest
 from jinja2 import nodes
 from jinja2.ext import extract_from_ast
 
-from npu_agent.core.advice import ADVICE, TRENDS
 from npu_agent.core.hardware import CoreRange, CoreReading, SkippedDevice
-from npu_agent.core.problems import problems
 from npu_agent.core.state import AgentState, ConditionState, LabelState, SessionPhase, SlicesState
 from npu_agent.core.timeline import Timeline
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.page import environment, page, runbook
 from npu_agent.outputs.web.view import MOST, bounds, curve
-from npu_agent.outputs.web.words import (
-    LANGUAGES,
-    NBSP,
-    SENTENCES,
-    WORDS,
-    in_language,
-    span,
-    translate_clauses,
-)
+from npu_agent.outputs.web.words import NBSP, WORDS, span
+from npu_agent.wording import LANGUAGES
 from tests.golden import golden
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import claim
@@ -308,41 +299,20 @@ def parsed(name: str) -> nodes.Template:
 
 
 @pytest.mark.parametrize("language", ["ko", "ja"])
-def test_headlines_and_remedies_are_in_the_readers_language(language: str) -> None:
-    """What stands between backticks or in parentheses is quoted."""
-    english = {text for cause in ADVICE.values() for text in (cause.remedy, cause.means)}
-    english |= {text for trend in TRENDS.values() for text in (trend.remedy, f"a {trend.begins}")}
-    for scene in SCENES.values():
-        state = scene()
-        english |= {text for note in problems(state) for text in (note.short, note.remedy)}
-    with in_language(language):
-        translated = [
-            re.sub(r"`.*?`|\(.*?\)", "", translate_clauses(text)) for text in sorted(english)
-        ]
-    assert len(translated) > 40
-    assert [text for text in translated if re.search(r"([a-z]{2,} ){2}[a-z]{2,}", text)] == []
-
-
-def test_a_problem_keeps_the_reason_that_it_quotes() -> None:
-    english = "npu2 is unhealthy: it does not answer (no answer; in use by \0x); in use by a/b"
-    with in_language("ko"):
-        assert translate_clauses(english) == (
-            "npu2 비정상: 응답하지 않습니다 (no answer; in use by x); 사용 중: a/b"
-        )
-    assert translate_clauses(english) == english
-
-
-@pytest.mark.parametrize("english", SENTENCES)
-def test_no_translation_is_hidden_by_one_of_a_part_of_its_clause(english: str) -> None:
-    values = ("npu0", "npu1", "npu2")
-    with in_language("ko"):
-        assert translate_clauses(english.format(*values)) == SENTENCES[english][0].format(*values)
+def test_the_words_of_problems_and_of_the_timeline_are_in_the_readers_language(
+    language: str,
+) -> None:
+    words = Document(page(night().state(), night().history.of, language)).text
+    problem, entry = {
+        "ko": ("드라이버가 카드의 장애를 알립니다", "npu7이(가) 할당되었습니다"),
+        "ja": ("ドライバーがカードの故障を示しています", "npu7が割り当てられました"),
+    }[language]
+    assert words.count(problem) > 3, "in the list of problems, on the card, in the timeline"
+    assert entry in words
+    assert not re.findall("reports the card dead|in use by|became unhealthy| more", words)
 
 
 def test_translations_put_in_the_same_values() -> None:
-    for english, others in SENTENCES.items():
-        values = sorted(re.findall(r"\{\d*\}", english))
-        assert all(sorted(re.findall(r"\{\d*\}", other)) == values for other in others), english
     for english, others in WORDS.items():
         values = sorted(re.findall(r"\{\d*\}", english))
         for other in others:

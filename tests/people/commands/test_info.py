@@ -240,7 +240,7 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
     assert [(row["health"], row["warnings"]) for row in rows] == [
         ("unhealthy", []),
         ("unhealthy", []),  # as it was read here
-        ("healthy", ["is flapping: 6 changes"]),
+        ("healthy", ["npu2 is flapping: 6 changes"]),
     ]
     assert rows[0]["health_reason"] == "?[2J/dev/npu0pe0 missing"
     assert await page.status(pages, 10.0) is None, "no process listens there now"
@@ -254,7 +254,7 @@ def test_the_slow_card_among_its_siblings(
     assert main(["--host-root", str(root), "info", "-o", "wide", "--no-headers"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "RNGD" in line]
     assert ["300 W" in row for row in rows] == [True] * 4
-    slow = "healthy, but is slow: 1700 MHz, its siblings 2000;"
+    slow = "healthy; npu1 is slow: 1700 MHz, its siblings 2000;"
     assert [slow in row for row in rows] == [False, True, False, False]
     assert "225 of 300 W" in rows[1]
     assert main(["--host-root", str(root), "info", "-o", "json"]) == 0

@@ -42,7 +42,7 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() ->
     table = view.cards_table(seen, wide=True)
     head, row = rows(table)
     assert "PCI-BDF | PCI-DEV | Health | Load | Memory | Cores | Limit | Throttled | Errors" in head
-    assert "healthy, but is hot: above 90 °C | 30% | 1.0/16 GiB | " in row
+    assert "healthy; npu0 is hot: above 90 °C | 30% | 1.0/16 GiB | " in row
     assert " | - | - | axi_post_error 3 | " in row
     (found,) = view.cards_as_json(seen)
     assert found["health"] == "healthy", "the key is a contract"

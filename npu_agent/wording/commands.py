@@ -1,0 +1,124 @@
+"""The commands for a problem, as its reader can type them. The same in each language. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, takewhile
+
+from npu_agent.core.hardware import Cause
+from npu_agent.core.kinds import TRAITS, Kind, Problem
+from npu_agent.core.state import Invocation
+from npu_agent.text import NAMED
+
+Command = str | tuple[str, ...]
+"""A line for a shell, or the words that follow `npu-agent`. Fields are as in `_values`."""
+
+DMESG = "dmesg | tail -n 50"
+KUBELET = "systemctl status kubelet"
+_INFO = ("info",)
+_DOCTOR = ("doctor",)
+
+CAUSES: Mapping[Cause, Command] = {
+    Cause.NODES: "ls -l {nodes}",
+    Cause.HOT: _INFO,
+}
+"""For unhealthy cards; of another cause `DMESG`."""
+
+KINDS: Mapping[Kind, Command] = {
+    "AllCardsUnhealthy": "kubectl cordon {node}",
+    "CardFlapping": "kubectl npu cordon {node} {card} --reason flapping",
+    "CardHot": _INFO,
+    "CardVeryHot": "fuser -v {nodes}",
+    "ReadingsStale": DMESG,
+    "ErrorsRising": DMESG,
+    "LinkSlow": "lspci -vv",
+    "CardSlow": _INFO,
+    "SameUUID": ("info", "-o", "wide"),
+    "CardMissing": "lspci{slot}",
+    "DeviceMissing": "{delete}",
+    "CardReplaced": "{delete}",
+    "EarlierCardMissing": "lspci",
+    "FewerCardsThanExpected": "lspci",
+    "EntryUnreadable": DMESG,
+    "ResourceNotRegistered": KUBELET,
+    "DRANotRegistered": KUBELET,
+    "ConfigRefused": ("config", "check", "{file}"),
+    "CardCordoned": "kubectl npu uncordon {node} {card}",
+    "CordonedCardUnhealthy": "kubectl npu uncordon {node} {card}",
+    "LoadWithoutPod": "fuser -v {nodes}",
+}
+HELD: Mapping[Kind, Command] = {"CardVeryHot": "{delete}"}
+"""The first command where Pods hold the cards."""
+LAST = ("CardUnhealthy", "CardMissing")
+"""Kinds that may end with deleted Pods."""
+
+
+def first(problem: Problem, invocation: Invocation, node: str | None) -> str:
+    """Returns what to type first, at a desk or on the node.
+
+    Empty where there is nothing, or where the Node or file that it needs is not known.
+    """
+    # An API server that is away: what helps with the first thing that waits for it.
+    kind = problem.parts[0].kind if problem.kind == "APIServerAway" else problem.kind
+    command = _DOCTOR if TRAITS[kind].doctor else KINDS.get(kind, "")
+    if kind == "CardUnhealthy":
+        command = CAUSES.get(problem.cause or Cause.DEAD, DMESG)
+    if problem.pods:
+        command = HELD.get(kind, command)
+    values = _values(problem, invocation, node)
+    try:
+        if isinstance(command, tuple):
+            return invocation.command(*(word.format_map(values) for word in command))
+        return command.format_map(values)
+    except KeyError:
+        return ""
+
+
+def last(problem: Problem) -> str:
+    """Returns the command that deletes its Pods; empty where there are none, or that is no help."""
+    return _delete(problem.pods) if problem.kind in LAST else ""
+
+
+def _values(problem: Problem, invocation: Invocation, node: str | None) -> dict[str, str]:
+    """The words that the fields stand for; without those that are not known."""
+    pci = problem.facts.get("pci")
+    nodes = problem.facts.get("nodes", ())
+    assert isinstance(nodes, tuple)  # noqa: S101 (as the rules have it)
+    known = {
+        "card": shlex.quote(problem.cards[0].name) if problem.cards else None,
+        "node": node and shlex.quote(node),
+        "file": invocation.config_file or None,  # `Invocation.command` quotes it
+        "nodes": device_paths(nodes[:NAMED]),
+        "delete": _delete(problem.pods),
+        "slot": f" -s {shlex.quote(str(pci))}" if pci else "",
+    }
+    # No command is better than one with a gap.
+    return {name: words for name, words in known.items() if words is not None}
+
+
+def _delete(pods: Sequence[str]) -> str:
+    """The command that deletes Pods, ``namespace/pod``."""
+    names = sorted(tuple(pod.split("/", 1)) for pod in pods)
+    return " && ".join(
+        shlex.join(["kubectl", "delete", "pod", "-n", namespace, *(name for _, name in own)])
+        for namespace, own in groupby(names, lambda pod: pod[0])
+    )
+
+
+def device_paths(cards: Iterable[Sequence[str]]) -> str:
+    """Shell words that stand for the device nodes of these cards, and of no others.
+
+    Also those that are missing: ``/dev/npu2 /dev/npu2[_a-z]*``.
+    """
+    return " ".join(path for nodes in cards for path in _paths(nodes))
+
+
+def _paths(nodes: Sequence[str]) -> list[str]:
+    # What comes first and last has in common what all have.
+    pairs = zip(min(nodes), max(nodes), strict=False)
+    stem = "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if not stem[-1:].isdigit():
+        return [shlex.quote(f"/dev/{node}") for node in nodes]
+    # A letter ends the number: npu2 must not stand for npu20.
+    return [f"/dev/{stem}"] * (stem in nodes) + [f"/dev/{stem}[_a-z]*"]
