@@ -15,8 +15,9 @@ from pathlib import Path
 
 from npu_agent import __version__
 from npu_agent.core.hardware import CardState, Cause, Snapshot
+from npu_agent.core.problems.cards import named
 from npu_agent.core.state import LabelState
-from npu_agent.core.timeline import Subject, Timeline, TimelineEntry, Tone
+from npu_agent.core.timeline import Timeline, TimelineEntry
 from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.history import History
@@ -32,6 +33,10 @@ _UP = 266_000
 """Seconds that most cards have been well."""
 _HOT = 43
 """The card of the picture with many that is 24 °C hotter than its load would make it."""
+
+_VERSION = {"version": __version__}
+_SERVICE = {"service": "beta.furiosa.ai/npu", "reason": "its stream ended"}
+_POD = {"pod": "inference/llama-decode-0"}
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,14 @@ def few() -> Scene:
         cards=tuple(cards),
         holdings=Holdings(asked_at=1.0, assignments=(held_by,)),
         timeline=_timeline(
-            (71_000, "agent", "plain", f"npu-agent {__version__} started"),
-            (70_999, "resource", "good", "the kubelet registered beta.furiosa.ai/npu"),
-            (70_997, "labels", "good", "the Node's labels were applied"),
-            (
-                52_000,
-                "resource",
-                "warn",
-                "the kubelet dropped beta.furiosa.ai/npu: its stream ended",
-            ),
-            (51_998, "resource", "good", "the kubelet registered beta.furiosa.ai/npu again"),
-            (30_300, "config", "good", "a new config is applied"),
-            (7_100, "assignments", "plain", "inference/llama-decode-0 was given npu0"),
-            (604, "card", "bad", "npu1 became unhealthy: the driver reports the card dead"),
+            (71_000, TimelineEntry("AgentStarted", facts=_VERSION, subject="agent")),
+            (70_999, TimelineEntry("Registered", facts=_SERVICE, subject="resource")),
+            (70_997, TimelineEntry("LabelsApplied", subject="labels")),
+            (52_000, TimelineEntry("RegistrationLost", facts=_SERVICE, subject="resource")),
+            (51_998, TimelineEntry("RegisteredAgain", facts=_SERVICE, subject="resource")),
+            (30_300, TimelineEntry("ConfigApplied", subject="config")),
+            (7_100, TimelineEntry("NPUGiven", named(cards[:1]), facts=_POD, subject="assignments")),
+            (604, _died(cards[1])),
         ),
     )
 
@@ -89,18 +89,21 @@ def many() -> Scene:
         cards=tuple(cards),
         holdings=Holdings(asked_at=1.0, assignments=held_by),
         timeline=_timeline(
-            (71_000, "agent", "plain", f"npu-agent {__version__} started"),
-            (604, "card", "bad", "npu18 became unhealthy: the driver reports the card dead"),
+            (71_000, TimelineEntry("AgentStarted", facts=_VERSION, subject="agent")),
+            (604, _died(cards[18])),
         ),
     )
 
 
-def _timeline(*happened: tuple[float, Subject, Tone, str]) -> Timeline:
+def _died(card: CardState) -> TimelineEntry:
+    return TimelineEntry("NPUUnhealthy", named([card]), facts={"why": card.health}, subject="card")
+
+
+def _timeline(*happened: tuple[float, TimelineEntry]) -> Timeline:
     """Each with how many seconds ago it was."""
     found = Timeline()
-    for ago, subject, tone, text in happened:
-        one = TimelineEntry(subject=subject, tone=tone, text=text)
-        found = found.noted([one], time.monotonic() - ago)
+    for ago, entry in happened:
+        found = found.noted([entry], time.monotonic() - ago)
     return found
 
 

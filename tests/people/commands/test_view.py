@@ -46,7 +46,7 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() ->
     assert " | - | - | axi_post_error 3 | " in row
     (found,) = view.cards_as_json(seen)
     assert found["health"] == "healthy", "the key is a contract"
-    assert found["warnings"] == ["is hot: above 90 °C"]
+    assert found["warnings"] == ["npu0 is hot: above 90 °C"]
     assert (found["load"], found["memory"]) == (30.5, {"used": 2**30, "total": 2**34})
     assert found["errors"] == {"axi_post_error": 3, "device_error": 0}
 
