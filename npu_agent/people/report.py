@@ -56,6 +56,12 @@ class ReportedCard(msgspec.Struct, frozen=True):
     reading: ReportedReading | None = None
 
 
+class ReportedResource(msgspec.Struct, frozen=True):
+    """A resource of the device plugin that the agent serves."""
+
+    resource: str
+
+
 class ReportedProblem(msgspec.Struct, frozen=True):
     """A problem and its remedy."""
 
@@ -82,5 +88,12 @@ class Report(msgspec.Struct, frozen=True):
     unready: tuple[str, ...] = ()
     problems: tuple[ReportedProblem, ...] = ()
     notes: tuple[ReportedProblem, ...] = ()
+    resources: tuple[ReportedResource, ...] = ()
     first_ids: dict[str, str] = {}
     """By name in lower case, the ID of the card that it meant first."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of resources that are cards of its Node: those served, and those in use."""
+        held = (holder.resource for card in self.cards for holder in card.holders)
+        return frozenset((*held, *(resource.resource for resource in self.resources)))

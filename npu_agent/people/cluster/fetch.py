@@ -10,6 +10,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -127,9 +128,12 @@ async def fetch(
 
 
 async def _all(
-    api: Api, kind: str, namespace: str, query: dict[str, str]
+    api: Api, kind: str, namespace: str, query: dict[str, str], *, again: bool = False
 ) -> tuple[tuple[Object, ...], list[str]]:
-    """A list, page by page; apart, the objects with a field that is odd, and what is wrong."""
+    """A list, page by page; apart, the objects with a field that is odd, and what is wrong.
+
+    One that expires between two pages is read `again` once.
+    """
     items: list[Object] = []
     odd: list[str] = []
     pause = Backoff(longest=8.0)
@@ -146,10 +150,13 @@ async def _all(
         try:
             page = await api.ask(request, deadline=_DEADLINE)
         except ApiError as error:
-            if error.kind is not ErrorKind.TOO_MANY:
-                raise
-            await asyncio.sleep(pause.next(error.retry_after))
-            continue
+            if error.kind is ErrorKind.TOO_MANY:
+                await asyncio.sleep(pause.next(error.retry_after))
+                continue
+            # The server keeps what it listed for five minutes, or less if it has much to do.
+            if error.status == HTTPStatus.GONE and following and not again:
+                return await _all(api, kind, namespace, query, again=True)
+            raise
         for item in page.items or ():
             try:
                 items.append(decode(item, KINDS[kind]))
@@ -230,13 +237,13 @@ async def status_of(api: Api, node: str) -> dict[str, Any]:
 async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
     """The first page that can be read, by the API server's proxy; else the first error.
 
-    The proxy takes the first port of a Pod, which is that of the pages.
+    Without a port the proxy takes the first one of the Pod, which may be another container's.
     """
     errors: list[ApiError] = []
     page = Request("get", "Pod", dict[str, Any], subresource="proxy/status.json")
     for pod in pods:
         for scheme in ("", "https:"):
-            name = f"{scheme}{pod.name}:"
+            name = f"{scheme}{pod.name}:{pod.pages_port or ''}"
             try:
                 request = replace(page, namespace=pod.namespace, name=name)
                 return await api.ask(request, deadline=_PAGE)
@@ -246,7 +253,8 @@ async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
                 raise ApiError(
                     f"the agent's page of Pod {pod.key} wants a token (401), which the API "
                     "server's proxy does not pass on",
-                    f"run `kubectl -n {pod.namespace} port-forward {pod.name} 9100`, and get "
+                    f"run `kubectl -n {pod.namespace} port-forward {pod.name} "
+                    f"{pod.pages_port or 9100}`, and get "
                     "/status.json with your token",
                     kind=ErrorKind.UNAUTHORIZED,
                 )

@@ -24,8 +24,9 @@ from npu_agent.kube.objects import (
     Struct,
 )
 
-AGENT = "app.kubernetes.io/name=npu-agent"
-"""Selects what the agent's manifests label; anyone may label a Pod so: see `DaemonSet.runs`."""
+AGENT = "app.kubernetes.io/part-of=npu-agent,app.kubernetes.io/component=node-agent"
+"""Selects what the agent's manifests label, whatever name a release of the chart has; anyone may
+label a Pod so: see `DaemonSet.runs`."""
 
 _BINARY = {f"{letter}i": 2 ** (10 * at) for at, letter in enumerate("KMGTPE", 1)}
 _DECIMAL = {letter: 1000**at for at, letter in enumerate("kMGTPE", 1)}
@@ -44,11 +45,19 @@ class Resources(msgspec.Struct, frozen=True):
     limits: dict[str, str] = {}
 
 
+class ContainerPort(Struct, frozen=True):
+    """A port that a container names."""
+
+    container_port: int
+    name: str = ""
+
+
 class Container(Struct, frozen=True):
     """A container; an init container with restartPolicy Always is a sidecar."""
 
     name: str
     image: str = ""
+    ports: tuple[ContainerPort, ...] = ()
     resources: Resources = Resources()
     restart_policy: str = ""
 
@@ -133,6 +142,18 @@ class Pod(Object, frozen=True):
             return "a static Pod of the node"
         daemon = any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
         return "a Pod of a DaemonSet" if daemon else ""
+
+    @property
+    def agent_container(self) -> Container | None:
+        """The agent's own container, as its manifests call it; a mesh may put others before it."""
+        containers = {container.name: container for container in self.spec.containers}
+        return containers.get("npu-agent")
+
+    @property
+    def pages_port(self) -> int | None:
+        """The port of an agent's pages; None: no container names it."""
+        ports = self.agent_container.ports if self.agent_container else ()
+        return next((port.container_port for port in ports if port.name == "metrics"), None)
 
     @property
     def claims(self) -> tuple[str, ...]:

@@ -38,6 +38,19 @@ class Words:
         domain = name.partition("/")[0]
         return domain == self.domain or domain.endswith(f".{self.domain}")
 
+    def may_be_resource(self, name: str) -> bool:
+        """Whether only the agent's page says what this extended resource is.
+
+        A config can give a resource a name of any domain.
+        """
+        domain, slash, _ = name.partition("/")
+        is_kubernetes = f".{domain}".endswith(".kubernetes.io")
+        return bool(slash) and not is_kubernetes and not self.is_resource(name)
+
+    def others_of(self, page: Report | None) -> frozenset[str]:
+        """The resources of an agent that have names of other domains."""
+        return frozenset(filter(self.may_be_resource, page.names if page else ()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
@@ -145,7 +158,7 @@ def devices(cluster: Cluster) -> list[PublishedDevice]:
 def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -> list[NodeRow]:
     """The Nodes that have cards, or the agent; who holds what must have been read.
 
-    The page of a Node's agent counts its cards where the objects do not tell.
+    The page of a Node's agent counts its cards where the objects do not tell: see `to_ask`.
     """
     running = agents(cluster)
     pools: dict[str, list[PublishedDevice]] = defaultdict(list)
@@ -160,8 +173,12 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
         sums = _Sums()
         _add_slices(sums, pools[node.name], held[node.name])
         complete = _add_resources(sums, node, asked[node.name], words)
-        if not complete and pages and (page := pages.found.get(node.name)):
-            sums, complete = _from_page(page, sums), True
+        page = pages.found.get(node.name) if pages else None
+        if page and (not complete or words.others_of(page)):
+            sums = _from_page(page, sums)
+            complete = True
+        elif not page and not sums.apis and node.name in running:
+            complete = not any(map(words.may_be_resource, node.status.capacity))
         if sums.apis or node.name in running:
             pods = running[node.name]
             hide = not readable or not complete
@@ -205,6 +222,15 @@ def free_resource(cluster: Cluster, node: Node, words: Words) -> str | None:
     return "" if any(part.device.attribute("type") == "card" for part in open_) else None
 
 
+def to_ask(cluster: Cluster, words: Words) -> set[str]:
+    """The Nodes whose agent has to be asked which resources are its cards."""
+    offers = [(node.name, node.status.capacity) for node in cluster.nodes]
+    uses = [(pod.spec.node_name, requests(pod)) for pod in cluster.pods]
+    return {
+        node for node, resources in (*offers, *uses) if any(map(words.may_be_resource, resources))
+    }
+
+
 def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
     published = {
@@ -238,7 +264,9 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
                     family=device.card.family,
                 )
             )
-        rows += _by_plugin(pod, words, page)
+        every = [page] if page else [] if pod.spec.node_name else [*pages.found.values()]
+        others = frozenset[str]().union(*map(words.others_of, every))
+        rows += _by_plugin(pod, words, page, others)
     return rows
 
 
@@ -295,15 +323,18 @@ def number(text: str) -> int:
         return 0
 
 
-def _plugin_requests(pod: Pod, words: Words) -> dict[str, int]:
-    """The devices that a Pod has of each device plugin resource, without those of a claim."""
+def _plugin_requests(pod: Pod, words: Words, others: Collection[str] = ()) -> dict[str, int]:
+    """The devices that a Pod has of each device plugin resource, without those of a claim.
+
+    `others` are resources of other domains that are cards, too.
+    """
     extended = pod.status.extended_resource_claim_status
     mappings = extended.request_mappings if extended else ()
     claimed = {mapping.get("resourceName") for mapping in mappings}
     return {
         name: count
         for name, count in requests(pod).items()
-        if words.is_resource(name) and name not in claimed
+        if (words.is_resource(name) or name in others) and name not in claimed
     }
 
 
@@ -368,6 +399,8 @@ def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:
 def _from_page(page: Report, others: _Sums) -> _Sums:
     """All cards of a Node, as its agent has them; how they are cut is not on the page."""
     sums = _Sums(widest=-1, driver=others.driver, apis=others.apis)
+    if page.resources and "device-plugin" not in sums.apis:
+        sums.apis.append("device-plugin")
     for card in page.cards:
         every = frozenset(range(card.core_count))
         used = frozenset[int]().union(*(_cores(holder.cores) or every for holder in card.holders))
@@ -399,14 +432,16 @@ def _label(node: Node, name: str, words: Words) -> str | None:
 
 def _version(pod: Pod) -> str:
     """The tag of the agent's image; whether it is ready."""
-    image = pod.spec.containers[0].image if pod.spec.containers else ""
+    image = pod.agent_container.image if pod.agent_container else ""
     _, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     ready = condition(pod.status.conditions, "Ready")
     return (tag or "latest") + ("" if ready and ready.status == "True" else " (not ready)")
 
 
-def _by_plugin(pod: Pod, words: Words, page: Report | None) -> Iterator[Holding]:
-    wanted = _plugin_requests(pod, words)
+def _by_plugin(
+    pod: Pod, words: Words, page: Report | None, others: Collection[str]
+) -> Iterator[Holding]:
+    wanted = _plugin_requests(pod, words, others)
     if not pod.spec.node_name:
         if wanted or (pod.spec.resource_claims and not pod.claims):
             yield _holding(pod, ",".join(wanted) or "claim")

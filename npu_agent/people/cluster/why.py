@@ -58,7 +58,9 @@ class Explanation:
     facts: tuple[Fact, ...] = ()
 
 
-def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
+def why(
+    pod: Pod, own: Cluster, cluster: Cluster, words: Words, pages: AgentPages | None = None
+) -> Explanation:
     """Returns what the scheduler and the objects say of a Pod.
 
     Args:
@@ -66,6 +68,7 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
         own: the claims and templates of its namespace.
         cluster: the objects of all namespaces, as far as the user may read them.
         words: the vendors' names.
+        pages: of the agent on the Node of a Pod that has one.
     """
     phase = pod.status.phase
     if phase in ("Succeeded", "Failed"):
@@ -74,7 +77,7 @@ def why(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Explanation:
         return Explanation(f"Pod {pod.key} is being deleted.")
     if pod.spec.node_name:
         sentence = f"Pod {pod.key} is on Node {pod.spec.node_name}: its phase is {phase}."
-        return Explanation(sentence, facts=tuple(_devices(pod, own, cluster, words)))
+        return Explanation(sentence, facts=tuple(_devices(pod, own, cluster, words, pages)))
     said = condition(pod.status.conditions, "PodScheduled")
     sentence = f"Pod {pod.key} is {phase}."
     if said is None:
@@ -322,10 +325,12 @@ def _taint(taint: ApiTaint) -> str:
     return f"taint {taint.key}{'=' * bool(taint.value)}{taint.value}:{taint.effect}"
 
 
-def _devices(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Iterator[Fact]:
+def _devices(
+    pod: Pod, own: Cluster, cluster: Cluster, words: Words, pages: AgentPages | None
+) -> Iterator[Fact]:
     """Yields the devices of a Pod that has a Node."""
     alone = Cluster(pods=(pod,), claims=own.claims, slices=cluster.slices)
-    for row in rows.holdings(alone, words, AgentPages()):
+    for row in rows.holdings(alone, words, pages or AgentPages()):
         cores = f", cores {row.cores}" if row.cores else ""
         yield Fact(row.of, f"{row.card or 'no device'}{cores}")
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):

@@ -47,17 +47,19 @@ async def _drain(args: argparse.Namespace) -> None:
     async with api_server(args) as api:
         report = await report_of(api, name)
         card = card_of(args.npu, report.cards)
+        holding, unclear = await _holders(api, name, card, report)
         if args.dry_run:
-            holding, unclear = await _holders(api, name, card, report)
             lines = [
                 f"{pod.key} stays: it is {pod.stays}" if pod.stays else f"would evict {pod.key}"
                 for pod in holding
             ]
             print("\n".join([*lines, *unclear] or ["would evict no Pod"]))
             return
+        for reason in unclear:
+            print(reason, flush=True)
         await set_cordon(api, name, card, report.first_ids, args.reason)
         print(f"{args.npu} of Node {name} is cordoned: {args.reason}", flush=True)
-        await _empty(api, name, card.id, args)
+        await _empty(api, name, card.id, args, {*unclear})
     again = f"npu-agent uncordon {args.npu} --node {name}"
     if args.kubectl is not None:
         again = f"kubectl npu uncordon {name} {args.npu}"
@@ -107,14 +109,18 @@ def _is(card: ReportedCard, row: rows.Holding) -> bool:
     return row.card == card.name and row.family in ("", card.family)
 
 
-async def _empty(api: Api, node: str, card_id: str, args: argparse.Namespace) -> None:
+async def _empty(
+    api: Api, node: str, card_id: str, args: argparse.Namespace, said: set[str]
+) -> None:
     """Evicts the card's holders until agent and objects agree that it is free.
+
+    What was `said` is not printed again.
 
     Raises:
         ApiError: of any kind.
         CommandError: it is not within --timeout, or cannot be.
     """
-    until, said = time.monotonic() + args.timeout, set[str]()
+    until = time.monotonic() + args.timeout
     evicted: dict[str, str] = {}  # the names of Pods by UID
     while True:
         try:

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
@@ -202,11 +202,13 @@ async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     cluster = await fetch(api, "nodes", *_OF_PODS, selectors={"nodes": args.selector})
     nodes = rows.node_rows(cluster, WORDS)
     # Agents are asked for what the objects do not tell.
-    unknown = {row.node for row in nodes if row.cards is None}
+    unknown = {row.node for row in nodes if row.cards is None} | rows.to_ask(cluster, WORDS)
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
+    read = AgentPages()
     if running:
-        nodes = rows.node_rows(cluster, WORDS, await pages(api, running))
-    notes = [*_refusals(cluster.refused), *cluster.unread]
+        read = await pages(api, running)
+        nodes = rows.node_rows(cluster, WORDS, read)
+    notes = [*_refusals(cluster.refused), *cluster.unread, *_unread_pages(read)]
     return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
 
 
@@ -222,7 +224,9 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         missing = f"there is no Pod {name} in namespace {space}"
         owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
         raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
-    answer = why(named.pods[0], own, cluster, WORDS)
+    on = named.pods[0].spec.node_name
+    read = await pages(api, {node: pods for node, pods in agents(cluster).items() if node == on})
+    answer = why(named.pods[0], own, cluster, WORDS, read)
     unread = dict.fromkeys((*own.unread, *cluster.unread))
     notes = [*_refusals({**own.refused, **cluster.refused}), *unread]
     if view.is_data(args):
@@ -238,22 +242,29 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}),
     )
     held = rows.holdings(cluster, WORDS, AgentPages())
-    nodes = {row.node for row in held if row.node}
     running = agents(of_agents)
+    nodes = {row.node for row in held if row.node} | rows.to_ask(cluster, WORDS)
+    if "" in nodes:  # a Pod that waits for what may be an NPU: an agent whose Node has it knows
+        nodes |= rows.to_ask(await fetch(api, "nodes"), WORDS)
     read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
     held = rows.holdings(cluster, WORDS, read)
     notes = [
         *_refusals(cluster.refused),
         *cluster.unread,
-        *([f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"] if read.refused else ()),
+        *_unread_pages(read),
     ]
-    if read.failed:
-        node, why = min(read.failed.items())
-        notes.append(f"{len(read.failed)} pages of agents were not read; of Node {node}: {why}")
     none = _none("no Pod holds an NPU, or waits for one", notes)
     if args.command == "top":
         return _shown(args, rows.by_idleness(held), _TOP, none), notes
     return _shown(args, held, _PODS, none), notes
+
+
+def _unread_pages(read: AgentPages) -> Iterator[str]:
+    if read.refused:
+        yield f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"
+    if read.failed:
+        node, why = min(read.failed.items())
+        yield f"{len(read.failed)} pages of agents were not read; of Node {node}: {why}"
 
 
 def _none(words: str, notes: Sequence[str]) -> str:

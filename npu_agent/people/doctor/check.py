@@ -132,7 +132,7 @@ class Context:
     @property
     def agent_log(self) -> str:
         return (
-            f"kubectl -n {self.namespace} logs -l app.kubernetes.io/name=npu-agent "
+            f"kubectl -n {self.namespace} logs -l app.kubernetes.io/part-of=npu-agent "
             "--prefix --tail=50"
         )
 

@@ -13,7 +13,11 @@ from npu_agent.typedjson import convert
 DRIVER = "npu.furiosa.ai"
 NPU = "beta.furiosa.ai/npu"
 SPACE = "ml"
-AGENT = {"app.kubernetes.io/name": "npu-agent"}
+AGENT = {
+    "app.kubernetes.io/name": "npu-blue",  # a release's own, by nameOverride
+    "app.kubernetes.io/part-of": "npu-agent",
+    "app.kubernetes.io/component": "node-agent",
+}
 READY = {"conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready")]}
 WORDS = Words(drivers=(DRIVER,), domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
 Json = dict[str, Any]
@@ -88,7 +92,10 @@ DAEMON_SET = thing(
 
 def agent(name: str, on: str) -> Json:
     """A Pod of the agent's DaemonSet."""
-    image = [{"name": "npu-agent", "image": "reg:5000/npu-agent:1.0"}]
+    # A mesh puts its own container before the agent's.
+    mesh = {"name": "proxy", "image": "mesh:2.0", "ports": [{"containerPort": 15090}]}
+    ports = [{"name": "probes", "containerPort": 9101}, {"name": "metrics", "containerPort": 9100}]
+    image = [mesh, {"name": "npu-agent", "image": "reg:5000/npu-agent:1.0", "ports": ports}]
     owner = {"kind": "DaemonSet", "uid": "uid-npu-agent", "controller": True}
     meta = {"namespace": "kube-system", "labels": AGENT, "ownerReferences": [owner]}
     account = "npu-agent"

@@ -108,7 +108,7 @@ class Cluster:
             case ["namespaces", "kube-system", "pods", name, "proxy", "status.json"]:
                 if self.replaced and self.refused:
                     self.agent = "next"
-                if name != f"{self.agent}:":
+                if name != f"{self.agent}:9100":
                     return await status(503, "error trying to reach service")(request)
                 cards = [self.card(card) for card in CARDS]
                 if self.elsewhere and self.lingers:
@@ -351,6 +351,33 @@ async def test_a_server_that_has_too_much_to_do_is_no_budget_and_chooses_the_pau
     said = capsys.readouterr().out
     assert "ml/a is not evicted: " in said
     assert "Too many requests" in said
+
+
+async def test_a_holder_that_no_object_shows_is_said_before_the_cordon(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be waited for until --timeout, with the card out of service."""
+    cluster.held = {"theirs": "npu1"}
+    cluster.elsewhere = {"theirs"}
+    with pytest.raises(CommandError, match="not free within"):
+        await cluster.run("drain", "npu1", "--timeout", "0.1")
+    first, second, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("the agent names ml/theirs, which no object shows as a Pod of Node n1")
+    assert second.startswith("npu1 of Node n1 is cordoned")
+    assert more == []
+
+
+async def test_a_pod_with_a_resource_of_another_domain_is_evicted_if_the_page_names_it(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holder = {"namespace": SPACE, "pod": "named", "resource": "example.com/npu"}
+    cluster.page = {"cards": [{**cluster.card("npu1"), "holders": [holder]}]}
+    cluster.more = [
+        pod("named", {"example.com/npu": "1"}, on=NODE),
+        pod("gpu", {"other.example/gpu": "1"}, on=NODE),
+    ]
+    await cluster.run("drain", "npu1", "--dry-run")
+    assert capsys.readouterr().out == "would evict ml/named\n"
 
 
 async def test_pods_that_no_object_shows_to_hold_an_npu_of_the_node_are_not_evicted(

@@ -85,8 +85,10 @@ class Cluster:
         if namespace:
             items = [one for one in items if one["metadata"]["namespace"] == namespace]
         if selector := request.query.get("labelSelector"):
-            key, _, value = selector.partition("=")
-            items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
+            wanted = dict(term.split("=") for term in selector.split(","))
+            items = [
+                one for one in items if wanted.items() <= one["metadata"].get("labels", {}).items()
+            ]
         # Two objects a page, so that all lists are read to their ends.
         at = int(request.query.get("continue", "0"))
         meta = {"continue": str(at + 2)} if at + 2 < len(items) else {}
@@ -279,6 +281,85 @@ async def test_a_server_that_has_nothing_is_no_empty_cluster(
         assert "n2" in await shown(*words) or words[:1] == ("node",)
 
 
+EXAMPLE = "example.com/npu"
+
+
+def renamed(cluster: Cluster) -> None:
+    """The agent of n2 serves its cards by a name of another domain, and n1 has another's GPUs."""
+    text = json.dumps(cluster.objects).replace(NPU, EXAMPLE)
+    cluster.objects = json.loads(text)
+    gpus = {"other.example/gpu": "1"}
+    cluster.objects["/api/v1/nodes"][0]["status"]["capacity"].update(gpus)
+    cluster.objects["/api/v1/pods"].append(pod("gpu", gpus, on="n1"))
+    cluster.page = {**json.loads(json.dumps(PAGE).replace(NPU, EXAMPLE)), "resources": []}
+    cluster.page["resources"].append({"resource": EXAMPLE})
+    of_dra = {**PAGE, "cards": [], "resources": []}
+    cluster.instead[f"agent-1:9100/{PROXY}"] = says(of_dra)
+
+
+async def test_resources_of_another_domain_are_known_from_the_agents_page(cluster: Cluster) -> None:
+    renamed(cluster)
+    lines = [" ".join(line.split()) for line in (await shown("nodes", "-o", "wide")).splitlines()]
+    assert lines[1:] == [
+        "n1 2 1 16 4 4 4 - 1.0 dra",
+        "n2 2 2 16 16 0 - - 1.0 device-plugin",
+    ]
+    lines = [" ".join(line.split()) for line in (await shown("pods", "-A")).splitlines()]
+    assert [line.partition(" ")[2] for line in lines[1:]] == [
+        "dra n1 npu0 4-7 - ? Running".replace("?", lines[1].split()[-2]),
+        f"p1 n2 npu1 0-7 90% {lines[2].split()[-2]} Running",
+        f"p0 n2 npu0 0-7 0% {lines[3].split()[-2]} Running",
+        "waits - - - - - Pending",
+    ]
+    assert "  example.com/npu: npu1, cores 0-7" in await shown("why", "p1", "-n", SPACE)
+
+
+async def test_what_no_page_tells_of_such_resources_is_unknown_and_never_0(
+    cluster: Cluster,
+) -> None:
+    renamed(cluster)
+    cluster.instead[PROXY] = says("gone", 503)
+    text = await shown("nodes")
+    (line,) = [line for line in text.splitlines() if line.startswith("n2")]
+    assert line.split() == ["n2", *"------", "-", "1.0"]
+    assert "! 1 pages of agents were not read; of Node n2: cannot get the proxy/status.json" in text
+    pods = cluster.objects["/api/v1/pods"]
+    cluster.objects["/api/v1/pods"] = [one for one in pods if one["metadata"]["name"] != "dra"]
+    text = await shown("pods", "-A")
+    assert text.startswith("no Pod holds an NPU, or waits for one in what could be read")
+
+
+async def test_the_agents_own_container_and_port_are_asked_behind_those_of_a_mesh(
+    cluster: Cluster,
+) -> None:
+    await shown("node", "n2")
+    (page,) = [request for request in cluster.asked if request.path.endswith(PROXY)]
+    assert "/pods/agent-2:9100/proxy/" in page.path
+
+
+async def test_a_list_that_expires_between_two_pages_is_read_again_once(cluster: Cluster) -> None:
+    expired = status(410, "The provided continue parameter is too old")
+    left = 1
+
+    async def once(request: web.Request) -> web.StreamResponse:
+        nonlocal left
+        if "continue" in request.query and left:
+            left -= 1
+            return await expired(request)
+        cluster.instead.clear()
+        try:
+            return await cluster.answer(request)
+        finally:
+            cluster.instead["/nodes"] = once
+
+    cluster.instead["/nodes"] = once
+    names = [line.split()[0] for line in (await shown("nodes")).splitlines()]
+    assert names == ["NODE", "n1", "n2"]
+    left = 2
+    with pytest.raises(ApiError, match="410 Gone"):
+        await shown("nodes")
+
+
 @pytest.mark.usefixtures("cluster")
 async def test_selectors_and_names() -> None:
     assert await shown("-l", "zone=a") == "no NPUs found"
@@ -302,7 +383,7 @@ async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None
 async def test_a_page_that_redirects_is_not_followed(cluster: Cluster) -> None:
     """It would be read with the person's rights: through kubectl's socket all is one host."""
     secrets = f"{cluster.url}/api/v1/secrets"
-    cluster.instead[f"agent-1:/{PROXY}"] = says("", 302, {"Location": secrets})
+    cluster.instead[f"agent-1:9100/{PROXY}"] = says("", 302, {"Location": secrets})
     text = await shown("pods", "-A")
     assert "dra" in text
     assert "of Node n1: cannot get the proxy/status.json of Pod " in text
