@@ -150,6 +150,10 @@ class Pod(Object, frozen=True):
         return containers.get("npu-agent")
 
     @property
+    def agent_image(self) -> str:
+        return self.agent_container.image if self.agent_container else ""
+
+    @property
     def pages_port(self) -> int | None:
         """The port of an agent's pages; None: no container names it."""
         ports = self.agent_container.ports if self.agent_container else ()

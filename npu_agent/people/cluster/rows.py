@@ -199,20 +199,23 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
     return rows
 
 
-def free_resource(cluster: Cluster, node: Node, words: Words) -> str | None:
-    """The resource by which a Pod gets a free device of this Node.
+def free_resource(
+    cluster: Cluster, node: Node, words: Words, page: Report | None = None
+) -> str | None:
+    """The resource by which a Pod gets a free device of this Node, whose agent's `page` this is.
 
     Of the device plugin's it is the one with the fewest devices, which are the widest; "": a claim
     gets a whole card; None: no device is free.
     """
     asked: Counter[str] = Counter()
+    others = words.others_of(page)
     for pod in cluster.pods:
         if pod.spec.node_name == node.name:
-            asked.update(_plugin_requests(pod, words))
+            asked.update(_plugin_requests(pod, words, others))
     free = [
         (number(text), name)
         for name, text in node.status.allocatable.items()
-        if words.is_resource(name) and number(text) > asked[name]
+        if (words.is_resource(name) or name in others) and number(text) > asked[name]
     ]
     if free:
         return min(free)[1]
@@ -432,8 +435,7 @@ def _label(node: Node, name: str, words: Words) -> str | None:
 
 def _version(pod: Pod) -> str:
     """The tag of the agent's image; whether it is ready."""
-    image = pod.agent_container.image if pod.agent_container else ""
-    _, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    _, _, tag = pod.agent_image.partition("@")[0].rpartition("/")[2].partition(":")
     ready = condition(pod.status.conditions, "Ready")
     return (tag or "latest") + ("" if ready and ready.status == "True" else " (not ready)")
 

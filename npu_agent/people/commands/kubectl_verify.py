@@ -22,7 +22,7 @@ from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kube.objects import Condition, Object, Plain, Struct
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import rows
-from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, only
+from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, only, pages
 from npu_agent.people.cluster.objects import Cluster, Pod, condition
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands import view
@@ -138,7 +138,7 @@ class Target:
             "containers": [
                 {
                     "name": "verify",
-                    "image": self.agent.spec.containers[0].image,
+                    "image": self.agent.agent_image,
                     "imagePullPolicy": "IfNotPresent",
                     "args": ["verify", "-o", "json"],
                     "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -192,8 +192,10 @@ async def _verify(args: argparse.Namespace, found: list[Finding]) -> None:
         cluster = await fetch(api, "nodes", "pods", "claims", "slices", "daemon_sets")
         for refusal in cluster.refused.values():
             raise ApiError(refusal, kind=ErrorKind.FORBIDDEN)
+        asked = rows.to_ask(cluster, WORDS)
+        running = {node: pods for node, pods in agents(cluster).items() if node in asked}
         targets = []
-        for target in plan(cluster, args):
+        for target in plan(cluster, args, await pages(api, running)):
             if isinstance(target, Finding):
                 found.append(target)
             else:
@@ -215,7 +217,9 @@ async def _verify(args: argparse.Namespace, found: list[Finding]) -> None:
     print(_shown(found, args))
 
 
-def plan(cluster: Cluster, args: argparse.Namespace) -> Iterator[Target | Finding]:
+def plan(
+    cluster: Cluster, args: argparse.Namespace, read: AgentPages
+) -> Iterator[Target | Finding]:
     """Yields the Nodes to try, and a row for each that cannot be tried.
 
     Raises:
@@ -223,16 +227,16 @@ def plan(cluster: Cluster, args: argparse.Namespace) -> Iterator[Target | Findin
     """
     nodes = {node.name: node for node in cluster.nodes}
     running = agents(cluster)
-    npus = {row.node: row for row in rows.node_rows(cluster, WORDS)}
+    npus = {row.node: row for row in rows.node_rows(cluster, WORDS, read)}
     if missing := [name for name in args.node if name not in nodes]:
         raise CommandError(f"there is no Node {one_line(missing[0])}", WRONG)
     if args.all and not npus:
         raise CommandError("no Node has NPUs, or an agent")
-    held = rows.holdings(cluster, WORDS, AgentPages())
+    held = rows.holdings(cluster, WORDS, read)
     run = secrets.token_hex(3)
     for number, name in enumerate(dict.fromkeys(args.node or npus)):
         pods = only(name, running.get(name, []))
-        resource = rows.free_resource(cluster, nodes[name], WORDS)
+        resource = rows.free_resource(cluster, nodes[name], WORDS, read.found.get(name))
         users = sorted({f"{row.namespace}/{row.pod}" for row in held if row.node == name})
         if not pods:
             yield Finding(name, None, "failed", "no agent runs there", f"kubectl npu node {name}")

@@ -15,12 +15,15 @@ from npu_agent.people.cluster.rows import (
     holdings,
     node_rows,
     requests,
+    to_ask,
 )
 from npu_agent.people.report import Report
 from tests.people.cluster.build import (
+    DAEMON_SET,
     NPU,
     WORDS,
     Json,
+    agent,
     claims,
     cluster,
     cut,
@@ -164,3 +167,22 @@ def test_a_claim_gets_a_whole_card_and_no_part_of_one() -> None:
     assert free_resource(free, free.nodes[0], WORDS) == ""
     used = cluster(*there, held("part", "n1", "npu0-cores-4-7", by="job"))
     assert free_resource(used, used.nodes[0], WORDS) is None
+
+
+def test_a_resource_of_another_domain_is_an_npu_where_the_agents_page_says_so() -> None:
+    name = "example.com/npu"
+    there = cluster(
+        DAEMON_SET, agent("a", "n1"), node("n1", {name: "2"}), pod("user", {name: "1"}, on="n1")
+    )
+    (row,) = node_rows(there, WORDS)
+    assert (row.cards, row.allocated, row.free) == (None, None, None)
+    assert free_resource(there, there.nodes[0], WORDS) is None
+    assert to_ask(there, WORDS) == {"n1"}
+    cards = [{"name": f"npu{at}", "family": "rngd", "core_count": 8} for at in range(2)]
+    page = read(Report, {"cards": cards, "resources": [{"resource": name}]})
+    (row,) = node_rows(there, WORDS, AgentPages({"n1": page}))
+    assert (row.cards, row.cores, row.api) == (2, 16, "device-plugin")
+    assert free_resource(there, there.nodes[0], WORDS, page) == name
+    gpus = read(Report, {"cards": []})
+    (row,) = node_rows(there, WORDS, AgentPages({"n1": gpus}))
+    assert row.cards == 0, "another plugin's"
