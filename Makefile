@@ -192,7 +192,7 @@ cluster: $(VENV)/ready ## start a one-node Kubernetes for manual tests (root)
 chaos: $(VENV)/ready ## run the fault-injection tests on a running agent (root; 15 minutes; ARGS=--short for those of CI)
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-bench: $(VENV)/ready ## measure on this machine, and write the figures into docs/benchmarks.md and the READMEs (5 minutes)
+bench: $(VENV)/ready ## measure on this machine, and write the figures into docs/benchmarks.md and the READMEs (5 minutes; ARGS="--against REV" compares two commits)
 	$(BIN)/python -m bench $(ARGS)
 
 ##@ Tidy up

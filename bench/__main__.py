@@ -12,7 +12,20 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from bench import claims, hour, idle, limits, packing, pages, peers, plugin, report, soak, view
+from bench import (
+    against,
+    claims,
+    hour,
+    idle,
+    limits,
+    packing,
+    pages,
+    peers,
+    plugin,
+    report,
+    soak,
+    view,
+)
 from bench.figure import HEADER, Figure
 from bench.fleet import run
 
@@ -45,10 +58,21 @@ async def main() -> None:
         action="store_true",
         help="instead: programs of others and ours, by the same clients; root",
     )
+    parser.add_argument(
+        "--against",
+        metavar="REV",
+        help="instead: this commit and another one in turns, and their ratios with the spread",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="COUNT", help="of --against; default: 3"
+    )
     what = parser.add_subparsers(dest="what", metavar="WHAT")
     of_view = what.add_parser("view", help="instead: `kubectl npu` for a large cluster; root")
     of_view.add_argument("--nodes", type=int, default=1000, metavar="COUNT", help="default: 1000")
     wanted = parser.parse_args()
+    if wanted.against:
+        await against.main(wanted.against, wanted.rounds, wanted.idle or 20.0)
+        return
     run_of = report.conditions()
     print(run_of, HEADER, sep="\n\n")
     if wanted.what == "view":

@@ -65,13 +65,18 @@ async def answers() -> AsyncIterator[Figure]:
     """How quick the calls are in which a Pod with a claim waits."""
     async with running("rngd=8", dra=True) as agent:
         await agent.settled()
-        instance = await _registered(agent)
-        devices = list(agent.node.devices())
         for cards, count, limit in (("1 card", 1, 15), ("8 cards", 8, 30)):
-            claims = [_allocated(agent.node, instance, devices[:count]) for _ in range(ROUNDS)]
-            prepared, unprepared = await asyncio.to_thread(rounds, instance, claims, count)
+            prepared, unprepared = await prepares(agent, count)
             yield Figure(f"Prepare {cards}, p50 / p99", quantiles(prepared), f"p99 <= {limit} ms")
         yield Figure(f"Unprepare {cards}, p50 / p99", quantiles(unprepared))
+
+
+async def prepares(agent: Agent, cards: int) -> tuple[list[float], list[float]]:
+    """As `rounds`, of claims for so many cards."""
+    instance = await _registered(agent)
+    devices = list(agent.node.devices())[:cards]
+    claims = [_allocated(agent.node, instance, devices) for _ in range(ROUNDS)]
+    return await asyncio.to_thread(rounds, instance, claims, cards)
 
 
 async def _registered(agent: Agent) -> Instance:

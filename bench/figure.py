@@ -27,6 +27,11 @@ HEADER = "\n".join(
 )
 
 
+def median(seconds: Sequence[float]) -> float:
+    """p50 in ms."""
+    return 1000 * statistics.median(seconds)
+
+
 def quantiles(seconds: Sequence[float]) -> str:
     """``p50 / p99`` in ms."""
     cuts = statistics.quantiles((1000 * one for one in seconds), n=100)

@@ -29,7 +29,7 @@ from bench.figure import Figure, quantiles
 from bench.fleet.run import GO
 from bench.fleet.server import Asked, requests
 from bench.pages import costs
-from bench.plugin import allocation, calls
+from bench.plugin import allocation, times
 from bench.process import (
     DEADLINE,
     IMAGE,
@@ -215,8 +215,8 @@ async def _plugin(start: Start, seconds: float) -> AsyncIterator[Figure]:
             await plugin.until_healthy(count)
             back = taken.setdefault("kubelet back to registered", [])
             back.append(time.perf_counter() - began)
-    for what, times in taken.items():
-        yield Figure(f"{what}, median / longest", median(times))
+    for what, seconds in taken.items():
+        yield Figure(f"{what}, median / longest", median(seconds))
 
 
 def median(seconds: Sequence[float]) -> str:
@@ -229,8 +229,8 @@ async def _calls(plugin: Plugin, seconds: float) -> AsyncIterator[Figure]:
     for count in (1, CARDS):
         if count <= len(ids):
             request = allocation(ids[:count])
-            taken = await asyncio.to_thread(calls, plugin.sockets / name, "Allocate", request)
-            yield Figure(f"Allocate {count}, p50 / p99", taken)
+            taken = await asyncio.to_thread(times, plugin.sockets / name, "Allocate", request)
+            yield Figure(f"Allocate {count}, p50 / p99", quantiles(taken))
     if plugin.port:  # before its memory is taken, as with an exporter
         page = await costs(plugin.process, plugin.port, "/metrics")
         yield Figure("/metrics, p50 / p99; CPU", page)

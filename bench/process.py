@@ -37,7 +37,8 @@ RESOURCE = "beta.furiosa.ai/npu"
 DEADLINE = 60.0
 POLL = 0.05
 """Seconds between two looks at what other processes do: it must not disturb what is measured."""
-_CONTAINERFILE = Path(__file__).parents[1] / "Containerfile"
+ROOT = Path(__file__).parents[1]
+_CONTAINERFILE = ROOT / "Containerfile"
 IMAGE = dict(re.findall(r"(\w+)=(\S+)", _CONTAINERFILE.read_text().rpartition("ENV PATH=")[2]))
 """The environment of the image, in which the agent is measured."""
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
@@ -167,15 +168,19 @@ async def _listed(kubelet: FaultyKubelet, after: str = "") -> ListedPlugin:
 
 @contextmanager
 def program(
-    *command: str, environment: Mapping[str, str] | None = None, log: Path = Path(os.devnull)
+    *command: str,
+    environment: Mapping[str, str] | None = None,
+    log: Path = Path(os.devnull),
+    code: Path = ROOT,
 ) -> Iterator[Process]:
-    """Runs it meanwhile; what it logs is added to a file."""
+    """Runs it meanwhile; what it logs is added to a file. `code` is its working directory."""
     with log.open("ab") as stderr:
         popen = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             env={**os.environ, **(environment or {})},
+            cwd=code,
         )
     try:
         yield Process(popen)
@@ -185,7 +190,7 @@ def program(
 
 
 @cache
-def _compile() -> None:
+def _compile(code: Path) -> None:
     """Compiles what the agent loads, as it is in the image: else each start would."""
     loads = (
         "import npu_agent.agent.run, npu_agent.cli.main, npu_agent.cli.run, yaml, "
@@ -193,7 +198,7 @@ def _compile() -> None:
         "kubernetes_asyncio.config"
     )
     environment = {**os.environ, **IMAGE, "PYTHONDONTWRITEBYTECODE": ""}
-    subprocess.run([sys.executable, "-c", loads], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", loads], env=environment, cwd=code, check=True)
 
 
 @asynccontextmanager
@@ -206,6 +211,7 @@ async def running(
     start: tuple[str, ...] = IN_POD,
     log: Path = Path(os.devnull),
     prepare: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    code: Path = ROOT,
 ) -> AsyncIterator[Agent]:
     """The agent with everything on, registered.
 
@@ -217,8 +223,9 @@ async def running(
         start: what starts it; the directory of its service account and its arguments follow.
         log: where it logs to.
         prepare: makes what has to be so in the directory of all this before anybody starts.
+        code: a checkout of the commit that runs.
     """
-    await asyncio.to_thread(_compile)
+    await asyncio.to_thread(_compile, code)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="npu-bench-")))
         root, plugins, file = directory / "host", directory / "plugins", directory / "config.yaml"
@@ -245,7 +252,13 @@ async def running(
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
                 environment = {**IMAGE, "NODE_NAME": here.node, **here.environment}
                 start_one = partial(
-                    program, *start, str(here.account), *arguments, environment=environment, log=log
+                    program,
+                    *start,
+                    str(here.account),
+                    *arguments,
+                    environment=environment,
+                    log=log,
+                    code=code,
                 )
                 agent = stack.enter_context(start_one())
                 if dra:

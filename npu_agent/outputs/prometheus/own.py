@@ -18,6 +18,7 @@ from pathlib import Path
 from npu_agent.core.counts import Histogram
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.outputs.prometheus.text import Kind, MetricFamily, label_text
+from npu_agent.ticks import until_tick
 
 Named = tuple[str, str, float | Histogram]
 """A sample: the family without ``npu_agent_``, labels and value."""
@@ -236,6 +237,7 @@ class LoopLag:
 
     async def run(self) -> None:
         while True:
-            due = time.monotonic() + self._interval
-            await asyncio.sleep(self._interval)
+            pause = until_tick(self._interval)
+            due = time.monotonic() + pause
+            await asyncio.sleep(pause)
             self.seconds.add(max(0.0, time.monotonic() - due))

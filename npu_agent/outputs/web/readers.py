@@ -17,12 +17,11 @@ class Readers:
     """Notes requests for pages with readings."""
 
     def __init__(self) -> None:
-        self.present: Feed[bool] = Feed(True)
-        """Whether there was a request within two minutes; at the start there may be one soon."""
-        now = time.monotonic()
-        self._first = now
-        """The first request after a pause."""
-        self._last = now
+        self.present: Feed[bool] = Feed(False)
+        """Whether there was a request within two minutes."""
+        self._first = 0.0
+        """The first request after a pause, by `time.monotonic`."""
+        self._last = 0.0
 
     def note(self) -> None:
         """Notes a request."""
