@@ -215,8 +215,8 @@ async def _plugin(start: Start, seconds: float) -> AsyncIterator[Figure]:
             await plugin.until_healthy(count)
             back = taken.setdefault("kubelet back to registered", [])
             back.append(time.perf_counter() - began)
-    for what, seconds in taken.items():
-        yield Figure(f"{what}, median / longest", median(seconds))
+    for what, durations in taken.items():
+        yield Figure(f"{what}, median / longest", median(durations))
 
 
 def median(seconds: Sequence[float]) -> str:
