@@ -24,6 +24,9 @@ from npu_agent.feed import Feed
 from npu_agent.kube import Api, dra
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.slices import differs, dropped, keeping_times, slices
+from npu_agent.outputs.dra.slices import name as slice_name
+from npu_agent.outputs.events import Event, _request, _Sent
+from npu_agent.ticks import stamp
 from tests.cluster import Cluster, network, settings
 from tests.e2e.fakes import PAPER, paper
 from tests.e2e.manifests import DRIVER, thing
@@ -236,3 +239,51 @@ async def test_slices_of_a_node_that_was_created_again_are_its_own(
         (after,) = await world.live()
         await asyncio.sleep(2)
         assert (await world.live())[0]["metadata"]["uid"] == after["metadata"]["uid"]
+
+
+def of_another(name: str) -> dict[str, Any]:
+    """A large slice for our driver and this Node, in a pool that is not the agent's."""
+    attributes = {f"attribute_{n}": {"string": "x" * 60} for n in range(32)}
+    devices = [{"name": f"npu{n}", "attributes": attributes} for n in range(128)]
+    pool = {"name": "theirs", "generation": 1, "resourceSliceCount": 17}
+    spec = {"driver": DRIVER, "nodeName": PAPER, "pool": pool, "devices": devices}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+async def test_what_others_make_for_this_node_is_named_and_hinders_nothing(
+    node: Node, tmp_path: Path
+) -> None:
+    names = [f"theirs-{n:02}" for n in range(17)]
+    async with publishing(node, tmp_path) as world:
+        try:
+            for name in names:
+                await dra.apply_slice(world.api, of_another(name))
+            await world.put(rngd(8))
+            world.publisher.ask_now()
+            await until(lambda: world.state.foreign.endswith("and 13 more"))
+            assert [each["metadata"]["name"] for each in await world.live()] == [
+                slice_name(0, DRIVER, PAPER)
+            ]
+            assert world.state.writes == 1
+        finally:
+            for name in names:
+                await dra.delete_slice(world.api, name)
+        await until(lambda: not world.state.foreign)
+
+
+@pytest.mark.parametrize("length", [64, 229, 230, 240, 253])
+async def test_names_that_are_made_of_the_longest_nodes_are_taken(
+    node: Node, tmp_path: Path, length: int
+) -> None:
+    long = f"{'.'.join('a-' * 30 + letter for letter in 'abcde')[: length - 1]}e"
+    async with publishing(node, tmp_path) as world:
+        (slice_,) = slices(rngd(1), driver=DRIVER, node=long, uid="7b0c", generation=1)
+        taken = await dra.apply_slice(world.api, slice_)
+        await dra.delete_slice(world.api, taken["metadata"]["name"])
+        event = Event(reason="NPUTest", message="a long name", warning=False)
+        await world.api.ask(_request(event, _Sent(first=stamp(), last=stamp(), count=1), long))
