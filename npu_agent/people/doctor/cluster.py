@@ -32,6 +32,9 @@ _COMPONENTS = {
 }
 """The component that has the rights for an API group, or for a resource."""
 
+_NFD = "feature.node.kubernetes.io/"
+"""The labels of Node Feature Discovery; with the component nodes-nfd the agent waits for one."""
+
 Right = tuple[str, str, str]
 """A verb, an API group and a resource."""
 
@@ -203,5 +206,15 @@ async def _node(context: Context) -> Check:
     if node.spec.unschedulable:
         return note(
             f"{name} is cordoned: no new Pod is scheduled to it", f"kubectl uncordon {name}"
+        )
+    config = context.config
+    resources = {config.resource_name, *(resource.name for resource in config.resources)}
+    taints = [taint.key for taint in node.spec.taints if taint.key in resources]
+    if taints and not any(label.startswith(_NFD) for label in node.metadata.labels):
+        return note(
+            f"this Node has our taint ({taints[0]}) and no NFD label: NFD's worker may not "
+            "tolerate it",
+            "where NFD labels the Nodes, let its worker tolerate the taint (worker.tolerations of "
+            "NFD's chart)",
         )
     return ok(f"{name}, kubelet {node.status.node_info.kubelet_version or 'of unknown version'}")

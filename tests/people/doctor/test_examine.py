@@ -98,6 +98,8 @@ def reports(**problem: object) -> Callable[[Node], None]:
     return lambda node: node.reports(problems=[problem])
 
 
+TAINT = {"key": "beta.furiosa.ai/npu", "value": "present", "effect": "NoSchedule"}
+
 BREAKS: dict[str, Break] = {
     # --- hardware
     "no sysfs": Break(
@@ -268,6 +270,13 @@ BREAKS: dict[str, Break] = {
     "a cordoned Node": Break(
         node_says(spec={"unschedulable": True}), {"Node": State.NOTE}, "cordoned", "uncordon"
     ),
+    "a taint of ours, and no label of NFD": Break(
+        node_says(spec={"taints": [TAINT]}),
+        {"Node": State.NOTE},
+        "this Node has our taint (beta.furiosa.ai/npu) and no NFD label: NFD's worker may not "
+        "tolerate it",
+        "worker.tolerations",
+    ),
     "a Node that is not Ready": Break(
         node_says(
             status={"conditions": [{"type": "Ready", "status": "Unknown", "message": "no network"}]}
@@ -277,6 +286,15 @@ BREAKS: dict[str, Break] = {
         "journalctl -u kubelet",
     ),
 }
+
+
+async def test_a_node_that_nfd_labels_or_that_others_have_tainted_is_good(node: Node) -> None:
+    labels = {"feature.node.kubernetes.io/pci-1200_1ed2.present": "true"}
+    node_says(spec={"taints": [TAINT]}, metadata={"labels": labels})(node)
+    assert (await node.examined())["Node"].state is State.OK
+    others = {**TAINT, "key": "example.com/batch"}
+    node_says(spec={"taints": [others]}, metadata={"labels": {}})(node)
+    assert (await node.examined())["Node"].state is State.OK
 
 
 @pytest.mark.parametrize("name", BREAKS)
