@@ -241,6 +241,9 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
             failures.append(_wrong(f"/dev/{node}", what, remedy))
             break
         except OSError as error:
+            if error.errno == errno.EACCES and _has_user_namespace(root):
+                failures.append(_wrong(card.name, *_IN_A_USER_NAMESPACE))
+                break
             what = f"cannot be opened: {error.strerror or error}"
             other = (what, "check dmesg and `npu-agent info` on the node")
             failures.append(_wrong(f"/dev/{node}", *_REMEDIES.get(error.errno, other)))
@@ -255,6 +258,19 @@ def _open(path: Path, root: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
+def _has_user_namespace(root: Path) -> bool:
+    """Whether this process has other users than the host: with hostUsers: false."""
+    try:
+        fields = (root / "proc/self/uid_map").read_text("ascii").split()
+    except (OSError, ValueError):
+        return False
+    return fields[:2] != ["0", "0"]
+
+
+_IN_A_USER_NAMESPACE = (
+    "its device nodes are not for the users of this Pod, which has a user namespace (EACCES)",
+    "hostUsers: true in the Pod's spec, or a udev rule on the host: mode 0666 for the nodes",
+)
 _DRAINED = "create the Pod again: the driver was unloaded, or the card drained, since the Pod began"
 _REMEDIES = {
     None: (

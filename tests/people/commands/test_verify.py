@@ -271,6 +271,22 @@ def test_a_node_that_does_not_open(
     assert remedy in failures["/dev/npu0pe1"]
 
 
+def test_a_user_namespace_has_its_own_sentence_once_for_the_card(
+    warboy: Container, opening: Opening
+) -> None:
+    """`hostUsers: false`: root of the Pod is no user of the host, so `runAsUser: 0` is no help."""
+    opening("npu0pe1", errno.EACCES)
+    uid_map = warboy.root / "proc/self/uid_map"
+    uid_map.parent.mkdir(parents=True)
+    uid_map.write_text("         0          0 4294967295\n")
+    assert list(warboy.failures()) == ["/dev/npu0pe1"], "those of the host"
+    uid_map.write_text("         0     131072      65536\n")
+    failures = warboy.failures()
+    assert list(failures) == ["npu0"]
+    assert "which has a user namespace (EACCES)" in failures["npu0"]
+    assert "hostUsers: true" in failures["npu0"]
+
+
 def test_a_node_that_hangs_holds_up_no_other_card(tmp_path: Path, opening: Opening) -> None:
     container = given(tmp_path, "two Warboys")
     opening("npu0", None)
