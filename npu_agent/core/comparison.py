@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from npu_agent.core.hardware import CardState, Limits, Reading
+from npu_agent.core.kinds import Clause, Message
 
 IDLE = "idle"
 """The reason to throttle that is not a fault."""
@@ -20,7 +21,7 @@ IDLE = "idle"
 class Slow:
     """Why a card is slow."""
 
-    text: str
+    detail: tuple[Message, ...]
     """``1700 MHz, its siblings 2000; power limit 225 W, default 300 W; driver: app power cap``."""
     limited: bool
     """Whether it is for a limit; a mere reason to throttle may be over in a moment."""
@@ -31,13 +32,13 @@ def slow(cards: Sequence[CardState]) -> Mapping[str, Slow]:
     return {card.id: trend for card in cards if (trend := _slow(card, cards))}
 
 
-def alike(cards: Sequence[CardState]) -> Iterator[tuple[tuple[CardState, ...], str]]:
+def alike(cards: Sequence[CardState]) -> Iterator[tuple[tuple[CardState, ...], Message]]:
     """Yields cards of one product that all have one power limit below their default."""
     for product in dict.fromkeys(card.card.product for card in cards):
         of = tuple(card for card in cards if card.card.product == product)
         limits = _limits(of[0])
         if len(of) > 1 and _is_lowered(limits) and _have_power_of(of[1:], limits):
-            yield of, f"power limit {limits.power:g} W, default {limits.default_power:g} W"
+            yield of, _compared("PowerLimitBelowDefault", limits.power, limits.default_power)
 
 
 def begun(before: Reading | None, after: Reading) -> tuple[tuple[str, int], ...]:
@@ -62,29 +63,35 @@ def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
     if own.clock is not None and clock is None:
         excused.add("app_clock_cap")
     reasons = [reason for reason in card.reading.throttle or () if reason not in excused]
-    limits = [text for text in (power, clock) if text]
+    limits = [limit for limit in (power, clock) if limit]
     if not limits and not reasons:
         return None
-    said = [f"driver: {', '.join(map(plain, reasons))}"] if reasons else []
-    clocks = _clocks(card.reading, siblings)
-    return Slow("; ".join((*clocks, *limits, *said)), limited=bool(limits))
+    detail = [*_clocks(card.reading, siblings), *limits]
+    if reasons:
+        detail.append(Message("Throttled", facts={"reasons": ", ".join(map(plain, reasons))}))
+    return Slow(tuple(detail), limited=bool(limits))
 
 
-def slow_link(card: CardState, cards: Sequence[CardState]) -> str:
+def slow_link(card: CardState, cards: Sequence[CardState]) -> tuple[Message, ...]:
     """``8 of 16 lanes; 16 GT/s, its siblings 32``; empty: its PCIe link is as fast as it can be."""
-    said = []
+    detail: list[Message] = []
     lanes, speed = card.card.lanes, card.card.link_speed
     if lanes and lanes[0] < lanes[1]:
-        said.append("{} of {} lanes".format(*lanes))
+        detail.append(_compared("FewerLanes", *lanes))
     if speed:
         now, most = speed
         theirs = [other.card.link_speed for other in _siblings(card, cards)]
         fastest = max((pair[0] for pair in theirs if pair), default=now)
         if now < most:
-            said.append(f"{now:g} of {most:g} GT/s")
+            detail.append(_compared("SlowerLanes", now, most))
         elif now < fastest:  # its slot is slower than theirs
-            said.append(f"{now:g} GT/s, its siblings {fastest:g}")
-    return "; ".join(said)
+            detail.append(_compared("LanesBelowSiblings", now, fastest))
+    return tuple(detail)
+
+
+def _compared(clause: Clause, own: float | None, other: float | None) -> Message:
+    """A figure of a card, and the one that it should have."""
+    return Message(clause, facts={"own": own, "other": other})
 
 
 def plain(reason: str) -> str:
@@ -110,31 +117,32 @@ def _have_power_of(cards: Sequence[CardState], limits: Limits) -> bool:
     return all((_limits(card).power, _limits(card).default_power) == wanted for card in cards)
 
 
-def _power(limits: Limits, siblings: Sequence[CardState]) -> str | None:
+def _power(limits: Limits, siblings: Sequence[CardState]) -> Message | None:
     """``power limit 225 W, default 300 W``; None: as it should be, or lowered on all cards."""
     if limits.power is None:
         return None
     if limits.default_power is not None:
         if not _is_lowered(limits) or (siblings and _have_power_of(siblings, limits)):
             return None
-        return f"power limit {limits.power:g} W, default {limits.default_power:g} W"
+        return _compared("PowerLimitBelowDefault", limits.power, limits.default_power)
     most = max((_limits(other).power or 0.0 for other in siblings), default=0.0)
-    return f"power limit {limits.power:g} W, its siblings {most:g}" if limits.power < most else None
+    is_less = limits.power < most
+    return _compared("PowerLimitBelowSiblings", limits.power, most) if is_less else None
 
 
-def _clock_limit(limits: Limits, siblings: Sequence[CardState]) -> str | None:
+def _clock_limit(limits: Limits, siblings: Sequence[CardState]) -> Message | None:
     most = max((_limits(other).clock or 0 for other in siblings), default=0)
     if limits.clock is None or limits.clock >= most:
         return None
-    return f"clock limit {limits.clock} MHz, its siblings {most}"
+    return _compared("ClockLimitBelowSiblings", limits.clock, most)
 
 
-def _clocks(reading: Reading, siblings: Sequence[CardState]) -> Iterator[str]:
+def _clocks(reading: Reading, siblings: Sequence[CardState]) -> Iterator[Message]:
     """Yields ``1700 MHz, its siblings 2000`` where they are faster."""
     own = _clock(reading)
     theirs = [clock for other in siblings if other.reading and (clock := _clock(other.reading))]
     if own and theirs and own < min(theirs):
-        yield f"{own} MHz, its siblings {min(theirs)}"
+        yield _compared("ClockBelowSiblings", own, min(theirs))
 
 
 def _clock(reading: Reading) -> int | None:

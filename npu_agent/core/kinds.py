@@ -96,6 +96,20 @@ Kind = Literal[
 """Kinds of problems and notes. They are a contract: ``kind`` in /status.json."""
 
 Clause = Literal[
+    "AboveLimit",
+    "Temperature",
+    "FewerLanes",
+    "SlowerLanes",
+    "LanesBelowSiblings",
+    "ClockBelowSiblings",
+    "ClockLimitBelowSiblings",
+    "PowerLimitBelowDefault",
+    "PowerLimitBelowSiblings",
+    "Throttled",
+]
+"""Kinds of what is so of a card, within the text of another message."""
+
+ConditionClause = Literal[
     "CardsHealthy",
     "NoCardSeen",
     "CardsFenced",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from npu_agent.core import comparison
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.health import Policy
+from npu_agent.core.kinds import Message
 
 HOT, VERY_HOT = 90.0, 100.0
 """°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
@@ -45,14 +46,17 @@ class TrendKind(enum.Enum):
     """It is limited or throttled, compared with its siblings or its own default."""
 
 
+Detail = tuple[Message | str, ...]
+"""What is so of a card, each for itself: ``above 90 °C``. Texts are the driver's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
     """Something that lasts on a card."""
 
     card: CardState
     """As it was at the beginning, without a reading."""
-    detail: str
-    """For people: ``above 90 °C``."""
+    detail: Detail
     since: float
     last: float
     """When it was last seen to be so."""
@@ -69,7 +73,7 @@ class Trends:
     """When each card failed, recovered, came or left of late; the latest comes last."""
     slow_since: Mapping[str, float] = field(default_factory=dict)
     """The slow cards, and when each became so."""
-    alike: tuple[tuple[tuple[str, ...], str], ...] = ()
+    alike: tuple[tuple[tuple[str, ...], Message], ...] = ()
     """Cards of one product that all have a limit, by ID, and the limit."""
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
@@ -117,7 +121,12 @@ def step(
     }
 
     def lasts(
-        kind: TrendKind, card: CardState, detail: str, since: float = now, *, counted: bool = True
+        kind: TrendKind,
+        card: CardState,
+        detail: Detail,
+        since: float = now,
+        *,
+        counted: bool = True,
     ) -> None:
         first = known.found.get((kind, card.id)) or Trend(
             card=replace(card, reading=None),
@@ -133,20 +142,20 @@ def step(
     for card in after.cards:
         limit = hot_above(card, policy.max_temperature)
         if is_above(card, limit - _COOLED * ((TrendKind.HOT, card.id) in known.found)):
-            lasts(TrendKind.HOT, card, f"above {limit:g} °C")
+            lasts(TrendKind.HOT, card, (Message("AboveLimit", facts={"limit": limit}),))
         if risen := _risen(old.get(card.id, card), card):
-            lasts(TrendKind.ERRORS, card, ", ".join(risen))
+            lasts(TrendKind.ERRORS, card, (", ".join(risen),))
         elif text := _new_text(old.get(card.id, card), card):
-            lasts(TrendKind.ERRORS, card, text, counted=False)
+            lasts(TrendKind.ERRORS, card, (text,), counted=False)
         if link := comparison.slow_link(card, after.cards):
             lasts(TrendKind.LINK, card, link)
         if card.card.uuid and uuids[card.card.uuid] > 1:
-            lasts(TrendKind.TWINS, card, card.card.uuid)
+            lasts(TrendKind.TWINS, card, (card.card.uuid,))
     slow = comparison.slow(after.cards) if policy.slow_after else {}
     slow_since = {id_: known.slow_since.get(id_, now) for id_ in slow}
     for card in after.cards:
         if card.id in slow and now - slow_since[card.id] >= policy.slow_after:
-            lasts(TrendKind.SLOW, card, slow[card.id].text, slow_since[card.id])
+            lasts(TrendKind.SLOW, card, slow[card.id].detail, slow_since[card.id])
     alike = comparison.alike(after.cards) if policy.slow_after else ()
     changes = {id_: at for id_, at in known.changes.items() if now - at[-1] < _WITHIN}
     for card in changed:
@@ -156,7 +165,7 @@ def step(
             lasts(
                 TrendKind.FLAPPING,
                 card,
-                "it fails and recovers, or comes and goes",
+                (),
                 times[0],
             )
     same = tuple((tuple(card.id for card in cards), limit) for cards, limit in alike)

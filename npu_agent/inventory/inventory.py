@@ -325,7 +325,7 @@ def _log_trends(before: Trends, after: Trends) -> None:
         entry = replace(trend_entry(kind, trend, began), cards=(NamedCard("", "card"),))
         what = ENGLISH.headline(entry)
         if began:
-            log.warning(what, card=card.card.name, id=card.id, reason=trend.detail)
+            log.warning(what, card=card.card.name, id=card.id, reason=ENGLISH.shown(trend.detail))
         else:
             log.info(what, card=card.card.name, id=card.id)
 

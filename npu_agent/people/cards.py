@@ -49,7 +49,7 @@ def at_one_moment(snapshot: Snapshot) -> Trends:
     trends, slow = step(Trends(), Snapshot(), snapshot, (), 0.0), comparison.slow(snapshot.cards)
     limited = {
         (TrendKind.SLOW, card.id): Trend(
-            card=replace(card, reading=None), detail=slow[card.id].text, since=0.0, last=0.0
+            card=replace(card, reading=None), detail=slow[card.id].detail, since=0.0, last=0.0
         )
         for card in snapshot.cards
         if card.id in slow and slow[card.id].limited

@@ -153,7 +153,7 @@ class Writer(string.Formatter):
         """Formats a fact; ``is|are`` chooses by number or truth."""
         one, is_choice, other = format_spec.partition("|")
         if not is_choice:
-            return format(self._shown(value), format_spec)
+            return format(self.shown(value), format_spec)
         single = len(value) == 1 if isinstance(value, tuple) else bool(value)
         return one if single else other
 
@@ -161,7 +161,7 @@ class Writer(string.Formatter):
         """Adds ``!q``: a word of a shell."""
         return shlex.quote(value) if conversion == "q" else super().convert_field(value, conversion)
 
-    def _shown(self, value: object) -> Any:
+    def shown(self, value: object) -> Any:
         """A fact in words; numbers and texts as they are."""
         match value:
             case Health():
@@ -170,13 +170,17 @@ class Writer(string.Formatter):
                 return value.name
             case SessionPhase():
                 return self.own.phases[value]
+            case Message():
+                return self.text(value)
+            case (Message(), *_):
+                return self.own.parts["semicolon"].join(map(self.shown, value))
             case tuple():
                 return self._listed(value)
         return value
 
     def _listed(self, values: Sequence[object]) -> str:
         """The first of them, and how many more there are: ``npu0, npu1 and 62 more``."""
-        names = self.own.parts["comma"].join(str(self._shown(value)) for value in values[:NAMED])
+        names = self.own.parts["comma"].join(str(self.shown(value)) for value in values[:NAMED])
         more = len(values) - NAMED
         return self.own.parts["more"].format(names=names, count=more) if more > 0 else names
 
@@ -185,7 +189,7 @@ class Writer(string.Formatter):
         details = message.facts["details"]
         assert isinstance(details, tuple)  # noqa: S101 (as the rules have it)
         shown = {
-            card.name: f"{detail:.1f} °C" if isinstance(detail, float) else str(detail)
+            card.name: str(self.shown(detail))
             for card, detail in zip(message.cards[:NAMED], details, strict=False)
         }
         if len({*shown.values()}) == 1:

@@ -76,7 +76,7 @@ def test_a_card_that_is_exchanged_is_neither_gone_nor_added() -> None:
 
 
 def test_what_lasts_is_news_when_it_begins_and_when_it_ends() -> None:
-    trend = Trend(card=ONE, detail="above 90 °C", since=1.0, last=1.0)
+    trend = Trend(card=ONE, detail=("above 90 °C",), since=1.0, last=1.0)
     none, hot = Trends(), Trends({(TrendKind.HOT, ONE.id): trend})
     (began,) = changes.trend_entries(none, hot)
     assert (began.kind, began.facts) == ("NPUHot", {"detail": trend.detail})
@@ -85,7 +85,7 @@ def test_what_lasts_is_news_when_it_begins_and_when_it_ends() -> None:
 
 
 def test_of_a_card_that_flaps_single_changes_are_no_news() -> None:
-    trend = Trend(card=ONE, detail="", since=1.0, last=1.0)
+    trend = Trend(card=ONE, detail=(), since=1.0, last=1.0)
     found = [*changes.card_changes(seen(ONE, TWO), seen())]
     assert [*changes.without_flapping(found, Trends())] == found
     flapping = Trends({(TrendKind.FLAPPING, ONE.id): trend})

@@ -1,11 +1,13 @@
 """Cards compared with their siblings: the slow one is found, and what is no fault is not."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from npu_agent.core.comparison import alike, begun, slow, slow_link
 from npu_agent.core.hardware import CardState, CoreReading, Limits, Reading
+from npu_agent.core.kinds import Message
 from tests.outputs.deviceplugin.helpers import state
 
 LIMITS = Limits(power=300.0, default_power=300.0, clock=2147, slowdown=80.0)
@@ -27,32 +29,44 @@ def card(
     return replace(it, reading=reading)
 
 
-def texts(*cards: CardState) -> dict[str, str]:
-    return {id_: found.text for id_, found in slow(cards).items()}
+Figures = tuple[str, object, object]
+
+
+def figures(detail: Iterable[Message]) -> list[Figures]:
+    """Kind, own figure and the other of each."""
+    return [(one.kind, one.facts.get("own"), one.facts.get("other")) for one in detail]
+
+
+def found(*cards: CardState) -> dict[str, list[Figures]]:
+    return {id_: figures(why.detail) for id_, why in slow(cards).items()}
+
+
+LOWERED = ("PowerLimitBelowDefault", 225.0, 300.0)
+DRIVER = ("Throttled", None, None)
 
 
 def test_the_slow_card_of_a_host_that_called_it_healthy_for_weeks() -> None:
     slow_card = card(1, mhz=1700, throttle=("app_power_cap",), power=225.0)
-    assert texts(card(0), slow_card, card(2), card(3)) == {
-        "U1": "1700 MHz, its siblings 2000; power limit 225 W, default 300 W; driver: app power cap"
+    assert found(card(0), slow_card, card(2), card(3)) == {
+        "U1": [("ClockBelowSiblings", 1700, 2000), LOWERED, DRIVER]
     }
-    alone = texts(slow_card)["U1"]
-    assert alone == "power limit 225 W, default 300 W; driver: app power cap"
+    assert found(slow_card)["U1"] == [LOWERED, DRIVER]
+    assert slow([slow_card])["U1"].detail[-1].facts == {"reasons": "app power cap"}
 
 
 def test_without_a_default_the_siblings_count() -> None:
     cards = [card(0, power=225.0, default_power=None), card(1, default_power=None)]
-    assert texts(*cards) == {"U0": "power limit 225 W, its siblings 300"}
-    assert texts(cards[0]) == {}, "one card alone is compared with its own default only"
-    assert texts(card(0, clock=1500), card(1)) == {"U0": "clock limit 1500 MHz, its siblings 2147"}
-    assert texts(card(0, clock=1500)) == {}
+    assert found(*cards) == {"U0": [("PowerLimitBelowSiblings", 225.0, 300.0)]}
+    assert found(cards[0]) == {}, "one card alone is compared with its own default only"
+    limited = card(0, clock=1500)
+    assert found(limited, card(1)) == {"U0": [("ClockLimitBelowSiblings", 1500, 2147)]}
+    assert found(limited) == {}
 
 
 def test_each_reason_to_throttle_but_idle_counts() -> None:
-    assert texts(card(0, throttle=("idle", "hw_bus_limit", "bit_9"))) == {
-        "U0": "driver: hw bus limit, bit 9"
-    }
-    assert texts(card(0, throttle=("idle",)), card(1, throttle=None)) == {}
+    (driver,) = slow([card(0, throttle=("idle", "hw_bus_limit", "bit_9"))])["U0"].detail
+    assert (driver.kind, driver.facts) == ("Throttled", {"reasons": "hw bus limit, bit 9"})
+    assert found(card(0, throttle=("idle",)), card(1, throttle=None)) == {}
 
 
 def test_what_is_no_fault() -> None:
@@ -69,16 +83,17 @@ def test_what_is_no_fault() -> None:
         (card(0, power=None, default_power=None, clock=None, throttle=None, mhz=None), card(1)),
         (replace(card(0), reading=None), card(1)),
     ):
-        assert texts(*cards) == {}
+        assert found(*cards) == {}
 
 
 def test_a_limit_of_all_cards_alike_is_one_remark_and_no_fault() -> None:
     cards = [card(index, power=250.0, throttle=("app_power_cap",)) for index in range(8)]
-    assert texts(*cards) == {}
-    [(of, text)] = alike(cards)
-    assert (len(of), text) == (8, "power limit 250 W, default 300 W")
+    assert found(*cards) == {}
+    [(of, limit)] = alike(cards)
+    assert len(of) == 8
+    assert figures([limit]) == [("PowerLimitBelowDefault", 250.0, 300.0)]
     lower = card(8, power=225.0)
-    assert set(texts(*cards, lower)) == {it.id for it in (*cards, lower)}
+    assert set(found(*cards, lower)) == {it.id for it in (*cards, lower)}
     assert [*alike([*cards, lower])] == []
     assert [*alike([cards[0]])] == [*alike([card(0), card(1)])] == [*alike([])] == []
 
@@ -104,23 +119,23 @@ def linked(
 
 
 @pytest.mark.parametrize(
-    ("cards", "text"),
+    ("cards", "detail"),
     [
-        ([linked(0, (32.0, 32.0)), linked(1, (32.0, 32.0))], ""),
-        ([linked(0, (16.0, 32.0))], "16 of 32 GT/s"),
-        ([linked(0, (2.5, 32.0), (8, 16))], "8 of 16 lanes; 2.5 of 32 GT/s"),
+        ([linked(0, (32.0, 32.0)), linked(1, (32.0, 32.0))], []),
+        ([linked(0, (16.0, 32.0))], [("SlowerLanes", 16.0, 32.0)]),
+        ([linked(0, (2.5, 32.0), (8, 16))], [("FewerLanes", 8, 16), ("SlowerLanes", 2.5, 32.0)]),
         # The slot is slower than the siblings', of which one is slow itself.
         (
             [linked(0, (16.0, 16.0)), linked(1, (32.0, 32.0)), linked(2, (8.0, 32.0))],
-            "16 GT/s, its siblings 32",
+            [("LanesBelowSiblings", 16.0, 32.0)],
         ),
         # A Warboy has PCIe 4.0 and an RNGD 5.0; a host may not say.
-        ([linked(0, (16.0, 16.0)), linked(1, (32.0, 32.0), product="other")], ""),
-        ([linked(0, (16.0, 16.0)), linked(1, None)], ""),
-        ([linked(0, None), linked(1, (32.0, 32.0))], ""),
+        ([linked(0, (16.0, 16.0)), linked(1, (32.0, 32.0), product="other")], []),
+        ([linked(0, (16.0, 16.0)), linked(1, None)], []),
+        ([linked(0, None), linked(1, (32.0, 32.0))], []),
     ],
 )
 def test_a_link_is_slow_against_both_of_its_ends_and_the_siblings(
-    cards: list[CardState], text: str
+    cards: list[CardState], detail: list[Figures]
 ) -> None:
-    assert slow_link(cards[0], cards) == text
+    assert figures(slow_link(cards[0], cards)) == detail

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from npu_agent.core.cordon import cordons
 from npu_agent.core.hardware import CardState, Cause, HealthState, SkippedDevice
-from npu_agent.core.kinds import Kind, Problem
+from npu_agent.core.kinds import Kind, Message, Problem
 from npu_agent.core.ledger import Usage, keys_of
 from npu_agent.core.problems import notes, problems, unready
 from npu_agent.core.problems.cards import is_hot
@@ -454,6 +454,10 @@ def test_what_is_about_to_be_needs_no_remedy() -> None:
     assert ENGLISH.remedy(note) == ""
 
 
+def at(celsius: float) -> tuple[Message]:
+    return (Message("Temperature", facts={"celsius": celsius}),)
+
+
 def hot(temperature: float, **more: Any) -> list[Problem]:
     found = Scene(cards=(read(state(), temperature=temperature),), **more).state()
     assert is_hot(found.snapshot.cards[0], found) == bool(problems(found))
@@ -464,7 +468,7 @@ def test_a_hot_card_is_a_problem_without_the_option() -> None:
     assert hot(HOT) == []
     (problem,) = hot(HOT + 0.1)
     assert (problem.kind, problem.runbook) == ("CardHot", "nputemperaturehigh")
-    assert problem.facts["details"] == (HOT + 0.1,)
+    assert problem.facts["details"] == (at(HOT + 0.1),)
     (problem,) = hot(VERY_HOT + 0.1)
     assert (problem.kind, problem.runbook) == ("CardVeryHot", "nputemperaturecritical")
 
@@ -473,7 +477,7 @@ def test_several_hot_cards_are_one_problem_with_the_temperature_of_each() -> Non
     cards = read(well(0), temperature=91), read(well(1), temperature=92)
     (problem,) = problems(Scene(cards=cards).state())
     assert names(problem) == ["npu0", "npu1"]
-    assert problem.facts["details"] == (91.0, 92.0)
+    assert problem.facts["details"] == (at(91.0), at(92.0))
 
 
 def test_the_option_makes_it_hot_earlier_and_never_later() -> None:
@@ -499,7 +503,7 @@ def counted(ago: float | None) -> Scene:
 def test_errors_that_rise_are_a_problem_and_older_ones_a_note() -> None:
     (problem,) = problems(counted(60).state())
     assert problem.kind == "ErrorsRising"
-    assert problem.facts["details"] == ("axi_post_error 3",)
+    assert problem.facts["details"] == (("axi_post_error 3",),)
     assert noted(counted(60)) == []
     assert kinds(counted(None)) == []
     (note,) = notes(counted(None).state())
@@ -522,7 +526,7 @@ def test_two_cards_with_one_uuid_are_one_entry_that_names_both() -> None:
     ]
     (problem,) = problems(Scene(cards=(*cards,)).state())
     assert (problem.kind, names(problem)) == ("SameUUID", ["npu0", "npu1"])
-    assert problem.facts["details"] == ("SAME", "SAME")
+    assert problem.facts["details"] == (("SAME",), ("SAME",))
 
 
 def test_a_card_that_was_exchanged_is_not_gone() -> None:

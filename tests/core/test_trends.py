@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from npu_agent.core.hardware import CardState, Limits, Reading, Sensor, SensorKind, Snapshot
 from npu_agent.core.health import Policy
+from npu_agent.core.kinds import Message
 from npu_agent.core.trends import TrendKind, Trends, hot_above, step
 from npu_agent.people.cards import at_one_moment
 from tests.outputs.deviceplugin.helpers import state
@@ -37,6 +38,14 @@ class History:
         return [(kind.value, id_) for kind, id_ in self.trends.found]
 
 
+def above(limit: float) -> tuple[Message]:
+    return (Message("AboveLimit", facts={"limit": limit}),)
+
+
+def by_driver(reasons: str) -> Message:
+    return Message("Throttled", facts={"reasons": reasons})
+
+
 def test_a_card_is_hot_until_it_is_some_degrees_cooler() -> None:
     one = History()
     assert one.then(at(ONE, 90.0)) == []
@@ -44,7 +53,7 @@ def test_a_card_is_hot_until_it_is_some_degrees_cooler() -> None:
     for temperature in (89.0, 91.0, 101.0, 85.1):
         assert one.then(at(ONE, temperature)) == [("hot", "A")]
     (trend,) = one.trends.of(TrendKind.HOT).values()
-    assert (trend.since, trend.detail) == (2.0, "above 90 °C")
+    assert (trend.since, trend.detail) == (2.0, above(90.0))
     assert one.then(at(ONE, 85.0)) == []
     assert one.then(at(ONE, 89.0)) == []
     assert [hot_above(ONE, limit) for limit in (None, 80.0, 105.0)] == [90.0, 80.0, 90.0]
@@ -62,7 +71,7 @@ def test_a_card_is_hot_where_its_driver_slows_it_down() -> None:
     assert warm.reading is not None
     warm = replace(warm, reading=replace(warm.reading, limits=Limits(slowdown=80.0)))
     assert one.then(warm) == [("hot", "A")]
-    assert one.trends.of(TrendKind.HOT)["A"].detail == "above 80 °C"
+    assert one.trends.of(TrendKind.HOT)["A"].detail == above(80.0)
 
 
 def test_a_card_is_slow_once_it_has_been_so_for_long_enough() -> None:
@@ -72,7 +81,7 @@ def test_a_card_is_slow_once_it_has_been_so_for_long_enough() -> None:
     assert one.then(slow, after=299.0) == []
     assert one.then(slow) == [("slow", "A")]
     (trend,) = one.trends.of(TrendKind.SLOW).values()
-    assert (trend.since, trend.detail) == (1.0, "driver: thermal slowdown")
+    assert (trend.since, trend.detail) == (1.0, (by_driver("thermal slowdown"),))
     assert one.then(fast) == []
     assert one.then(slow, after=400.0) == [], "it begins anew"
 
@@ -89,7 +98,10 @@ def test_one_moment_shows_a_limit_but_not_what_may_be_over_in_the_next() -> None
     throttled = replace(TWO, reading=Reading(at=1.0, throttle=("hw_power_cap",)))
     [(at_, trend)] = at_one_moment(seen(limited, throttled)).found.items()
     assert at_ == (TrendKind.SLOW, "A")
-    assert trend.detail == "power limit 225 W, default 300 W; driver: app power cap"
+    assert trend.detail == (
+        Message("PowerLimitBelowDefault", facts={"own": 225.0, "other": 300.0}),
+        by_driver("app power cap"),
+    )
 
 
 def test_errors_rise_until_there_was_none_for_a_quarter_of_an_hour() -> None:
@@ -97,7 +109,7 @@ def test_errors_rise_until_there_was_none_for_a_quarter_of_an_hour() -> None:
     assert one.then(at(ONE, axi=7, pcie=0)) == [], "they may be from last year"
     assert one.then(at(ONE, axi=7, pcie=0)) == []
     assert one.then(at(ONE, axi=9, pcie=1)) == [("errors", "A")]
-    assert one.trends.of(TrendKind.ERRORS)["A"].detail == "axi, pcie"
+    assert one.trends.of(TrendKind.ERRORS)["A"].detail == ("axi, pcie",)
     assert one.then(at(ONE, axi=10, pcie=1), after=800) == [("errors", "A")]
     assert one.then(at(ONE, axi=10, pcie=1), after=800) == [("errors", "A")]
     assert one.trends.of(TrendKind.ERRORS)["A"].since == 3.0
@@ -114,7 +126,7 @@ def test_other_words_of_the_driver_about_errors_are_errors_too() -> None:
         assert one.then(says(quiet)) == [], quiet
     assert one.then(says("0x2"), after=5) == [("errors", "A")]
     trend = one.trends.of(TrendKind.ERRORS)["A"]
-    assert (trend.detail, trend.counted) == ("0x2", False)
+    assert (trend.detail, trend.counted) == (("0x2",), False)
     assert one.then(says("0x3"), after=800) == [("errors", "A")]
     assert one.trends.of(TrendKind.ERRORS)["A"].since == trend.since, "it is one trend"
     assert one.then(says("0x3"), after=899) == [("errors", "A")]
@@ -153,7 +165,7 @@ def test_a_card_with_another_identity_after_each_reset_fills_no_memory() -> None
 def test_two_cards_with_one_uuid() -> None:
     one, twin = History(), replace(TWO, card=replace(TWO.card, uuid="A"))
     assert one.then(ONE, twin) == [("twins", "A"), ("twins", "B")]
-    assert one.trends.of(TrendKind.TWINS)["A"].detail == "A"
+    assert one.trends.of(TrendKind.TWINS)["A"].detail == ("A",)
     assert one.then(ONE, TWO) == []
     nameless = [replace(each, card=replace(each.card, uuid=None)) for each in (ONE, TWO)]
     assert one.then(*nameless) == []
@@ -164,7 +176,9 @@ def test_a_link_is_slow_until_it_is_as_its_siblings_are() -> None:
     slow, fast = (replace(ONE, card=replace(ONE.card, link_speed=(s, 32.0))) for s in (16.0, 32.0))
     sibling = replace(TWO, card=replace(TWO.card, link_speed=(32.0, 32.0)))
     assert one.then(slow, sibling) == [("link", "A")]
-    assert one.trends.of(TrendKind.LINK)["A"].detail == "16 of 32 GT/s"
+    assert one.trends.of(TrendKind.LINK)["A"].detail == (
+        Message("SlowerLanes", facts={"own": 16.0, "other": 32.0}),
+    )
     assert one.then(fast, sibling) == []
 
 

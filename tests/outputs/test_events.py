@@ -115,7 +115,7 @@ def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
 
 
 def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
-    trend = Trend(card=card(0), detail="above 90 °C", since=1.0, last=1.0)
+    trend = Trend(card=card(0), detail=("above 90 °C",), since=1.0, last=1.0)
     for kind in TrendKind:
         lasts = Trends({(kind, "UUID-0"): trend})
         (began,) = events(changes.trend_entries(Trends(), lasts), [card(0)])
@@ -265,7 +265,7 @@ async def test_all_that_happens_is_recorded(room: Room) -> None:
         await room.show(dead(0), card(1))
         room.configs.publish(config("bad"))
         await room.seen()
-        rise = Trend(card=card(1), detail="axi_post_error", since=1.0, last=1.0)
+        rise = Trend(card=card(1), detail=("axi_post_error",), since=1.0, last=1.0)
         room.trends.publish(Trends({(TrendKind.ERRORS, "UUID-1"): rise}))
         await room.seen()
         assert room.texts() == {
@@ -307,7 +307,7 @@ async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now(roo
 
 
 async def test_of_a_card_that_flaps_there_is_no_event_for_each_change(room: Room) -> None:
-    trend = Trend(card=card(0), detail="5 times", since=1.0, last=1.0)
+    trend = Trend(card=card(0), detail=("5 times",), since=1.0, last=1.0)
     async with room.running():
         room.trends.publish(Trends({(TrendKind.FLAPPING, "UUID-0"): trend}))
         await room.show(dead(0), dead(1))

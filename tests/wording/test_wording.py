@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs, to_builtins
 
 from npu_agent.core.hardware import Cause, Health, HealthState
-from npu_agent.core.kinds import TRAITS, Clause, Kind, Message, NamedCard, Problem
+from npu_agent.core.kinds import TRAITS, Clause, ConditionClause, Kind, Message, NamedCard, Problem
 from npu_agent.core.problems import notes, problems
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.core.timeline import ENTRIES, EntryKind, TimelineEntry
@@ -26,10 +26,15 @@ from tests.outputs.web.helpers import Scene, night
 LANGUAGE = pytest.mark.parametrize("language", LANGUAGES)
 TRANSLATION = pytest.mark.parametrize("language", LANGUAGES[1:])
 HEALTH = Health(state=HealthState.UNHEALTHY, reason="REASON", since=0.0, cause=Cause.DEAD)
+HOT = Message("Temperature", facts={"celsius": 97.24})
 FACTS: dict[str, object] = {
+    "celsius": 97.24,
+    "own": 8,
+    "other": 16,
+    "reasons": "REASONS",
     "why": HEALTH,
-    "details": (97.24, 95.0),
-    "detail": "DETAIL",
+    "details": ((HOT,), ("DETAIL",)),
+    "detail": (HOT, Message("PowerLimitBelowDefault", facts={"own": 225.0, "other": 300.0})),
     "nodes": (("npu0", "npu0pe0"), ("npu1", "npu1pe0")),
     "pci": "0000:17:00.0",
     "devices": ("DEVICE",),
@@ -58,7 +63,7 @@ FACTS: dict[str, object] = {
     "unknown": ("npu8", "npu9"),
     "node": "node-7",
     "keys": "KEY",
-    "limit": "LIMIT",
+    "limit": 90.0,
     "load": 81.4,
     "first": "ID1",
     "fields": "FIELDS",
@@ -80,7 +85,9 @@ PODS = ("ml/train-10", "ml/train-9")
 def a_problem(kind: Kind, count: int, pods: tuple[str, ...] = ()) -> Problem:
     parts = (Problem("NodeNotWatched", facts=FACTS),) if kind == "APIServerAway" else ()
     cause = Cause.DEAD if TRAITS[kind].runbook == "npucardunhealthy" else None
-    facts = {**FACTS, "details": (97.24, 95.0)[:count]}
+    facts = {**FACTS, "details": ((HOT,), ("DETAIL",))[:count]}
+    if kind == "LimitsAlike":
+        facts["limit"] = HOT
     return Problem(kind, CARDS[:count], pods, facts, cause=cause, parts=parts)
 
 
@@ -106,9 +113,9 @@ def all_words(language: str) -> Iterator[str]:
         yield f"{cause.value}: {writer.reason(replace(HEALTH, cause=cause))}"
         every = Problem("AllCardsUnhealthy", CARDS, facts=FACTS, cause=cause)
         yield f"{cause.value}: {writer.text(every)}; {writer.remedy(every)}"
-    if language == "en":
-        for clause in get_args(Clause):
-            yield f"{clause}: {writer.text(Message(clause, CARDS, PODS, FACTS))}"
+    clauses = (*get_args(Clause), *(get_args(ConditionClause) if language == "en" else ()))
+    for clause in clauses:
+        yield f"{clause}: {writer.text(Message(clause, CARDS, PODS, FACTS))}"
 
 
 @LANGUAGE
@@ -131,7 +138,12 @@ def test_the_english_table_has_every_kind_and_no_other() -> None:
     assert set(get_args(Kind)) == TRAITS.keys()
     assert set(get_args(EntryKind)) == ENTRIES.keys()
     english = Writer("en").own
-    assert english.messages.keys() == {*TRAITS, *ENTRIES, *get_args(Clause)}
+    assert english.messages.keys() == {
+        *TRAITS,
+        *ENTRIES,
+        *get_args(Clause),
+        *get_args(ConditionClause),
+    }
     assert english.causes.keys() == set(Cause)
     assert english.phases.keys() == set(SessionPhase)
 
@@ -140,7 +152,7 @@ def test_the_english_table_has_every_kind_and_no_other() -> None:
 def test_a_translation_has_all_that_the_english_table_has(language: str) -> None:
     own, english = Writer(language).own, Writer("en").own
     # The Node condition is written in English.
-    assert own.messages.keys() == english.messages.keys() - set(get_args(Clause))
+    assert own.messages.keys() == english.messages.keys() - set(get_args(ConditionClause))
     assert (own.causes.keys(), own.phases.keys()) == (english.causes.keys(), english.phases.keys())
     for kind, translated in own.messages.items():
         words = english.messages[kind]
@@ -171,7 +183,8 @@ def test_what_the_rules_find_has_all_facts_that_the_words_quote(language: str) -
 def test_many_cards_and_pods_are_named_in_natural_order_and_counted() -> None:
     cards = tuple(NamedCard(f"U{index}", f"npu{index}") for index in range(64))
     pods = tuple(f"default/train-{index}" for index in reversed(range(12)))
-    facts = {"details": tuple(90.0 + index % 2 for index in range(64))}
+    readings = (Message("Temperature", facts={"celsius": 90.0 + at % 2}) for at in range(64))
+    facts = {"details": tuple((reading,) for reading in readings)}
     problem = Problem("CardHot", cards, pods, facts)
     assert Writer("en").text(problem) == (
         "npu0, npu1, npu2, npu3 and 60 more are hot: npu0 90.0 °C; npu1 91.0 °C; npu2 90.0 °C; "
@@ -184,8 +197,8 @@ def test_many_cards_and_pods_are_named_in_natural_order_and_counted() -> None:
 
 
 def test_details_that_are_the_same_are_said_once() -> None:
-    problem = Problem("CardHot", CARDS, facts={"details": (91.0, 91.0)})
-    assert Writer("en").text(problem) == "npu0, npu1 are hot: 91.0 °C"
+    problem = Problem("CardHot", CARDS, facts={"details": ((HOT,), (HOT,))})
+    assert Writer("en").text(problem) == "npu0, npu1 are hot: 97.2 °C"
 
 
 def test_what_is_quoted_is_no_template() -> None:

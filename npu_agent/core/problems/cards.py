@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from npu_agent.core.hardware import CardState, Cause, by_kind
-from npu_agent.core.kinds import Kind, NamedCard, Problem
+from npu_agent.core.kinds import Kind, Message, NamedCard, Problem
 from npu_agent.core.ledger import Assignment, Footprint, contradict, footprints_of, keys_of
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
-from npu_agent.core.trends import VERY_HOT, Trend, TrendKind, is_above
+from npu_agent.core.trends import VERY_HOT, Detail, Trend, TrendKind, is_above
 
 MISSED = 6 * 3600.0
 """Seconds for which a card that left is a problem, as the alert has it; later it is a note."""
@@ -41,7 +41,7 @@ def problems(state: AgentState) -> Iterator[Problem]:
     for kind in (TrendKind.ERRORS, TrendKind.LINK, TrendKind.SLOW):
         yield from _lasting(kind, working, state)
     twins = state.trends.of(TrendKind.TWINS)
-    for uuid in sorted({twin.detail for twin in twins.values()}):
+    for uuid in sorted({twin.card.card.uuid or "" for twin in twins.values()}):
         same = [card for card in cards if card.card.uuid == uuid]
         yield from _lasting(TrendKind.TWINS, same, state)
 
@@ -239,11 +239,12 @@ def _lasting(
     )
 
 
-def _detail(kind: TrendKind, card: CardState, trend: Trend) -> object:
+def _detail(kind: TrendKind, card: CardState, trend: Trend) -> Detail:
     """What is so now; as it began where that is not known."""
-    if kind is TrendKind.HOT and card.reading:
-        return card.reading.temperature()
-    if kind is TrendKind.ERRORS and card.reading:
-        text = (trend.counted and ", ".join(counted(card))) or card.reading.error_text
-        return text or trend.detail
+    reading = card.reading
+    if kind is TrendKind.HOT and reading:
+        return (Message("Temperature", facts={"celsius": reading.temperature()}),)
+    if kind is TrendKind.ERRORS and reading:
+        text = (trend.counted and ", ".join(counted(card))) or reading.error_text
+        return (text,) if text else trend.detail
     return trend.detail

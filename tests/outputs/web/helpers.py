@@ -182,7 +182,12 @@ class Scene:
     def lasts(self, kind: TrendKind, card: CardState, ago: float, detail: str = "") -> Self:
         """The scene with this, since so many seconds."""
         since = time.monotonic() - ago
-        trend = Trend(card=replace(card, reading=None), detail=detail, since=since, last=since)
+        trend = Trend(
+            card=replace(card, reading=None),
+            detail=(detail,) if detail else (),
+            since=since,
+            last=since,
+        )
         return replace(self, lasting={**self.lasting, (kind, card.id): trend})
 
     def state(self) -> AgentState:
@@ -286,7 +291,7 @@ def a_day(cards: Sequence[CardState]) -> Timeline:
     dropped = {"service": "beta.furiosa.ai/npu", "reason": "its stream ended"}
     given = {"pod": "playground/notebook-anna"}
     refused = {"error": "config.yaml:14:3: unknown key"}
-    errors = {"detail": "pcie_post_error"}
+    errors = {"detail": ("pcie_post_error",)}
     entries: list[tuple[float, TimelineEntry]] = [
         (85_000, TimelineEntry("AgentStarted", facts={"version": "1.2.3"}, subject="agent")),
         (61_000, TimelineEntry("RegistrationLost", facts=dropped, subject="resource")),

@@ -146,7 +146,7 @@ def test_watch_compares_readings(root: Path) -> None:
     ):
         process.until(r"npu0[^\n]*healthy")
         simulator.apply_fault(root, "npu0", "errors")
-        process.until(".{1,200}".join(("healthy,", "but", "counts", "new", "errors:")))
+        process.until(".{1,200}".join(("healthy;", "npu0", "counts", "new", "errors:")))
         process.type("\x03")
         assert process.ended() == 130
     assert "\x1b[?" not in process.output
