@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.manifests import RESOURCE, container, pod
+from tests.e2e.manifests import RESOURCE, container, pod, thing
 from tests.e2e.node import Node
 
 STILL = "(not listed by the kubelet, but its containers still run)"
@@ -72,6 +73,41 @@ def test_a_pod_that_is_not_listed_lives_on(node: Node) -> None:
     assert node.sleeps(OLD)
     node.end_sleep(OLD)
     node.wait_allocatable(2)
+
+
+def test_an_init_container_that_waits_for_a_volume_keeps_its_cores(node: Node) -> None:
+    """The agent restarts meanwhile, and cuts the cards in another way."""
+    mounts = [{"name": "late", "mountPath": "/late"}]
+    init = container("init", limits={RESOURCE: 1}, command=f"exec sleep {OLD}", volumeMounts=mounts)
+    late = {"name": "late", "secret": {"secretName": "late"}}
+    node.apply(pod("waits", container(), initContainers=[init], volumes=[late]))
+    node.wait_for("its Allocate", lambda: "allocated" in node.log())
+    with node.without_agent():
+        node.configure({"defaultPe": "Single"})
+    node.wait_equal("four cores", node.capacity, 4)
+    node.wait_allocatable(2)
+    until = time.monotonic() + 10  # two answers without it ended an allocation
+    while time.monotonic() < until:
+        assert node.allocatable() == 2
+        time.sleep(0.5)
+    node.apply(thing("Secret", "late"))
+    node.wait_for("the init container to run", lambda: node.sleeps(OLD))
+    node.apply(pod("next", container(limits={RESOURCE: 1}, command=f"exec sleep {NEXT}")))
+    node.wait_phase("next", "Running")
+    assert node.sleeps(OLD)
+    assert cards_of(node, "next").isdisjoint(cards_of(node, "waits", "init"))
+    for name in ("waits", "next"):
+        node.kubectl("delete", "pod", name, "--namespace=default")
+    node.wait_allocatable(4)
+    node.configure({})
+    node.wait_equal("two cards", node.capacity, 2)
+
+
+def cards_of(node: Node, name: str, of: str = "main") -> set[str]:
+    """The nodes of whole cards that a container has."""
+    where = (f"pod/{name}", "--namespace=default", f"--container={of}")
+    listed = node.kubectl("exec", *where, "--", "sh", "-c", "ls -d /dev/npu?")
+    return set(listed.split())
 
 
 @pytest.mark.one_kubelet

@@ -154,6 +154,31 @@ def test_a_claim_is_unprepared_while_its_containers_run(node: Node) -> None:
     assert seen(node, "next").cards == {card}
 
 
+def test_a_pod_that_joins_a_claim_keeps_its_card(node: Node) -> None:
+    """All Pods of the claim are forgotten as soon as pod-resources has listed it; it runs on."""
+    run(node, small("others", of_template=made(node, 7)))
+    marked = "100125"
+    run(node, claim("shared"), claim_pod("first", of_claim="shared"))
+    lasting = {"command": f"exec sleep {marked}", "terminationGracePeriodSeconds": 180}
+    run(node, small("later", of_claim="shared", **lasting))
+    (card,) = seen(node, "later").cards
+    node.wait_known("later")
+    for name in ("first", "later"):
+        node.forget_pod(name)
+    node.kubectl("delete", "resourceclaim", "shared", "--wait=false")
+    node.wait_for("the kubelet to unprepare it", lambda: not shared(node), 4 * SOON)
+    node.apply(small("next"))
+    said(node, "next", "not listed by the kubelet, but its containers still run)", 120)
+    assert node.sleeps(marked)
+    node.end_sleep(marked)
+    running(node, "next", timeout=3 * SOON)
+    assert seen(node, "next").cards == {card}
+
+
+def shared(node: Node) -> bool:
+    return "default/shared" in prepared(node)
+
+
 def test_the_node_reboots(node: Node) -> None:
     run(node, claim_pod("always", restartPolicy="Always"), claim_pod("once"))
     before = {name: verified(node, name, 1) for name in ("always", "once")}

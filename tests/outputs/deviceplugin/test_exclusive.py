@@ -30,6 +30,7 @@ from npu_agent.core.grant import RefusalError, requested
 from npu_agent.core.hardware import Card, CardState, Health, HealthState, Snapshot
 from npu_agent.core.identity import identify
 from npu_agent.core.ledger import (
+    UNIDENTIFIED,
     Assignment,
     DeviceName,
     Ledger,
@@ -95,6 +96,8 @@ class Container:
     """Where its card is."""
     card: Card
     """Its card when it was granted."""
+    sharers: int
+    """A number that all Pods of one claim have, which may share."""
 
 
 class Kubelet(PodResources):
@@ -129,8 +132,8 @@ class Node(LivingPods):
         }
 
     def cgroups_of(self, uids: Collection[str]) -> dict[str, bool]:
-        alive = {*self.machine.containers.values(), *self.machine.forgotten.values()}
-        return dict.fromkeys(frozenset(uids) & {one.assignment.pod for one in alive}, True)
+        present = {one.assignment.pod for one in self.machine.living()}
+        return {uid: uid not in self.machine.waiting for uid in present.intersection(uids)}
 
     async def cgroups(self, uids: Collection[str]) -> dict[str, bool]:
         return self.cgroups_of(uids)
@@ -156,6 +159,17 @@ class Machine(RuleBasedStateMachine):
         self.containers: dict[tuple[str, str], Container] = {}
         self.forgotten: dict[str, Container] = {}
         """Of Pods that were deleted by force, by UID: they run, and the kubelet lists them not."""
+        self.joined: dict[str, tuple[str, Container]] = {}
+        """Of Pods that came to share a claim, by UID, with the claim's."""
+        self.claimed_devices: dict[str, str] = {}
+        """The device of each prepared claim, by the claim's UID."""
+        self.lapses: dict[str, float] = {}
+        """Until when an unidentified Pod that was deleted by force may run: its cores are kept no
+        longer (docs/limitations.md)."""
+        self.init: set[str] = set()
+        """Pods whose init container has the device, which no list shows, by UID."""
+        self.waiting: set[str] = set()
+        """Those of them that have no process yet."""
         self.node = Node(self)
         self.count = 0
         self.up = True
@@ -168,6 +182,11 @@ class Machine(RuleBasedStateMachine):
         self.standby: Agent | None = None
         self.slices: set[str] = set()
         """The cards that the API server has in slices, by ID."""
+
+    def living(self) -> list[Container]:
+        """All containers that have, or are about to have, cores."""
+        joined = [container for _, container in self.joined.values()]
+        return [*self.containers.values(), *self.forgotten.values(), *joined]
 
     def teardown(self) -> None:
         self.runner.close()
@@ -321,12 +340,11 @@ class Machine(RuleBasedStateMachine):
         known whose UUID has changed, too. Nor after a held card was renumbered: then nothing says
         which nodes its container was given.
         """
-        living = {*self.containers.values(), *self.forgotten.values()}
         return not self.slices and all(
             one.assignment.resource == self.agent.name
             and one.card == self.cards[one.slot].state().card
             and one.assignment.pod in self.node.notes.get(one.assignment.name, ())
-            for one in living
+            for one in self.living()
         )
 
     @precondition(lambda self: self.snapshots.value.cards and self.notes_tell_all())
@@ -419,7 +437,7 @@ class Machine(RuleBasedStateMachine):
             uid=uid,
             namespace="team",
             name=uid,
-            pods=("p",),
+            pods=(pod,),
             pod_uids=(pod,),
             devices=(named,),
         )
@@ -429,6 +447,7 @@ class Machine(RuleBasedStateMachine):
         except RefusalError:
             return
         self.runner.run(allocator.saved())
+        self.claimed_devices[uid] = name
         self.given((CLAIM, uid), device, pod)
 
     @precondition(lambda self: self.unused())
@@ -445,22 +464,93 @@ class Machine(RuleBasedStateMachine):
     def unused(self) -> list[str]:
         """The prepared claims, by UID, whose Pods are gone from all lists."""
         prepared = sorted(self.agent.allocator.prepared.value)
-        return [uid for uid in prepared if (CLAIM, uid) not in self.containers]
+        joined = {uid for uid, _ in self.joined.values()}
+        return [
+            uid for uid in prepared if (CLAIM, uid) not in self.containers and uid not in joined
+        ]
+
+    def in_use(self) -> list[str]:
+        """The prepared claims, by UID, whose first Pod is listed."""
+        prepared = sorted(self.agent.allocator.prepared.value)
+        return [uid for uid in prepared if (CLAIM, uid) in self.containers]
+
+    @precondition(lambda self: self.up and self.in_use())
+    @rule(data=st.data(), identified=st.booleans(), last=st.booleans())
+    def joins(self, data: st.DataObject, identified: bool, last: bool) -> None:
+        """A Pod comes to share a claim, and is listed; the API server may not say its UID.
+
+        It may be the last one, and be deleted by force; then the kubelet unprepares the claim.
+        """
+        uid = data.draw(st.sampled_from(self.in_use()), "claim")
+        first = self.containers[CLAIM, uid]
+        self.count += 1
+        pod = f"later-{self.count}"
+        assignment = replace(first.assignment, pod=pod)
+        self.joined[pod] = uid, replace(first, assignment=assignment)
+        self.now += 0.1
+        self.answer(self.agent.pod_resources)
+        allocator = self.agent.allocator
+        allocator.reconcile()
+        claim = allocator.prepared.value[uid]
+        assert pod in claim.unidentified
+        if identified:
+            known = replace(
+                claim,
+                pods=(*claim.pods, pod),
+                pod_uids=(*claim.pod_uids, pod),
+                unidentified=tuple(name for name in claim.unidentified if name != pod),
+            )
+            self.runner.run(allocator.prepare(known, ()))
+        self.publishes()
+        if last:
+            del self.containers[CLAIM, uid]
+            self.joined_ends(pod, forced=True)
+            if uid in self.unused():
+                self.unprepared(uid)
+                self.prepare(data)
+
+    def joined_ends(self, pod: str, *, forced: bool) -> None:
+        uid, container = self.joined.pop(pod)
+        if forced:
+            self.forgotten[pod] = container
+            if pod in self.agent.allocator.prepared.value[uid].unidentified:
+                self.lapses[pod] = self.now + UNIDENTIFIED
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data(), forced=st.booleans())
+    def joined_pod_ends(self, data: st.DataObject, forced: bool) -> None:
+        self.joined_ends(data.draw(st.sampled_from(sorted(self.joined)), "Pod"), forced=forced)
+
+    def lapse(self) -> None:
+        for pod in [pod for pod, until in self.lapses.items() if until <= self.now]:
+            del self.lapses[pod]
+            self.forgotten.pop(pod, None)
 
     # The kubelet
 
     def answer(self, kubelet: Kubelet, without: frozenset[tuple[str, str]] = frozenset()) -> None:
-        error = None if self.up else "kubelet.sock is missing"
-        held = tuple(
+        if self.up:
+            held, uses = self.listed(without)
+            self.says(kubelet, Holdings(asked_at=self.now, assignments=held, claim_uses=uses))
+            return
+        before = kubelet.holdings.value
+        self.says(kubelet, replace(before, asked_at=self.now, error="kubelet.sock is missing"))
+
+    def listed(
+        self, without: frozenset[tuple[str, str]] = frozenset()
+    ) -> tuple[tuple[Assignment, ...], tuple[Assignment, ...]]:
+        """What pod-resources lists: devices, and uses of claims."""
+        held = [
             one.assignment
             for name, one in self.containers.items()
-            if name not in without and name[0] != CLAIM
-        )
-        if error:
-            held = kubelet.holdings.value.assignments
-        self.says(
-            kubelet, Holdings(asked_at=self.now, assignments=tuple(sorted(held)), error=error)
-        )
+            if name not in without and name[0] != CLAIM and one.assignment.pod not in self.init
+        ]
+        users = [(name[1], one) for name, one in self.containers.items() if name[0] == CLAIM]
+        uses = [
+            Assignment("team", one.assignment.pod, "main", DRIVER, self.claimed_devices[uid], uid)
+            for uid, one in [*users, *self.joined.values()]
+        ]
+        return tuple(sorted(held)), tuple(sorted(uses))
 
     def says(self, kubelet: Kubelet, answer: Holdings) -> None:
         """It is followed by what its host knows of the Pods."""
@@ -471,6 +561,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
     def answers(self, seconds: float) -> None:
         self.now += seconds
+        self.lapse()
         self.wrong = False
         self.answer(self.agent.pod_resources)
         self.publishes()
@@ -479,15 +570,14 @@ class Machine(RuleBasedStateMachine):
     def answers_late(self, seconds: float, data: st.DataObject) -> None:
         """What it says is of the moment when it was asked."""
         pod_resources = self.agent.pod_resources
-        held = tuple(
-            sorted(one.assignment for name, one in self.containers.items() if name[0] != CLAIM)
-        )
+        held, uses = self.listed()
         asked_at = self.now
         self.now += seconds
         if data.draw(st.booleans(), "grant meanwhile"):
             self.allocate(data)
         if self.up:
-            self.says(pod_resources, Holdings(asked_at=asked_at, assignments=held))
+            answer = Holdings(asked_at=asked_at, assignments=held, claim_uses=uses)
+            self.says(pod_resources, answer)
             self.wrong = False
         self.publishes()
 
@@ -533,6 +623,44 @@ class Machine(RuleBasedStateMachine):
         self.given((resource, id_), device)
         self.node.note()
 
+    @rule(data=st.data(), waits=st.booleans())
+    def allocate_for_init(self, data: st.DataObject, waits: bool) -> None:
+        """For an init container, which is not listed and may start much later."""
+        before = set(self.containers)
+        self.allocate(data)
+        for name in self.containers.keys() - before:
+            pod = self.containers[name].assignment.pod
+            self.init.add(pod)
+            if waits:
+                self.waiting.add(pod)
+
+    @precondition(lambda self: self.init)
+    @rule(data=st.data(), cores=st.sampled_from(WIDTHS), restarts=st.booleans())
+    def init_container_takes_long(
+        self, data: st.DataObject, cores: int | None, restarts: bool
+    ) -> None:
+        """Its card is cut in another way meanwhile."""
+        if restarts:
+            self.own(self.start(self.agent.name, cores, self.agent.api))
+        else:
+            self.configured(data, cores, "")
+        for seconds in (10.0, 100.0, 10.0):
+            self.answers(seconds)
+        self.allocate_more(data)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def init_container_starts(self, data: st.DataObject) -> None:
+        self.waiting.remove(data.draw(st.sampled_from(sorted(self.waiting)), "Pod"))
+
+    @precondition(lambda self: self.init - self.waiting)
+    @rule(data=st.data())
+    def sandbox_is_made_again(self, data: st.DataObject) -> None:
+        """The init container will be started once more."""
+        pods = sorted(one.assignment.pod for one in self.containers.values())
+        if again := [pod for pod in pods if pod in self.init - self.waiting]:
+            self.waiting.add(data.draw(st.sampled_from(again), "Pod"))
+
     def given(self, name: tuple[str, str], device: Device, pod: str = "") -> None:
         self.count += 1
         # The nodes are opened now: whose they are is decided by the number of now.
@@ -549,6 +677,7 @@ class Machine(RuleBasedStateMachine):
             frozenset((node, physical.slot if node in shared else -1) for node in device.nodes),
             physical.slot,
             physical.state().card,
+            self.count,
         )
 
     @rule(data=st.data())
@@ -561,8 +690,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def pod_ends(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
-        del self.containers[name]
-        if name[0] == CLAIM:
+        self.waiting.discard(self.containers.pop(name).assignment.pod)
+        if name[0] == CLAIM and name[1] in self.unused():
             self.unprepared(name[1])
 
     @precondition(lambda self: self.containers)
@@ -574,7 +703,10 @@ class Machine(RuleBasedStateMachine):
         """
         name = data.draw(st.sampled_from(sorted(self.containers)), "Pod")
         container = self.containers.pop(name)
-        self.forgotten[container.assignment.pod] = container
+        if container.assignment.pod in self.waiting:
+            self.waiting.remove(container.assignment.pod)  # the kubelet does not start it any more
+        else:
+            self.forgotten[container.assignment.pod] = container
 
     @precondition(lambda self: self.forgotten)
     @rule(data=st.data())
@@ -592,15 +724,14 @@ class Machine(RuleBasedStateMachine):
     def no_core_and_no_node_twice(self) -> None:
         cores: dict[tuple[int, int], Container] = {}
         nodes: dict[str, tuple[int, Container]] = {}
-        for container in (*self.containers.values(), *self.forgotten.values()):
+        for container in self.living():
             for core in container.cores:
-                assert core not in cores, f"{container} and {cores[core]}"
-                cores[core] = container
+                owner = cores.setdefault(core, container)
+                assert owner.sharers == container.sharers, f"{container} and {owner}"
             for node, within in container.nodes:
                 before = nodes.setdefault(node, (within, container))
-                assert before[1] is container or before[0] == within >= 0, (
-                    f"{node}: {container} and {before[1]}"
-                )
+                shared = before[1].sharers == container.sharers
+                assert shared or before[0] == within >= 0, f"{node}: {container} and {before[1]}"
 
 
 def plugin_wishes(name: str, cores: int | None, api: str, disabled: str = "") -> PluginWishes:
