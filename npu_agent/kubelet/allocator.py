@@ -181,6 +181,10 @@ class Allocator:
         self._read = False
         self._applied: tuple[float, list[Card]] = 0.0, []
         """When the ledger's answer was requested, and the cards that it was compared with."""
+        self._planned: tuple[
+            Facts | None, PluginWishes | None, Mapping[str, tuple[Device, ...]]
+        ] = (None, None, {})
+        """The lists that were planned last, and what from."""
         self._away = False
         self.owned = False
         """Whether the node is this agent's; only then is its record the one on disk."""
@@ -343,12 +347,19 @@ class Allocator:
         self.reconcile()
         if not self._can_plan:
             return
-        lists = plan.device_lists(self.facts(), self.wishes.value)
-        for name, devices in lists.items():
+        for name, devices in self._device_lists().items():
             self.devices[name].publish(plan.withheld(self.devices[name].value, devices))
         for claims in self.pools.values():
             if claims.offered.value is not None and self._is_planned(claims):
                 self._publish_pool(claims)  # which leaves out what is not on the disk
+
+    def _device_lists(self) -> Mapping[str, tuple[Device, ...]]:
+        """Plans what the device plugin lists, once for the same facts: 512 cores take 14 ms."""
+        facts = self.facts()
+        wishes = self.wishes.value
+        if self._planned[:2] != (facts, wishes):
+            self._planned = facts, wishes, plan.device_lists(facts, wishes)
+        return self._planned[2]
 
     @property
     def _can_plan(self) -> bool:
@@ -372,7 +383,7 @@ class Allocator:
             if confirmed is not None and confirmed == claims.offered.value:
                 left = plan.withdrawn(self.facts(), wishes, driver, confirmed)
                 self.states.publish(self._ledger.without_published(left))
-        lists = plan.device_lists(self.facts(), self.wishes.value)
+        lists = self._device_lists()
         if self.owned:
             self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
         known = self.pod_resources.holdings.value.error is None

@@ -104,9 +104,9 @@ def test_an_init_container_that_waits_for_a_volume_keeps_its_cores(node: Node) -
 
 
 def cards_of(node: Node, name: str, of: str = "main") -> set[str]:
-    """The nodes of whole cards that a container has."""
+    """The cards of which a container has any part, by a node that all of them share."""
     where = (f"pod/{name}", "--namespace=default", f"--container={of}")
-    listed = node.kubectl("exec", *where, "--", "sh", "-c", "ls -d /dev/npu?")
+    listed = node.kubectl("exec", *where, "--", "sh", "-c", "ls -d /dev/npu?_mgmt")
     return set(listed.split())
 
 
