@@ -275,7 +275,7 @@ class Allocator:
             starting = any(hold.kept_until > now for hold in ledger.allocations.values())
             unsure = answer.error or answer.asked_at < now or ledger.unreadable
             # The slices stay for the next agent, which has to know of them.
-            kept = ledger.prepared or ledger.published or answer.cgroups
+            kept = ledger.prepared or ledger.published or ledger.orphans or answer.cgroups
             if held or starting or kept or unsure:
                 return False
             await self._record.remove()
@@ -295,7 +295,7 @@ class Allocator:
         It keeps the ledger and `usages` up to date meanwhile, too.
         """
         async for _ in changes_of(*self._planned_from()):
-            self._withhold()
+            self.withhold()
 
     def _planned_from(self) -> tuple[Feed[Any], ...]:
         return (
@@ -339,7 +339,7 @@ class Allocator:
                     self._publish(written.lists)
                     break
 
-    def _withhold(self) -> None:
+    def withhold(self) -> None:
         """Publishes what gets worse: it needs no disk, as the record may have more than is offered.
 
         What gets better is published by `replan`, when it is on the disk.

@@ -351,6 +351,19 @@ async def test_the_record_stays_while_a_claim_is_prepared(tmp_path: Path) -> Non
     assert (tmp_path / RECORD).exists()
 
 
+async def test_the_record_stays_for_a_pod_whose_uid_is_not_known(tmp_path: Path) -> None:
+    """It came to share a claim that has ended; no cgroup shows that it runs."""
+    room = Room(tmp_path)
+    await room.owned()
+    shared = replace(claim("c", room.cards[0]), unidentified=("later",))
+    await room.allocator.prepare(shared, ())
+    await room.allocator.unprepare(shared.uid)
+    await room.allocator.saved()
+    await ends(room)
+    recovered = recover(Ledger(), read_record(tmp_path), 0.0)
+    assert list(recovered.orphans) == ["ml/later"]
+
+
 async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_path: Path) -> None:
     """The record before it could not be read, and one answer that lists no Pod is not enough."""
     (tmp_path / RECORD).write_bytes(b"{")

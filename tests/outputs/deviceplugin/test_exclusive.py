@@ -233,6 +233,7 @@ class Machine(RuleBasedStateMachine):
         )
         for agent in self.agents:
             agent.snapshots.publish(self.snapshots.value)
+            agent.allocator.withhold()
 
     def settles(self, data: st.DataObject) -> None:
         """Mostly the publisher comes to know of a change before anything else happens."""
@@ -421,6 +422,8 @@ class Machine(RuleBasedStateMachine):
         The Pod before may have been deleted by force, so that its containers run.
         """
         uid = data.draw(st.sampled_from(sorted(self.agent.allocator.prepared.value)), "claim")
+        for pod in [pod for pod, (of, _) in self.joined.items() if of == uid]:
+            self.joined_ends(pod, forced=lives)
         before = self.containers.pop((CLAIM, uid), None)
         if before and lives:
             self.forgotten[before.assignment.pod] = before
@@ -557,6 +560,9 @@ class Machine(RuleBasedStateMachine):
         answer = replace(answer, pods=self.node.notes)
         cgroups = self.node.cgroups_of(kubelet.orphan_candidates(answer))
         kubelet.holdings.publish(replace(answer, cgroups=cgroups))
+        for agent in self.agents:
+            if agent.pod_resources is kubelet:
+                agent.allocator.withhold()
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.5, 1.5, 10.0, 100.0)))
     def answers(self, seconds: float) -> None:
