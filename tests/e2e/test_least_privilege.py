@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,20 @@ for place in sorted(places):
         pass
 print(json.dumps({"tried": sorted(places), "written": written, "dev": os.listdir("/host/dev/shm"),
                   "classes": os.listdir("/host/sys/class")}))
+"""
+
+LISTENS = """
+import asyncio
+from npu_agent.inventory.uevents import KernelEvents
+
+async def main():
+    kernel = KernelEvents(["mem"])
+    running = asyncio.create_task(kernel.run())
+    async with asyncio.timeout(60):
+        await kernel.news.until(lambda news: news.heard)
+    print("heard")
+
+asyncio.run(main())
 """
 
 
@@ -121,3 +137,22 @@ def test_other_mounts_are_closed_by_the_component(node: Node, directory: Path) -
     assert all(place.startswith("/host/sys/fs/cgroup/") for place in cgroups)
     assert {"/host/dev/mqueue", "/host/sys/fs/cgroup"} < set(found["tried"])
     assert found["written"] == []
+
+
+@pytest.mark.one_kubelet
+def test_the_kernel_is_heard_in_the_agent_s_own_network_namespace(
+    node: Node, directory: Path
+) -> None:
+    """Without a capability. `mem` stands for a driver's class: /dev/null's event is sent again."""
+    name = create(node, directory, cgroups=unified())
+    runs = partial(node.cluster.exec, name, PYTHON, "--version", namespace=NAMESPACE)
+    node.wait_for("the Pod to run", runs)
+    with ThreadPoolExecutor(1) as pool:
+        listens = pool.submit(node.cluster.exec, name, PYTHON, "-c", LISTENS, namespace=NAMESPACE)
+
+        def ended() -> bool:
+            Path("/sys/class/mem/null/uevent").write_text("change")
+            return listens.done()
+
+        node.wait_for("an event of the kernel", ended, timeout=90)
+        assert listens.result().strip() == "heard"
