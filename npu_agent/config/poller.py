@@ -103,7 +103,7 @@ class Poller:
                         return  # still being written: the next poll finds it complete
                     await self._judge(data, path)
         except ConfigError as error:
-            self._reject(str(error))
+            self._reject(*map(str, error.problems))
         else:
             self._judged = data
 
@@ -123,7 +123,7 @@ class Poller:
         try:
             wanted = await self._thread.call(parsing, deadline=self._timing.parsing)
         except ConfigError as error:
-            self._reject(str(error))
+            self._reject(*map(str, error.problems))
         else:
             self._apply(wanted.config)
 
@@ -156,12 +156,13 @@ class Poller:
             )
         )
 
-    def _reject(self, error: str) -> None:
+    def _reject(self, *errors: str) -> None:
         before = self.states.value
-        if error == before.error:
+        if errors == before.errors:
             return
-        log.error("the config file is refused and the last good one stays", error=error)
-        self.states.publish(replace(before, error=error, rejected=before.rejected + 1))
+        now = replace(before, errors=errors, rejected=before.rejected + 1)
+        log.error("the config file is refused and the last good one stays", error=now.error)
+        self.states.publish(now)
 
 
 def _content(path: Path) -> bytes | None:

@@ -185,10 +185,10 @@ def config_entries(before: ConfigState, after: ConfigState) -> Iterator[Timeline
         yield TimelineEntry("ConfigAppliedInPart", facts=facts, subject="config")
     elif after.generation != before.generation:
         yield TimelineEntry("ConfigApplied", subject="config")
-    elif before.error is not None and after.error is None:
+    elif before.errors and not after.errors:
         yield TimelineEntry("ConfigGoodAgain", subject="config")
-    if after.error is not None and after.error != before.error:
-        facts = {"error": "; ".join(after.error.splitlines())}
+    if after.errors and after.errors != before.errors:
+        facts = {"error": "; ".join(after.errors)}
         yield TimelineEntry("ConfigRejected", facts=facts, subject="config")
 
 

@@ -153,12 +153,17 @@ class ConfigState:
     """The number of the config in force, from 1."""
     loaded_at: float
     """When the file was last found good."""
-    error: str | None = None
-    """What is wrong with the file now; None if it is good."""
+    errors: tuple[str, ...] = ()
+    """What is wrong with the file now, a line each; empty if it is good."""
     rejected: int = 0
     """How many bad versions of the file there were."""
     waiting: tuple[str, ...] = ()
     """The keys whose new value waits for a restart."""
+
+    @property
+    def error(self) -> str | None:
+        """All that is wrong with the file now; None if it is good."""
+        return "\n".join(self.errors) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,14 @@ def test_a_card_that_is_gone_was_not_uncordoned() -> None:
 
 def test_a_config_that_is_applied_refused_and_corrected() -> None:
     good = ConfigState(loaded_at=1.0)
-    bad = replace(good, error="c.yaml:3:1: unknown key\nc.yaml:4:1: another", rejected=1)
+    bad = replace(
+        good,
+        errors=(
+            "c.yaml:3:1: unknown key",
+            "c.yaml:4:1: another",
+        ),
+        rejected=1,
+    )
     applied = replace(good, generation=2, waiting=("pluginDir",))
     (refused,) = changes.config_entries(good, bad)
     assert refused.kind == "ConfigRejected"

@@ -92,7 +92,7 @@ def everything(family: str) -> list[Written]:
             labels=LabelState(output="api", labels={"a": "b"}, error="403"),
             dra=(driver(phase=phase),),
         )
-        troubled.config = replace(troubled.config, error="bad")
+        troubled.config = replace(troubled.config, errors=("bad",))
         add(troubled)
     return found
 

@@ -100,7 +100,7 @@ def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None
     good = scene(_REGISTERED)
     waiting = replace(good.config, waiting=("resourceName",))
     assert replace(good, config=waiting).unready() == ()
-    refused = replace(good.config, error="config.yaml:3:1: unknown key")
+    refused = replace(good.config, errors=("config.yaml:3:1: unknown key",))
     assert replace(good, config=refused).unready() == ("config: config.yaml:3:1: unknown key",)
 
 
@@ -164,7 +164,12 @@ def test_each_trouble_of_the_agent_is_one_problem() -> None:
         cards=(state(),), phase=SessionPhase.REGISTERING, reason="kubelet.sock is missing"
     )
     scene.config = replace(
-        scene.config, error="c.yaml:1:1: bad\nc.yaml:2:1: worse", waiting=("pluginDir",)
+        scene.config,
+        errors=(
+            "c.yaml:1:1: bad",
+            "c.yaml:2:1: worse",
+        ),
+        waiting=("pluginDir",),
     )
     scene.holdings = Holdings(error="the socket is missing")
     scene.labels = LabelState(output="api", labels={"a": "b"}, error="403: give the role patch")
@@ -348,7 +353,7 @@ def troubled() -> Scene:
         ),
         timeline=Timeline().left([well(4)], [], time.monotonic()),
     )
-    found.config = replace(found.config, error="bad")
+    found.config = replace(found.config, errors=("bad",))
     return found
 
 
@@ -371,7 +376,7 @@ def test_the_most_harmful_comes_first() -> None:
         holdings=Holdings(assignments=(held(held_, "yolo"),)),
         timeline=Timeline().left([well(4)], [], time.monotonic() - 30),
     )
-    scene.config = replace(scene.config, error="bad")
+    scene.config = replace(scene.config, errors=("bad",))
     found = problems(scene.state())
     assert [(problem.kind, names(problem), problem.severity) for problem in found] == [
         ("ResourceNotRegistered", [], "critical"),

@@ -30,7 +30,11 @@ OTHERS = (
 
 
 def texts() -> Iterator[str]:
-    """Each text of the source, with an ellipsis where it puts something in."""
+    """Each text of the source, with an ellipsis where it puts something in.
+
+    The sentences of problems and of the timeline are in a golden file, as they read.
+    """
+    yield from (ROOT / "tests/wording/golden/en.txt").read_text().splitlines()
     for path in sorted((ROOT / "npu_agent").rglob("*.py")):
         if path.is_relative_to(ROOT / "npu_agent/kubelet/wire"):
             continue

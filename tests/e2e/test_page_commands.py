@@ -23,16 +23,16 @@ def kept(node: Node, repaired: None) -> Iterator[None]:  # noqa: ARG001
     node.configure(CONFIG)
 
 
-def problem(node: Node, words: str) -> dict[str, Any]:
-    """Waits until the page has a problem with these words."""
+def problem(node: Node, kind: str) -> dict[str, Any]:
+    """Waits until the page has a problem of this kind."""
 
     def said() -> dict[str, Any]:
         problems = json.loads(node.page("/status.json"))["problems"]
         found: dict[str, Any]
-        (found, *_) = (problem for problem in problems if words in problem["text"])
+        (found, *_) = (problem for problem in problems if problem["kind"] == kind)
         return found
 
-    return node.wait_for(words, said)
+    return node.wait_for(kind, said)
 
 
 def typed(node: Node, command: str) -> str:
@@ -43,7 +43,7 @@ def typed(node: Node, command: str) -> str:
 
 def test_a_refused_config_is_checked_in_the_agents_own_pod(node: Node) -> None:
     node.configure("interval: soon\n")
-    command = problem(node, "the config file is refused")["command"]
+    command = problem(node, "ConfigRefused")["command"]
     assert "config.yaml:1" in typed(node, command)
 
 
@@ -53,11 +53,12 @@ def test_a_dead_card_has_its_pods_deleted_last_and_all_dead_ones_cordon_the_node
     node.run("worker", 1)
     card = node.environment("worker", "NPU_DEVNAME")[:4]
     node.fault("dead", card)
-    dead = problem(node, f"{card} is unhealthy")
+    dead = problem(node, "CardUnhealthy")
     assert dead["command"].startswith("dmesg")
-    assert "default/worker" in dead["text"]
+    assert dead["headline"] == f"{card} is unhealthy"
+    assert dead["pods"] == ["default/worker"]
     typed(node, dead["last_command"])
     assert node.objects("pod", "default") == []
     node.fault("dead", "npu0", "npu1")
-    typed(node, problem(node, "are unhealthy")["command"])
+    typed(node, problem(node, "AllCardsUnhealthy")["command"])
     assert node.get("node", node.name)["spec"]["unschedulable"]

@@ -198,7 +198,7 @@ def test_what_is_not_served_may_pass(scene: Scene, reason: str, message: str) ->
 
 def test_a_standby_and_a_bad_config_file_take_no_work_away() -> None:
     scene = Scene(cards=(*healthy(2),), phase=SessionPhase.STANDBY)
-    scene.config = replace(scene.config, error="line 3")
+    scene.config = replace(scene.config, errors=("line 3",))
     assert judged(scene).status
 
 

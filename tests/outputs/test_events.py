@@ -60,7 +60,7 @@ def dead(index: int, reason: str = "alive says 0") -> CardState:
 
 
 def config(error: str | None = None) -> ConfigState:
-    return ConfigState(loaded_at=0.0, error=error)
+    return ConfigState(loaded_at=0.0, errors=(error,) if error else ())
 
 
 def card_events(before: Snapshot, after: Snapshot, usages: Collection[Usage] = ()) -> list[Event]:

@@ -45,7 +45,7 @@ FACTS: dict[str, object] = {
     "any": True,
     "expected": 8,
     "service": "furiosa.ai/rngd",
-    "phase": SessionPhase.BLOCKED,
+    "phase": SessionPhase.REGISTERING,
     "again": False,
     "reason": "REASON",
     "trouble": "TROUBLE",

@@ -108,8 +108,8 @@ def _of_slices(driver: DraState) -> Iterator[Problem]:
 
 
 def _of_config(state: AgentState) -> Iterator[Problem]:
-    if state.config.error is not None:
-        yield Problem("ConfigRefused", facts={"error": state.config.error.partition("\n")[0]})
+    if state.config.errors:
+        yield Problem("ConfigRefused", facts={"error": state.config.errors[0]})
     if state.tls is None:
         return
     expires_at = state.tls.expires_at

@@ -67,7 +67,11 @@ def as_json(state: AgentState) -> dict[str, Any]:
             for resource in state.resources
         ],
         "dra": [_driver(driver, state) for driver in state.dra],
-        "config": {**asdict(state.config), "loaded_at": iso(state.wall(state.config.loaded_at))},
+        "config": {
+            **asdict(state.config),
+            "error": state.config.error,
+            "loaded_at": iso(state.wall(state.config.loaded_at)),
+        },
         "labels": labels
         and {
             "output": labels.output,

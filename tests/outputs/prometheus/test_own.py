@@ -49,7 +49,11 @@ def test_a_new_agent_shows_zeros_where_a_rise_should_be_seen() -> None:
         (ConfigState(loaded_at=12.5), [1, 1_700_000_000, 1, 0, 0]),
         (
             ConfigState(
-                loaded_at=12.5, generation=4, error="line 3", rejected=2, waiting=("socketName",)
+                loaded_at=12.5,
+                generation=4,
+                errors=("line 3",),
+                rejected=2,
+                waiting=("socketName",),
             ),
             [4, 1_700_000_000, 0, 2, 1],
         ),

@@ -56,6 +56,10 @@ from tests.outputs.helpers import DRIVER, RESOURCE, claim, holdings
 from tests.until import first
 
 LIMITS = PortLimits()
+_ERRORS = """\
+/etc/npu-agent/config.yaml:14:3: health.maxTemprature: unknown key: did you mean maxTemperature?
+/etc/npu-agent/config.yaml:21:13: metrics.interval: must be a number of seconds, 1 to 3600
+""".splitlines()
 IN_ITS_POD = Invocation(
     pod="kube-system/npu-agent-x7k2p",
     config_file="/etc/npu-agent/config.yaml",
@@ -368,11 +372,7 @@ def night() -> Scene:
         config=ConfigState(
             generation=4,
             loaded_at=time.monotonic() - 5_400,
-            error=(
-                "/etc/npu-agent/config.yaml:14:3: health.maxTemprature: unknown key: did you mean "
-                "maxTemperature?\n/etc/npu-agent/config.yaml:21:13: metrics.interval: must be a "
-                "number of seconds from 1 to 3600, not 0"
-            ),
+            errors=tuple(_ERRORS),
             rejected=2,
             waiting=("metrics.listen", "resourceName"),
         ),
@@ -431,7 +431,7 @@ def hostile(bad: str) -> Scene:
         ),
         node=bad,
     )
-    scene.config = replace(scene.config, error=bad, waiting=(bad,))
+    scene.config = replace(scene.config, errors=(bad,), waiting=(bad,))
     happened = [TimelineEntry("ConfigRejected", facts={"error": bad}, subject="config")]
     scene.timeline = Timeline().noted(happened, time.monotonic()).left([one], [], time.monotonic())
     return scene

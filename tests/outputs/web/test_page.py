@@ -377,7 +377,7 @@ def test_whether_it_is_ready_and_why_not() -> None:
     assert "Ready: the config is applied." in Document(page(alone, lambda _: ())).text
     blocked = Scene(cards=(state(),), phase=SessionPhase.BLOCKED, reason="mount it")
     assert "Not ready: beta.furiosa.ai/npu: blocked: mount it" in shown(blocked).text
-    blocked.config = replace(blocked.config, error="c.yaml:1:1: bad")
+    blocked.config = replace(blocked.config, errors=("c.yaml:1:1: bad",))
     assert "blocked: mount it (and 1 more)" in shown(blocked).text
 
 
