@@ -39,7 +39,7 @@ async def node(name: str, directory: Path) -> AsyncIterator[Node]:
     signed = await asyncio.to_thread(authority, directory / "tls")
     account = directory / "serviceaccount"
     account.mkdir()
-    (account / "token").write_text("a-token")
+    (account / "token").write_text("a-token", encoding="utf-8")
     (account / "ca.crt").write_bytes(signed.ca.read_bytes())
     here = Node(name, account)
     async with served(here.answer, signed.context()) as url:

@@ -186,7 +186,7 @@ def _gpus(root: Path, kind: int) -> Path:
     (root / "dev/dri").mkdir(parents=True)
     for name in (f"card{at}" for at in range(CARDS)):
         (root / "sys/class/drm" / name / "device/drm" / name).mkdir(parents=True)
-        (root / "sys/class/drm" / name / "device/vendor").write_text("0x8086\n")
+        (root / "sys/class/drm" / name / "device/vendor").write_text("0x8086\n", encoding="utf-8")
         os.mknod(root / "dev/dri" / name, kind | 0o666, os.makedev(1, 3))
     return root / "dev/dri/card0"
 
@@ -254,7 +254,7 @@ async def _idle(process: Process, what: str, seconds: float) -> AsyncIterator[Fi
 
 def _account(judged: World) -> tuple[str, str, str]:
     """The API server's URL, the file with its CA, and a token."""
-    config = json.loads(judged.api.kubeconfig.read_text())
+    config = json.loads(judged.api.kubeconfig.read_bytes())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     return cluster["server"], cluster["certificate-authority"], user["token"]
 
@@ -264,7 +264,7 @@ def _agent(judged: World) -> str:
     server, ca, token = _account(judged)
     account = judged.directory / "serviceaccount"
     account.mkdir()
-    (account / "token").write_text(token)
+    (account / "token").write_text(token, encoding="utf-8")
     shutil.copy(ca, account / "ca.crt")
     simulator.make(judged.host, simulator.parse_cards(f"rngd={CARDS}"))
     host, _, port = server.removeprefix("https://").rpartition(":")

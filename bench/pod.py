@@ -29,7 +29,7 @@ def _count(*_: object) -> None:
         "modules": sorted(map(str, _loaded())),
     }
     new = credentials.DIRECTORY.with_name(f"{COUNTED}.new")
-    new.write_text(json.dumps(counted))
+    new.write_text(json.dumps(counted), encoding="utf-8")
     new.replace(new.with_name(COUNTED))
 
 

@@ -30,7 +30,9 @@ DATE = "date"
 def conditions() -> str:
     """The day, the versions and the machine of a run that begins now."""
     commit = commit_of(ROOT / "npu_agent") or "unknown"
-    model = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    model = re.search(
+        r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return (
         f"{datetime.now(UTC).date()}: npu-agent {__version__}, commit {commit},\n"
         f"Python {platform.python_version()}, Linux {platform.release()}, "
@@ -85,7 +87,9 @@ def write(run: str, figures: Sequence[Figure], columns: Sequence[str] = ()) -> N
     """Writes all pages, or none where one of them does not fit the run; `columns` are of peers."""
     begin, prefix = (PEERS_BEGIN, PEERS) if columns else (BEGIN, "")
     of_run = compared(figures, columns) if columns else table(figures)
-    made = {PAGE: page(PAGE.read_text(), run, of_run, begin)}
-    made |= {path: readme(path.read_text(), run, figures, prefix) for path in READMES}
+    made = {PAGE: page(PAGE.read_text(encoding="utf-8"), run, of_run, begin)}
+    made |= {
+        path: readme(path.read_text(encoding="utf-8"), run, figures, prefix) for path in READMES
+    }
     for path, text in made.items():
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")

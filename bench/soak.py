@@ -77,7 +77,7 @@ class _Soak:
     def edited(self) -> None:
         """Writes the config."""
         allocation = f"allocation: {{api: {self.api}}}"
-        self.agent.config.write_text(f"{self.fixed}\n{allocation}\n{self.more}\n")
+        self.agent.config.write_text(f"{self.fixed}\n{allocation}\n{self.more}\n", encoding="utf-8")
 
 
 async def soak(minutes: float) -> AsyncIterator[Figure]:
@@ -85,7 +85,7 @@ async def soak(minutes: float) -> AsyncIterator[Figure]:
     async with running("warboy=4,rngd=4", alive=True) as agent:
         await agent.settled()
         await agent.manager.start()
-        it = _Soak(agent, fixed=agent.config.read_text())
+        it = _Soak(agent, fixed=agent.config.read_text(encoding="utf-8"))
         for page in ("/metrics", "/", "/status.json"):
             await asyncio.to_thread(scrape, agent.port, page, PROMETHEUS, 1, 10)
         yield Figure("at the start", str(await _held(agent)))

@@ -24,7 +24,7 @@ def current() -> str:
     Raises:
         ValueError: the marks are not there, or a key of values.yaml has no comment.
     """
-    tables = "\n".join(_tables((CHART / "values.yaml").read_text()))
+    tables = "\n".join(_tables((CHART / "values.yaml").read_text(encoding="utf-8")))
     return parts.current(FILE, "values.yaml", f"{tables}\n")
 
 

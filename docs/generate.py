@@ -154,13 +154,13 @@ def main() -> int:
         ),
     ):
         fresh = make()
-        if file.exists() and file.read_text() == fresh:
+        if file.exists() and file.read_text(encoding="utf-8") == fresh:
             continue
         if args.check:
             print(f"{file} is not what {source}: run `make docs`", file=sys.stderr)
             code = 1
         else:
-            file.write_text(fresh)
+            file.write_text(fresh, encoding="utf-8")
     for page in filter(translations.lags, translations.pages()):
         print(f"{page.relative_to(translations.ROOT)}: the English page has changed since")
     return code

@@ -15,7 +15,7 @@ def current(page: Path, source: str, part: str) -> str:
         ValueError: the marks are not there, or in disorder.
     """
     mark = _BEGIN.format(source)
-    before, begin, rest = page.read_text().partition(mark)
+    before, begin, rest = page.read_text(encoding="utf-8").partition(mark)
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"{page} has lost its marks {mark.strip()} and {_END.strip()}")

@@ -210,8 +210,8 @@ def _up(count: int) -> int:
 def main() -> int:
     """Writes the pictures."""
     screen = tuple(rows(recorded()))
-    MOVING.write_text(moving(screen))
-    STANDING.write_text(standing(screen))
+    MOVING.write_text(moving(screen), encoding="utf-8")
+    STANDING.write_text(standing(screen), encoding="utf-8")
     return 0
 
 

@@ -30,7 +30,10 @@ def runbook(language: str) -> str:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def parsed(folder: Path) -> list[list[Token]]:
-        return [parser.parse(_MARK.sub("", (folder / name).read_text())) for name in _PAGES]
+        return [
+            parser.parse(_MARK.sub("", (folder / name).read_text(encoding="utf-8")))
+            for name in _PAGES
+        ]
 
     english = parsed(DOCS)
     made = english if language == "en" else parsed(DOCS / language)
@@ -54,7 +57,7 @@ def write() -> None:
     """Writes the runbook in every language to where the page reads it."""
     for language, file in FILES.items():
         made = file.with_suffix(".new")
-        made.write_text(runbook(language))
+        made.write_text(runbook(language), encoding="utf-8")
         made.replace(file)  # whole at every moment: several test runs may share a checkout
 
 

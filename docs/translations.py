@@ -47,7 +47,7 @@ def current(page: Path) -> str:
         raise ValueError(f"{page}: there is no {name}")
     language = page.parent.name
     line = _BEHIND[language].format(link=f"../{Path(name).name}")
-    rest = page.read_text()[len(first[0]) :].removeprefix(line)
+    rest = page.read_text(encoding="utf-8")[len(first[0]) :].removeprefix(line)
     return first[0] + (line if lags(page) else "") + rest
 
 
@@ -58,7 +58,7 @@ def lags(page: Path) -> bool:
 
 
 def _named(page: Path) -> tuple[re.Match[str], str]:
-    first = _FIRST.match(page.read_text())
+    first = _FIRST.match(page.read_text(encoding="utf-8"))
     if first is None:
         raise ValueError(
             f"{page}: the first line is not <!-- translation of docs/{page.name} at HASH -->, "

@@ -31,7 +31,9 @@ class Made(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._made = tempfile.TemporaryDirectory()
         stamp = Path(self._made.name, "commit")
-        stamp.write_text(os.environ.get("REVISION") or _described(Path(self.root)))
+        stamp.write_text(
+            os.environ.get("REVISION") or _described(Path(self.root)), encoding="utf-8"
+        )
         build_data["force_include"][str(stamp)] = STAMP
 
 
@@ -40,7 +42,7 @@ def _described(root: Path) -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        done = subprocess.run(GIT, cwd=root, check=False, capture_output=True, text=True)
+        done = subprocess.run(GIT, cwd=root, check=False, capture_output=True, encoding="utf-8")
     except OSError:
         return ""
     return done.stdout

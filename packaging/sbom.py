@@ -47,7 +47,7 @@ def main() -> int:
     args = parser.parse_args()
     parts = [*_locked(args.locked), _python()]
     if args.system and DPKG.exists():
-        parts += _dpkg(DPKG.read_text())
+        parts += _dpkg(DPKG.read_text(encoding="utf-8"))
     json.dump(_document(args.name, args.version, args.created, parts), sys.stdout, indent=1)
     print()
     return 0
@@ -58,7 +58,7 @@ def _locked(requirements: Path) -> Iterator[dict[str, Any]]:
 
     The rest of them is for other Pythons and systems: pip has decided that when it installed them.
     """
-    for line in requirements.read_text().splitlines():
+    for line in requirements.read_text(encoding="utf-8").splitlines():
         if not (pin := _PIN.match(line)):
             continue
         name, version = pin.groups()

@@ -43,7 +43,7 @@ def generate(target: Path) -> None:
         check=True,
         stderr=subprocess.DEVNULL,  # the plugin chats there; protoc's errors set the exit code
     )
-    (target / "__init__.py").write_text(INIT)
+    (target / "__init__.py").write_text(INIT, encoding="utf-8")
 
 
 def files(root: Path) -> list[Path]:
@@ -64,12 +64,12 @@ def main() -> int:
         if not args.check:
             shutil.rmtree(args.target, ignore_errors=True)
             shutil.copytree(fresh, args.target)
-            SAMPLES.write_text(golden(HERE))
+            SAMPLES.write_text(golden(HERE), encoding="utf-8")
             return 0
         same = files(fresh) == files(args.target) and all(
             filecmp.cmp(fresh / p, args.target / p, shallow=False) for p in files(fresh)
         )
-        same = same and SAMPLES.read_text() == golden(HERE)
+        same = same and SAMPLES.read_text(encoding="utf-8") == golden(HERE)
         if not same:
             print(
                 f"{args.target} or {SAMPLES} is not what protos/ generates: run `make protos`",

@@ -80,11 +80,11 @@ class ApiServer:
         rows = f'agents-token,{AGENTS},agents,"{groups}"\n'
         # The same priority and fairness as that of a service account.
         rows += f'informers-token,{INFORMERS},informers,"{groups},system:masters"\n'
-        tokens.write_text(tokens.read_text() + rows)
+        tokens.write_text(tokens.read_text(encoding="utf-8") + rows, encoding="utf-8")
         ours = [{"level": "Metadata", "users": [AGENTS, INFORMERS]}, {"level": "None"}]
         policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": ours}
         policy["omitStages"] = ["RequestReceived"]
-        (directory / "audit.yaml").write_text(json.dumps(policy))
+        (directory / "audit.yaml").write_text(json.dumps(policy), encoding="utf-8")
         self._audit = directory / "audit.log"
         peer = f"http://127.0.0.1:{free_port()}"
         self.etcd = self._program(
@@ -255,9 +255,9 @@ def _rights() -> Iterator[dict[str, Any]]:
     found = [
         one
         for name in ("rbac.yaml", "components/dra/rbac.yaml")
-        for one in yaml.safe_load_all((root / name).read_text())
+        for one in yaml.safe_load_all((root / name).read_bytes())
     ]
-    component = yaml.safe_load((root / "components/node-condition/kustomization.yaml").read_text())
+    component = yaml.safe_load((root / "components/node-condition/kustomization.yaml").read_bytes())
     for patch in component["patches"]:
         if patch["target"]["kind"] == "ClusterRole":
             found[0]["rules"] += [one["value"] for one in yaml.safe_load(patch["patch"])]

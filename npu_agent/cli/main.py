@@ -24,7 +24,7 @@ from npu_agent.text import printable, reason
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` (default: the process's) name; returns the exit code."""
     if sys.stdout is None:  # closed: else the next file that is opened would be in its place
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (for the process)
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (for the process)
     _print_everything()
     try:
         try:
@@ -72,9 +72,10 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
 def _print_everything() -> None:
     """Prints a "?" for what stdout's encoding lacks, in place of an error.
 
-    An encoding that was chosen by PYTHONIOENCODING stays.
+    What was chosen by PYTHONIOENCODING stays; the two below are Python's own for a locale.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    by_locale = ("strict", "surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in by_locale:
         sys.stdout.reconfigure(errors="replace")
 
 

@@ -93,7 +93,7 @@ def in_pod() -> bool:
 def own_namespace() -> str:
     """The namespace of this Pod; "": it has no service account."""
     try:
-        return (DIRECTORY / "namespace").read_text()
+        return (DIRECTORY / "namespace").read_text(encoding="utf-8")
     except OSError:
         return ""
 

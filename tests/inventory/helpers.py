@@ -43,7 +43,7 @@ def management(root: Path, index: int, family: str = "warboy") -> Path:
 
 
 def write(path: Path, content: bytes | str | None) -> None:
-    """Gives a file other content, or takes it away; the simulator's files are read-only."""
+    """Gives a file other content, or takes it away, whatever was there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

@@ -178,7 +178,7 @@ def of_process(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
         OSError, ValueError: /proc is not as proc_pid_stat(5) and proc_pid_statm(5) say.
     """
     page = resource.getpagesize()
-    virtual, resident = (int(pages) for pages in (proc / "self/statm").read_text().split()[:2])
+    virtual, resident = (int(pages) for pages in (proc / "self/statm").read_bytes().split()[:2])
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = sum(1 for _ in (proc / "self/fd").iterdir())
     most = None if limit == resource.RLIM_INFINITY else limit

@@ -23,14 +23,16 @@ from npu_agent.outputs.web.view import HIGH, MOST, WIDE, PageView, Tracks
 from npu_agent.wording import LANGUAGES, Writer
 
 _HERE = Path(__file__).parent
-_STYLE = Markup((_HERE / "page.css").read_text())  # noqa: S704
-_SCRIPT = Markup((_HERE / "page.js").read_text())  # noqa: S704
+_STYLE = Markup((_HERE / "page.css").read_text(encoding="utf-8"))  # noqa: S704
+_SCRIPT = Markup((_HERE / "page.js").read_text(encoding="utf-8"))  # noqa: S704
 
 
 def _steps(language: str) -> str:
     """The runbook, made with the wheel: a checkout that was never installed has none."""
     made = _HERE / f"runbook.{language}.html"
-    return made.read_text() if made.exists() else "<p>python docs/runbook.py makes this page.</p>"
+    if not made.exists():
+        return "<p>python docs/runbook.py makes this page.</p>"
+    return made.read_text(encoding="utf-8")
 
 
 _STEPS = {language: Markup(_steps(language)) for language in LANGUAGES}  # noqa: S704

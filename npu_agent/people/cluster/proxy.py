@@ -160,7 +160,7 @@ def end_children(pid: int) -> None:
     """Ends what a process runs, and what that runs."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in children.read_text().split():
+            for child in children.read_text(encoding="utf-8").split():
                 _end(int(child))
 
 

@@ -76,7 +76,8 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
                     resource=REGISTRY.resource_name,
                     plugins=plugins,
                     condition=REGISTRY.condition,
-                )
+                ),
+                encoding="utf-8",
             )
             _log_to(log)
             manager = StandInPluginManager(directory)
@@ -119,7 +120,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             await asyncio.wait({walk, ended}, return_when=asyncio.FIRST_COMPLETED)
             failed = walk.done() and not walk.result()  # not if a person ends it before
             if failed:
-                last = log.read_text().splitlines()[-10:]
+                last = log.read_text(encoding="utf-8").splitlines()[-10:]
                 print("\nThe end of the agent's log:", *last, sep="\n   ")
             elif walk.done():
                 print(f"\n{_styled('All steps passed.')}", flush=True)
@@ -167,7 +168,7 @@ async def _walk(tour: Tour, deadline: float) -> bool:
 
 def _log_to(path: Path) -> None:
     logs.setup("debug")
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.getLogger().handlers[0].formatter)
     logging.getLogger().handlers[:] = [handler]
 

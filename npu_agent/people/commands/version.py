@@ -30,10 +30,10 @@ def commit_of(package: Path) -> str | None:
     stamp, checkout = package / "commit", package.parent
     try:
         if stamp.exists():
-            commit = stamp.read_text()
+            commit = stamp.read_text(encoding="utf-8")
         elif (checkout / ".git").exists():
             commit = subprocess.check_output(
-                _GIT, cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=_DEADLINE
+                _GIT, cwd=checkout, stderr=subprocess.DEVNULL, encoding="utf-8", timeout=_DEADLINE
             )
         else:
             return None

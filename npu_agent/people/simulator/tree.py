@@ -243,9 +243,9 @@ class _Tree:
         if content is Special.NODE:
             _make_node(target, plain=self.plain_nodes)
         else:
-            self._replace(target, content, mode=0o444)
+            self._replace(target, content)
 
-    def _replace(self, target: Path, content: Content, mode: int = 0o644) -> None:
+    def _replace(self, target: Path, content: Content) -> None:
         """Puts content in a place in one step: a reader sees all of the new or of the old."""
         new = self.root / STATE_DIR / "new"  # the lock keeps this name for us
         _discard(new)
@@ -257,7 +257,7 @@ class _Tree:
             os.mkfifo(new)
         else:
             new.write_bytes(_data(content))
-            new.chmod(mode)
+            new.chmod(0o644)  # under any umask; not 0444 as in /sys: people edit it
         with _released(target):
             if _is_directory(new) or _is_directory(target):
                 _discard(target)  # the one change that cannot be made in one step

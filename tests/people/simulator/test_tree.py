@@ -77,7 +77,7 @@ def test_a_strict_umask_does_not_lock_the_agent_out(tmp_path: Path) -> None:
     for path in (root, *root.rglob("*")):
         if path.is_dir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    assert stat.S_IMODE((root / liveness(PAIR[0])).stat().st_mode) == 0o444
+    assert stat.S_IMODE((root / liveness(PAIR[0])).stat().st_mode) == 0o644
 
 
 def test_making_it_again_changes_nothing_and_mends_what_differs(root: Path) -> None:
