@@ -85,7 +85,7 @@ def _cluster(nodes: int) -> Iterator[Cluster]:
         pages = Path(workdir, "pages")
         pages.mkdir()
         (pages / "status.json").write_text(
-            json.dumps({"cards": [_card(at) for at in range(CARDS)]})
+            json.dumps({"cards": [_card(at) for at in range(CARDS)]}), encoding="utf-8"
         )
         server = [sys.executable, "-m", "http.server", str(PORT), f"--directory={pages}"]
         cluster.start_program("pages", server, PORT)

@@ -16,8 +16,8 @@ def golden(path: Path, found: str) -> str:
     """The text of a golden file; UPDATE_GOLDEN=1 writes it again after a wanted change."""
     USED.append(path)
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(found)
-    return path.read_text()
+        path.write_text(found, encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 def remedy(test: str) -> str:

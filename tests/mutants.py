@@ -164,8 +164,8 @@ def runs_for(file: str, root: Path = ROOT) -> list[list[str]]:
 def noticed(fault: Fault, copy: Path) -> bool:
     """Whether a test fails with this fault in this copy of the project."""
     path = copy / fault.file
-    good = path.read_text()
-    path.write_text(with_fault(good, fault.place))
+    good = path.read_text(encoding="utf-8")
+    path.write_text(with_fault(good, fault.place), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider"]
     env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -179,7 +179,7 @@ def noticed(fault: Fault, copy: Path) -> bool:
     except subprocess.TimeoutExpired:
         return True
     finally:
-        path.write_text(good)
+        path.write_text(good, encoding="utf-8")
 
 
 def copy_project(target: Path) -> Path:
@@ -191,7 +191,10 @@ def copy_project(target: Path) -> Path:
         else:
             shutil.copy(source, target)
     waits = target / "tests/until.py"  # most faults make tests wait for what never comes
-    waits.write_text(waits.read_text().replace("DEADLINE = 30.0", "DEADLINE = 8.0"))
+    waits.write_text(
+        waits.read_text(encoding="utf-8").replace("DEADLINE = 30.0", "DEADLINE = 8.0"),
+        encoding="utf-8",
+    )
     return target
 
 
@@ -210,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
         for path in paths
         for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
         if "wire" not in file.parts
-        for fault in faults_of(str(file.relative_to(ROOT)), file.read_text())
+        for fault in faults_of(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8"))
     ]
     sample = random.Random(chosen.seed).sample(every, min(chosen.count, len(every)))
     print(f"{len(sample)} of {len(every)} faults, seed {chosen.seed}", flush=True)

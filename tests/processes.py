@@ -107,7 +107,7 @@ def none_is_left(word: str) -> None:
         commands = []
         for process in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
-                commands.append(process.read_text())
+                commands.append(process.read_text(encoding="utf-8"))
         return [command for command in commands if word in command]
 
     wait_until(lambda: not running(), f"the end of {word}")

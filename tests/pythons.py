@@ -73,7 +73,9 @@ def run(pythons: dict[str, str]) -> list[str]:
             code = process.wait()
             took = time.monotonic() - began
             print(f"--- Python {version}, after {took:.0f} s", flush=True)
-            print(Path(directory, version).read_text(errors="replace"), flush=True)
+            print(
+                Path(directory, version).read_text(errors="replace", encoding="utf-8"), flush=True
+            )
             if code:
                 failed.append(version)
     return failed

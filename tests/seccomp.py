@@ -45,4 +45,4 @@ def install(calls: Sequence[int], *, error: int) -> None:
 
 def available() -> bool:
     """Whether this kernel has seccomp filters."""
-    return "Seccomp:" in Path("/proc/self/status").read_text()
+    return "Seccomp:" in Path("/proc/self/status").read_text(encoding="utf-8")

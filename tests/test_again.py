@@ -32,7 +32,9 @@ def test_another():
 def test_a_second_chance(tmp_path: Path, count: int, passes: bool, code: int, runs: int) -> None:
     (tmp_path / "seen").mkdir()
     (tmp_path / "pytest.ini").touch()
-    (tmp_path / "test_them.py").write_text(TESTS.format(count=count, passes=passes))
+    (tmp_path / "test_them.py").write_text(
+        TESTS.format(count=count, passes=passes), encoding="utf-8"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "tests.again", "test_them.py"],
         cwd=tmp_path,

@@ -131,7 +131,7 @@ async def test_process_ends_cleanly_with_a_kubelet_connected(
     node: Node, number: signal.Signals
 ) -> None:
     node.cards("warboy=2")
-    (node.plugins / "kubelet_internal_checkpoint").write_text("{}")
+    (node.plugins / "kubelet_internal_checkpoint").write_text("{}", encoding="utf-8")
     with started(*node.arguments) as process:
         plugin = await node.listed(2)
         client = Client(node.plugins / plugin.endpoint)  # the C core, beside the stand-in
@@ -158,7 +158,7 @@ async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: N
     early.mkdir()
     # In the place of a library that is imported before anything runs.
     program = "import os, signal, time\nos.kill(1, signal.SIGTERM)\ntime.sleep(100)\n"
-    (early / "grpclib.py").write_text(program)
+    (early / "grpclib.py").write_text(program, encoding="utf-8")
     run = [sys.executable, "-m", "npu_agent", *node.arguments]
     ended = await asyncio.to_thread(
         subprocess.run,
@@ -172,7 +172,7 @@ async def test_first_process_of_a_container_can_be_ended_while_it_starts(node: N
 def rewrite(file: Path, text: str) -> None:
     """Replaces a config file whole: no half of it is ever read."""
     new = file.with_suffix(".new")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.rename(file)
 
 
@@ -209,7 +209,7 @@ async def followed(node: Node, keys: str) -> AsyncIterator[Followed]:
     """The agent with a config file that has these keys, once it listens."""
     file = node.root.parent / "config.yaml"
     text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
-    file.write_text(text + keys)
+    file.write_text(text + keys, encoding="utf-8")
     async with node.agent(config_file=file) as agent:
         await first(agent.pages.server.listening, bool)
         yield Followed(file, agent, text)
@@ -329,7 +329,7 @@ async def test_cdi_specs_that_cannot_be_written_are_the_agents_problem_until_the
     node.cards("warboy=1")
     specs = node.root / cdi.DIRECTORY
     specs.parent.mkdir(parents=True)
-    specs.write_text("in the way")
+    specs.write_text("in the way", encoding="utf-8")
     often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
     async with node.agent(allocation=AllocationConfig(method="cdi"), metrics=often) as agent:
         await node.told(lambda p: p.devices == ((UUIDS[0], "Unhealthy"),))
@@ -348,10 +348,10 @@ async def test_sighup_has_the_config_read_and_ends_nothing(node: Node) -> None:
     text = (
         f"pluginDir: {node.plugins}\nmetrics: {{listen: '127.0.0.1:0'}}\nlabels: {{output: none}}\n"
     )
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     with started("run", "--host-root", node.root, "--config-file", file) as process:
         await node.listed(1)
-        file.write_text(text + "defaultPe: Single\n")
+        file.write_text(text + "defaultPe: Single\n", encoding="utf-8")
         os.kill(process.pid, signal.SIGHUP)
         await node.listed(2)
         assert (await asyncio.to_thread(process.end))[0] == 0
@@ -366,7 +366,9 @@ async def test_the_agent_before_is_remembered_and_its_record_is_written_again(no
         agent.allocator.pod_resources.ask()
         before = json.loads((node.plugins / RECORD).read_bytes())
         assert {device for (_, device), *_ in before["allocations"]} == set(UUIDS)
-    (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(f"{UUIDS[0]}\n")
+    (node.root / "sys/class/npu_mgmt/npu1_mgmt/device_uuid").write_text(
+        f"{UUIDS[0]}\n", encoding="utf-8"
+    )
     async with node.agent() as agent:
         devices = await first(agent.allocator.devices[NPU], bool)
     ids = {device.name: device.id for device in devices}

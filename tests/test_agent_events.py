@@ -93,11 +93,13 @@ def cards(agent: Agent) -> tuple[Any, ...]:
 
 def test_the_table_has_each_documented_event_and_the_code_has_no_other() -> None:
     tried = {*TABLE, *(case.ended for case in TABLE.values())} | FLAPPING | CONFIG | DRIVER
-    page = (Path(__file__).parents[1] / "docs/cli.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/cli.md").read_text(encoding="utf-8")
     section = page.partition("### Events of the Node")[2].partition("\n### ")[0]
     documented = re.findall(r"`((?:NPU|DRA|Config)[A-Z]\w+)`", section)
     assert set(documented) == tried - {""}
-    in_code = re.findall(r'"((?:NPU|DRA|Config)[A-Z]\w+)"', Path(changes.__file__).read_text())
+    in_code = re.findall(
+        r'"((?:NPU|DRA|Config)[A-Z]\w+)"', Path(changes.__file__).read_text(encoding="utf-8")
+    )
     assert set(in_code) == set(documented)
 
 
@@ -135,7 +137,7 @@ async def test_a_running_agent_sends_that_a_card_flaps(
 async def test_a_running_agent_sends_that_a_config_is_refused(room: Room) -> None:
     room.node.cards("rngd=2")
     file = room.configure("")
-    rewrite(file, good := file.read_text().replace("events: false", "events: true"))
+    rewrite(file, good := file.read_text(encoding="utf-8").replace("events: false", "events: true"))
     async with room.node.agent(file, node_name=NODE) as agent:
         await read(agent)
         rewrite(file, f"{good}nonsense: 1\n")

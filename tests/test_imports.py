@@ -56,7 +56,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def test_the_agent_loads_what_is_heavy_on_a_thread_and_not_before_it_is_used(
     tmp_path: Path, signed: Authority
 ) -> None:
-    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").write_text("secret", encoding="utf-8")
     (tmp_path / "ca.crt").write_bytes(signed.ca.read_bytes())
     code = (
         f"import npu_agent.cli.main, npu_agent.agent.run\n{LOADED}\nprint('|')\n{CALLS}\n{LOADED}"

@@ -199,7 +199,10 @@ def test_asyncio_reports_what_it_cannot_accept_once_a_minute(
 def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 16384)
-    with os.fdopen(writer, "w") as unread, os.fdopen(reader) as late:
+    with (
+        os.fdopen(writer, "w", encoding="utf-8") as unread,
+        os.fdopen(reader, encoding="utf-8") as late,
+    ):
         monkeypatch.setattr(sys, "stderr", unread)
         logs.setup()
         for number in range(100):
@@ -216,7 +219,10 @@ def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_a_line_that_was_cut_ends_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    with os.fdopen(writer, "w") as unread, os.fdopen(reader) as late:
+    with (
+        os.fdopen(writer, "w", encoding="utf-8") as unread,
+        os.fdopen(reader, encoding="utf-8") as late,
+    ):
         monkeypatch.setattr(sys, "stderr", unread)
         logs.setup(form="json")
         log.info("x" * 3900, more="y" * 3900)

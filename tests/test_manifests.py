@@ -33,7 +33,7 @@ ACCOUNT = "npu-agent"
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(path.read_text()))
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
 def objects() -> list[tuple[Path, dict[str, Any]]]:
@@ -215,8 +215,10 @@ def test_what_is_mounted_below_the_hosts_folders_is_not_writable_either() -> Non
 def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> None:
     refuse, _ = load(K8S / "components/scheduler-name-refuse/policy.yaml")
     fill, _ = load(K8S / "components/scheduler-name-fill/policy.yaml")
-    rego = (K8S / "components/scheduler-name-opa/scheduler_name.rego").read_text()
-    config = yaml.safe_load((K8S / "components/binpack-scheduler/config.yaml").read_text())
+    rego = (K8S / "components/scheduler-name-opa/scheduler_name.rego").read_text(encoding="utf-8")
+    config = yaml.safe_load(
+        (K8S / "components/binpack-scheduler/config.yaml").read_text(encoding="utf-8")
+    )
     assert fill["spec"]["matchConditions"][:2] == refuse["spec"]["matchConditions"]
     assert fill["spec"]["matchConstraints"] == refuse["spec"]["matchConstraints"]
     patterns = set(re.findall(r"[`'](\^.*furiosa.*?/)[`']", yaml.safe_dump(refuse, width=1000)))
@@ -243,10 +245,10 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
 
 
 def test_every_component_says_what_it_is_and_how_it_is_added() -> None:
-    readme = (K8S / "components" / "README.md").read_text()
+    readme = (K8S / "components" / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\w+) \|", readme, re.MULTILINE))
     assert rows.keys() == {path.name for path in COMPONENTS}
     for path in COMPONENTS:
-        text = (path / "kustomization.yaml").read_text()
+        text = (path / "kustomization.yaml").read_text(encoding="utf-8")
         assert text.startswith("# "), path
         assert rows[path.name] == ("part" if "kind: Component" in text else "alone")

@@ -82,7 +82,7 @@ async def test_with_a_token_that_blocks(node: Node) -> None:
     config = kubeconfig(directory, "https://127.0.0.1:1", user={"tokenFile": "token"})
     with agent(node, KUBECONFIG=str(config), NODE_NAME="n1") as process:
         await registered(node)
-        with (directory / "token").open("w"):  # returns once the agent reads
+        with (directory / "token").open("w", encoding="utf-8"):  # returns once the agent reads
             assert (await ended(process))[0] == 0
 
 
@@ -123,7 +123,9 @@ async def test_with_an_event_loop_that_hangs(node: Node) -> None:
     """In a call of the system that does not return."""
     directory = node.plugins.parent
     hangs = directory / "hangs"
-    (directory / "sitecustomize.py").write_text(LOOP_HANGS.format(hangs=str(hangs)))
+    (directory / "sitecustomize.py").write_text(
+        LOOP_HANGS.format(hangs=str(hangs)), encoding="utf-8"
+    )
     path = f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with agent(node, PYTHONPATH=path) as process:
         await registered(node)
@@ -142,7 +144,7 @@ async def test_before_it_has_begun(node: Node) -> None:
 
 def _signals(pid: int) -> bool:
     """Whether the process takes care of its signals: SIGTERM is blocked (proc(5))."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("SigBlk:"):
             return bool(int(line.split()[1], 16) & 1 << (signal.SIGTERM - 1))
     return False

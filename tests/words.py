@@ -61,7 +61,7 @@ def main(only: list[str]) -> int:
     paths = [path for glob in f"{PAGES} {TRANSLATED}".split() for path in sorted(ROOT.glob(glob))]
     places: list[str] = []
     for name in only or dict.fromkeys(str(path.relative_to(ROOT)) for path in paths):
-        text, wrong = (ROOT / name).read_text(), []
+        text, wrong = (ROOT / name).read_text(encoding="utf-8"), []
         if not any(map(Path(name).match, TRANSLATED.split())):
             wrong = found(text) + (long_sentences(text) if name.endswith(".md") else [])
         places += (f"{name}:{line}: {what}" for line, what in sorted(wrong + found(text, INSTALL)))

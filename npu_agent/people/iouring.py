@@ -80,7 +80,7 @@ def verdict(root: Path) -> Check:
 
 def _is_filtered() -> bool:
     """Whether a seccomp filter is on this process."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return "\nSeccomp:\t2\n" in status
 
 

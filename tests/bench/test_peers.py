@@ -32,7 +32,7 @@ def test_requests_of_drivers_alone_count_by_the_times_of_their_watches(tmp_path:
         event("driver/v1 (linux)", "get", "00:32", "/nodes/n", 5),
     ]
     log = tmp_path / "audit.log"
-    log.write_text("\n".join(lines) + "\n" + lines[0][:40])
+    log.write_text("\n".join(lines) + "\n" + lines[0][:40], encoding="utf-8")
     found = requests(log, peers.by_program)
     assert [one.verb for one in found] == ["watch", "watch", "get"]
     assert peers.node_hour(found, since=10.0, seconds=60.0) == "76.0"

@@ -21,7 +21,7 @@ async def test_the_running_agent_is_within_its_budget() -> None:
         for name in PAGES:
             await asyncio.to_thread(_read, f"http://127.0.0.1:{agent.port}/{name}")
         inside = await agent.inside()
-    allowed = tomllib.loads((budgets.ROOT / "budgets.toml").read_text())["process"]
+    allowed = tomllib.loads((budgets.ROOT / "budgets.toml").read_text(encoding="utf-8"))["process"]
     trees = (ast.parse(Path(module).read_text("utf-8")) for module in inside.modules)
     loaded = sum(map(budgets.statements, trees))
     assert loaded <= allowed, "make it smaller, or say in the commit why it has to grow"

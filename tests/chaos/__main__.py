@@ -59,7 +59,10 @@ async def played(attack: Attack) -> Result:
                 await withstood(here, attack.play)
         except Exception as error:  # whatever it is, something is not as it should be
             traceback.print_exc()
-            print((directory / "agent.log").read_text(errors="replace")[-5000:], file=sys.stderr)
+            print(
+                (directory / "agent.log").read_text(errors="replace", encoding="utf-8")[-5000:],
+                file=sys.stderr,
+            )
             lines = str(error).splitlines() or [type(error).__name__]
             failure = lines[0][:200]
     result = Result(attack.what, failure)

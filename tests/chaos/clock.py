@@ -18,7 +18,7 @@ right = time.time
 def wrong() -> float:
     """The time, as the agent sees it."""
     try:
-        return right() + float(FILE.read_text())
+        return right() + float(FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return right()
 

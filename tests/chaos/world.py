@@ -110,7 +110,7 @@ class World:
 
     def said(self) -> str:
         """What the agent has logged so far."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace", encoding="utf-8")
 
     async def logged(self, words: str, after: int = 0) -> None:
         """Waits until the log says something, behind its first `after` characters."""
@@ -244,8 +244,8 @@ class World:
 
     def configure(self, text: str) -> None:
         """Replaces what the config file says besides where the agent is."""
-        kept = self.agent.config.read_text().splitlines()[:2]
-        self.agent.config.write_text("\n".join((*kept, text, "")))
+        kept = self.agent.config.read_text(encoding="utf-8").splitlines()[:2]
+        self.agent.config.write_text("\n".join((*kept, text, "")), encoding="utf-8")
 
     async def start_again(self) -> None:
         """Kills the agent, and starts one in its place."""

@@ -111,7 +111,7 @@ def test_host_root_is_no_key_and_goes_with_a_config_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("interval: 5\n")
+    file.write_text("interval: 5\n", encoding="utf-8")
     code, out, _ = called(capsys, "config", "show", "--host-root", tmp_path, "--config-file", file)
     assert code == 0
     assert "interval: 5 " in out
@@ -142,7 +142,7 @@ def test_the_commit_is_the_builds_or_the_checkouts_or_unknown(
     assert version.commit_of(package) == head.strip()
     monkeypatch.setenv("PATH", "")
     assert version.commit_of(package) is None
-    (package / "commit").write_text("0123abc\n")
+    (package / "commit").write_text("0123abc\n", encoding="utf-8")
     assert version.commit_of(package) == "0123abc"
     (package / "commit").write_bytes(b"\xff")
     assert version.commit_of(package) is None
@@ -272,7 +272,7 @@ def test_reader_that_goes_away_is_no_reason_to_complain(root: Path, command: str
 
 def test_a_full_disk_behind_stdout_is_an_error_of_one_line() -> None:
     command = [sys.executable, "-m", "npu_agent", "config", "schema"]
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
         )
@@ -321,11 +321,11 @@ def hostile(root: Path) -> Path:
     """A host whose driver, and a config whose author, try to steer the terminal."""
     (entry,) = (root / "sys/class/npu_mgmt").glob("npu0_mgmt")
     for name in ("device_uuid", "device_sn", "version", "fw_version", "alive", "atr_error"):
-        (entry / name).write_text(f"a{RED}b\x07\x9b\n")
+        (entry / name).write_text(f"a{RED}b\x07\x9b\n", encoding="utf-8")
     (other,) = (root / "sys/class/rngd_mgmt").glob("rngd!npu1*mgmt")
-    (other / "device_type").write_text(f"x{RED}")
+    (other / "device_type").write_text(f"x{RED}", encoding="utf-8")
     (root / "config.yaml").write_text(
-        'resourceName: "a\\e[31mb"\n"k\\ey": 1\nlog: {level: "\\e[1m"}\n'
+        'resourceName: "a\\e[31mb"\n"k\\ey": 1\nlog: {level: "\\e[1m"}\n', encoding="utf-8"
     )
     return root
 

@@ -58,7 +58,8 @@ def test_its_cards_are_alive_break_and_are_null_in_containers(
 
 def test_the_end_does_not_wait_for_python_to_unload_its_modules(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import atexit, sys\natexit.register(print, 'unloading', file=sys.stderr)\n"
+        "import atexit, sys\natexit.register(print, 'unloading', file=sys.stderr)\n",
+        encoding="utf-8",
     )
     with (
         short_directory() as plugins,

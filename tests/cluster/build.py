@@ -313,7 +313,10 @@ def ensure_own(source: Path) -> Path:
     Raises:
         BuildError: no Go, or a failed build.
     """
-    files = {str(file.relative_to(source)): file.read_text() for file in source.rglob("*.*")}
+    files = {
+        str(file.relative_to(source)): file.read_text(encoding="utf-8")
+        for file in source.rglob("*.*")
+    }
 
     def build(directory: Path) -> None:
         go, env = _go()
@@ -361,8 +364,8 @@ def _compile(build: GoBuild, source: Path, directory: Path, go: str, env: dict[s
     )
     replaced = dict.fromkeys(staging, f"v0.{build.version[3:]}") | _INSTEAD.get(build, {})
     module += [f"replace {name} => {name} {version}" for name, version in replaced.items()]
-    (work / "go.mod").write_text("\n".join(module) + "\n")
-    (work / "go.sum").write_text(_read(source, "go.sum"))
+    (work / "go.mod").write_text("\n".join(module) + "\n", encoding="utf-8")
+    (work / "go.sum").write_text(_read(source, "go.sum"), encoding="utf-8")
 
     flags = ["-s", "-w"]
     if staging:
@@ -382,7 +385,7 @@ def _compile(build: GoBuild, source: Path, directory: Path, go: str, env: dict[s
 
 def _read(source: Path, name: str) -> str:
     path = source / name
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _download(go: str, env: dict[str, str], module: str, checksum: str | None) -> Path:
@@ -430,10 +433,10 @@ def _run(command: list[str], *, cwd: Path, env: dict[str, str], log: str) -> Non
     """Run a long command with its output in the cache's `logs/`, quoted if it fails."""
     path = cache_dir() / "logs" / f"{log}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as output:
+    with path.open("w", encoding="utf-8") as output:
         done = subprocess.run(
             command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT, check=False
         )
     if done.returncode != 0:
-        tail = "\n".join(path.read_text().splitlines()[-20:])
+        tail = "\n".join(path.read_text(encoding="utf-8").splitlines()[-20:])
         raise BuildError(f"{log} failed ({path}):\n{tail}")

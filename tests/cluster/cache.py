@@ -28,7 +28,7 @@ def locked(name: str) -> Iterator[None]:
     """Hold the cache's lock `name`; a second run waits here until the first is done."""
     path = cache_dir() / "locks" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with path.open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

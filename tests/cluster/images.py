@@ -52,7 +52,7 @@ def pause() -> Image:
     """What holds a Pod's namespaces: a static program that waits and reaps."""
 
     def make(directory: Path) -> None:
-        (directory / "pause.c").write_text(PAUSE_C)
+        (directory / "pause.c").write_text(PAUSE_C, encoding="utf-8")
         _run("gcc", "-static", "-Os", "-o", f"{directory}/pause", f"{directory}/pause.c")
         with _from("scratch") as container:
             _buildah("copy", container, f"{directory}/pause", "/pause")
@@ -151,7 +151,7 @@ def agent(project: Path = PROJECT, name: str = "localhost/npu-agent:test") -> Im
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
         pip = directory / "pip.conf"
-        pip.write_text(_pip_settings())
+        pip.write_text(_pip_settings(), encoding="utf-8")
         # The machine's own trust and index, for the build alone: no layer gets any of it.
         volumes = [f"{pip}:/etc/pip.conf:ro", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
         _buildah(
@@ -181,7 +181,7 @@ def _image(name: str, key: object, make: Callable[[Path], None]) -> Image:
 
 
 def _context(project: Path) -> list[Path]:
-    lines = (project / ".containerignore").read_text().split("\n")
+    lines = (project / ".containerignore").read_text(encoding="utf-8").split("\n")
     wanted = [project / line[1:] for line in lines if line.startswith("!")]
     files = [path for top in wanted for path in ([top] if top.is_file() else top.rglob("*"))]
     return sorted(p for p in files if p.is_file() and "__pycache__" not in p.parts)
@@ -223,7 +223,9 @@ def _buildah(*arguments: str, check: bool = True) -> str:
     storage.mkdir(parents=True, exist_ok=True)
     place = ["--root", f"{storage}/root", "--runroot", f"{storage}/run"]
     # Else it makes itself a directory in the host's /etc.
-    (storage / "containers.conf").write_text(f'[network]\nnetwork_config_dir = "{storage}/cni"\n')
+    (storage / "containers.conf").write_text(
+        f'[network]\nnetwork_config_dir = "{storage}/cni"\n', encoding="utf-8"
+    )
     env = {**os.environ, "CONTAINERS_CONF": f"{storage}/containers.conf"}
     return _run("buildah", "--storage-driver", "vfs", *place, *arguments, check=check, env=env)
 

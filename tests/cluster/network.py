@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
 
 def connect(pid: int, address: tuple[str, int], timeout: float) -> socket.socket:
     def inside() -> socket.socket:
-        with Path(f"/proc/{pid}/ns/net").open() as namespace:
+        with Path(f"/proc/{pid}/ns/net").open(encoding="utf-8") as namespace:
             if _libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))

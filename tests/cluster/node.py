@@ -158,7 +158,7 @@ class Cluster:
     def attach(cls, workdir: Path) -> Cluster:
         """The cluster that another process started in `workdir` with `keep`."""
         sandbox = Sandbox.attach(workdir)
-        data = json.loads((workdir / "config" / "state.json").read_text())
+        data = json.loads((workdir / "config" / "state.json").read_text(encoding="utf-8"))
         data["processes"] = {name: Process(**fields) for name, fields in data["processes"].items()}
         return cls(sandbox, State(**data))
 
@@ -196,7 +196,7 @@ class Cluster:
     def _spawn(self, name: str, command: list[str]) -> None:
         env = {"PATH": self._state.path}
         self._state.processes[name] = self._sandbox.spawn(name, *command, env=env)
-        (self._config / "state.json").write_text(json.dumps(asdict(self._state)))
+        (self._config / "state.json").write_text(json.dumps(asdict(self._state)), encoding="utf-8")
 
     def _await(self, name: str, what: str, condition: Callable[[], bool]) -> None:
         process = self._state.processes[name]
@@ -320,7 +320,7 @@ class Cluster:
         node's own programs ask, several times a second, is left out (settings.py). Watches are
         there when they end. To see what comes from here on, keep the length and slice later.
         """
-        lines = self._audit_log.read_text().splitlines(keepends=True)
+        lines = self._audit_log.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]  # not one half-written
 
     # --- the API --------------------------------------------------------------------------

@@ -101,12 +101,12 @@ class Record:
     def save(self) -> None:
         RECORDS.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".new")
-        unfinished.write_text(json.dumps(asdict(self)))
+        unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
         unfinished.rename(self.path)
 
     @staticmethod
     def load(path: Path) -> Record:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         owner = data["owner"] and Process(**data["owner"])
         return Record(data["directory"], Process(**data["outer"]), owner)
 
@@ -161,7 +161,7 @@ class Sandbox:
             with locked("sandboxes"):
                 _end(record)
             outer.wait()
-            reason = (directory / "logs" / "sandbox.log").read_text().strip()
+            reason = (directory / "logs" / "sandbox.log").read_text(encoding="utf-8").strip()
             raise SandboxError(f"cannot make namespaces (needs root): {reason or 'no answer'}")
         sandbox = cls(directory, _child_of(outer.pid))
         sandbox._outer = outer
@@ -239,7 +239,11 @@ class Sandbox:
 
     def listening(self, port: int) -> bool:
         for table in ("tcp", "tcp6"):
-            lines = Path(f"/proc/{self.init.pid}/net/{table}").read_text().splitlines()[1:]
+            lines = (
+                Path(f"/proc/{self.init.pid}/net/{table}")
+                .read_text(encoding="utf-8")
+                .splitlines()[1:]
+            )
             fields = [line.split() for line in lines]
             if any(f[1].endswith(f":{port:04X}") and f[3] == "0A" for f in fields):
                 return True
@@ -247,7 +251,7 @@ class Sandbox:
 
     def tail(self, name: str, lines: int = 15) -> str:
         path = self.directory / "logs" / f"{name}.log"
-        text = path.read_text(errors="replace") if path.exists() else ""
+        text = path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
 
@@ -374,7 +378,7 @@ def _rmdir(path: Path) -> bool:
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third (state) on: the second may contain blanks."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 

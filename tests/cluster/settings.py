@@ -56,7 +56,7 @@ def _write_certificates(directory: Path) -> None:
         ),
     ):
         (directory / f"{name}.ext").write_text(
-            f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n"
+            f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n", encoding="utf-8"
         )
         _openssl(
             directory,
@@ -88,8 +88,8 @@ def _write_identities(directory: Path, node: str) -> None:
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
             "current-context": "test",
         }
-        (directory / f"{name}.kubeconfig").write_text(json.dumps(config))
-    (directory / "tokens.csv").write_text("".join(rows))
+        (directory / f"{name}.kubeconfig").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "tokens.csv").write_text("".join(rows), encoding="utf-8")
 
 
 def _write_audit_policy(directory: Path) -> None:
@@ -105,7 +105,7 @@ def _write_audit_policy(directory: Path) -> None:
             {"level": "Metadata"},
         ],
     }
-    (directory / "audit.yaml").write_text(json.dumps(policy))
+    (directory / "audit.yaml").write_text(json.dumps(policy), encoding="utf-8")
 
 
 def _write_containerd(directory: Path) -> None:
@@ -135,7 +135,8 @@ state = "/run/containerd"
   [{runtime}.cni]
     bin_dirs = ["/usr/lib/cni"]
     conf_dir = "{directory}/cni"
-"""
+""",
+        encoding="utf-8",
     )
     addresses = {
         "type": "host-local",
@@ -145,7 +146,7 @@ state = "/run/containerd"
     bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": addresses}
     network = {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
     (directory / "cni").mkdir()
-    (directory / "cni" / "pods.conflist").write_text(json.dumps(network))
+    (directory / "cni" / "pods.conflist").write_text(json.dumps(network), encoding="utf-8")
 
 
 def _write_kubelet(directory: Path, cgroup: str, overrides: Mapping[str, Any]) -> None:
@@ -177,7 +178,7 @@ def _write_kubelet(directory: Path, cgroup: str, overrides: Mapping[str, Any]) -
         "nodeStatusReportFrequency": "1s",
         **overrides,
     }
-    (directory / "kubelet.yaml").write_text(json.dumps(config, indent=2))
+    (directory / "kubelet.yaml").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def etcd(data: str) -> list[str]:

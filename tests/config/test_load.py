@@ -98,7 +98,12 @@ def test_bad_addresses(listen: str) -> None:
 
 
 # A file, "-->", and what is said about it; a block without "-->" is a heading.
-GOLDEN = (Path(__file__).parent / "errors.txt").read_text().removesuffix("\n").split("\n====\n")
+GOLDEN = (
+    (Path(__file__).parent / "errors.txt")
+    .read_text(encoding="utf-8")
+    .removesuffix("\n")
+    .split("\n====\n")
+)
 ERRORS = [block.split("\n-->\n") for block in GOLDEN if "\n-->\n" in block]
 
 

@@ -137,7 +137,7 @@ def test_error(args: list[str], message: str) -> None:
 
 def test_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("interval: 5\n")
+    path.write_text("interval: 5\n", encoding="utf-8")
     assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), REGISTRY)
 
 
@@ -167,8 +167,8 @@ def test_a_file_of_the_environment_counts_as_a_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, other = tmp_path / "config.yaml", tmp_path / "other.yaml"
-    file.write_text("interval: 5\nhealth: {failures: 4}\n")
-    other.write_text("interval: 6\n")
+    file.write_text("interval: 5\nhealth: {failures: 4}\n", encoding="utf-8")
+    other.write_text("interval: 6\n", encoding="utf-8")
     monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", str(file))
     found = effective_of("--health-recoveries=9", "--interval=7")
     assert (found.config.interval, found.config.health.failures) == (7.0, 4)
@@ -187,7 +187,7 @@ def test_a_file_of_the_environment_counts_as_a_default(
     )
     assert from_args(parser().parse_args([]), REGISTRY, strict=True).config.interval == 5.0
     # What is wrong in the file is named, whatever options there are.
-    file.write_text("health: bad\n")
+    file.write_text("health: bad\n", encoding="utf-8")
     assert f"{file}:1: health: must be" in error_of("--health-recoveries=9")
     monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", "")
     assert effective_of().config == default_config(REGISTRY)

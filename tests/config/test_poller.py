@@ -26,7 +26,7 @@ GOOD = "defaultPe: Fusion\ninterval: 10\n"
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(GOOD)
+    path.write_text(GOOD, encoding="utf-8")
     return path
 
 
@@ -48,7 +48,7 @@ async def following(path: Path, **times: float) -> AsyncIterator[Poller]:
 
 def replace(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.rename(path)
 
 
@@ -85,7 +85,7 @@ async def test_a_restart_key_waits_and_the_live_ones_with_it_do_not(file: Path) 
 async def test_live_keys_that_do_not_go_with_the_old_restart_keys_wait_with_them(
     file: Path,
 ) -> None:
-    file.write_text("labels: {output: api, sets: [beta]}\n")
+    file.write_text("labels: {output: api, sets: [beta]}\n", encoding="utf-8")
     async with following(file) as followed:
         # Each is good, but `api` without a set is not, and the output needs a restart.
         replace(file, "labels: {output: none, sets: []}\n")
@@ -131,7 +131,7 @@ async def test_a_configmaps_symlinks_are_followed(file: Path) -> None:
     mount = file.parent / "mount"
     for version, text in (("..1", "interval: 1\n"), ("..2", "interval: 2\n")):
         (mount / version).mkdir(parents=True)
-        (mount / version / "config.yaml").write_text(text)
+        (mount / version / "config.yaml").write_text(text, encoding="utf-8")
     (mount / "..data").symlink_to("..1")
     (mount / "config.yaml").symlink_to("..data/config.yaml")
     async with following(mount / "config.yaml") as followed:

@@ -59,7 +59,9 @@ async def api_server(directory: Path) -> AsyncIterator[ApiServer]:
     server, processes = _start(programs, directory)
     try:
         ca = directory / "certificates" / "apiserver.crt"  # has its authority's, too
-        await until(lambda: ca.exists() and "-----END" in ca.read_text(), deadline=_START)
+        await until(
+            lambda: ca.exists() and "-----END" in ca.read_text(encoding="utf-8"), deadline=_START
+        )
         async with ClientSession(
             server,
             connector=TCPConnector(ssl=ssl.create_default_context(cafile=ca)),
@@ -86,9 +88,13 @@ def _start(
     port, etcd, peers = _free_ports(3)
     key = directory / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    (directory / "tokens.csv").write_text(f'{_TOKEN},admin,admin,"system:masters"\n')
+    (directory / "tokens.csv").write_text(
+        f'{_TOKEN},admin,admin,"system:masters"\n', encoding="utf-8"
+    )
     policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
-    (directory / "audit.yaml").write_text(json.dumps(policy | {"omitStages": ["RequestReceived"]}))
+    (directory / "audit.yaml").write_text(
+        json.dumps(policy | {"omitStages": ["RequestReceived"]}), encoding="utf-8"
+    )
     url = f"http://127.0.0.1:{etcd}"
     options = {
         "etcd": [

@@ -32,7 +32,7 @@ async def verdicts(name: str, command: str) -> dict[str, str]:
 
 def page() -> dict[str, str]:
     """The word for each item that the page says the example does not pass."""
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     (absent,) = re.findall(r"\(([^()]*) are not applicable\)", text)
     failed = re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
     words = {"NOT APPLICABLE": [absent], "FAIL": failed}
@@ -47,7 +47,7 @@ def page() -> dict[str, str]:
 async def test_ours_passes_each_item() -> None:
     found = await verdicts("npu.furiosa.ai", OURS)
     assert found == dict.fromkeys(found, "PASS")
-    assert f"for each of {len(found)} items" in PAGE.read_text()
+    assert f"for each of {len(found)} items" in PAGE.read_text(encoding="utf-8")
     assert page().keys() <= found.keys()
 
 

@@ -303,7 +303,7 @@ class World:
         for path in sorted(self.cdi.glob("*")):
             if path.suffix in (".json", ".yaml"):
                 try:
-                    found[path] = yaml.safe_load(path.read_text())
+                    found[path] = yaml.safe_load(path.read_text(encoding="utf-8"))
                 except (ValueError, yaml.YAMLError):
                     found[path] = None
         return found
@@ -339,7 +339,7 @@ async def _register_node(api: ApiServer) -> None:
 
 
 def last_words(directory: Path, lines: int = 15) -> str:
-    text = (directory / "driver.log").read_text(errors="replace")
+    text = (directory / "driver.log").read_text(errors="replace", encoding="utf-8")
     return "\n".join(text.splitlines()[-lines:])
 
 

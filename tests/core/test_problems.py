@@ -444,7 +444,9 @@ def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
 
 def test_a_problem_is_as_severe_as_its_alert() -> None:
     """Else the page and the pager would sort them differently."""
-    group = yaml.safe_load((ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text())
+    group = yaml.safe_load(
+        (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
+    )
     rules = [rule for one in group["spec"]["groups"] for rule in one["rules"] if "alert" in rule]
     severities = {rule["alert"].lower(): rule["labels"]["severity"] for rule in rules}
     seen = {note.runbook: note.severity for note in problems(troubled().state())}
@@ -491,7 +493,7 @@ def test_the_option_makes_it_hot_earlier_and_never_later() -> None:
 
 
 def test_a_card_is_hot_where_the_alert_says_so() -> None:
-    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
     assert f"(npu:temperature_celsius) > {HOT:g}" in rules
     assert f"(npu:temperature_celsius) > {VERY_HOT:g}" in rules
 
@@ -624,7 +626,7 @@ def test_a_card_that_works_for_no_pod_is_noted() -> None:
     assert noted(Scene(cards=(busy,), holdings=holds)) == []
     assert noted(Scene(cards=(read(state(), load=18),))) == []
     assert noted(Scene(cards=(busy,), holdings=Holdings(error="no socket"))) == [], "not known"
-    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
     assert "npu:core_utilization_ratio[10m])) > 20" in rules
 
 

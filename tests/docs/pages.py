@@ -33,7 +33,7 @@ class Page:
 
     @cached_property
     def text(self) -> str:
-        return self.path.read_text()
+        return self.path.read_text(encoding="utf-8")
 
     @cached_property
     def blocks(self) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ def test_deadlines_add_up(row: str) -> None:
 
 
 def test_the_daemon_set_has_the_grace_period_of_the_table() -> None:
-    (daemon_set,) = yaml.safe_load_all((ROOT / "k8s/daemonset.yaml").read_text())
+    (daemon_set,) = yaml.safe_load_all((ROOT / "k8s/daemonset.yaml").read_text(encoding="utf-8"))
     seconds = daemon_set["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert f"| {seconds}, `terminationGracePeriodSeconds` |" in _DEADLINES
 

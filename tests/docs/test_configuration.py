@@ -13,7 +13,7 @@ from npu_agent.vendors import REGISTRY
 
 from .pages import ROOT
 
-PAGE = (ROOT / "docs/configuration.md").read_text()
+PAGE = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
 
 
 def test_the_reference_is_what_the_schema_says() -> None:

@@ -43,7 +43,7 @@ def test_a_card_of_it_is_found_and_offered(
         "alive": "1",
         "ne_clk_freq_info": "ne tensor (MHz): 2000\n",
     }.items():
-        (entry / name).write_text(text)
+        (entry / name).write_text(text, encoding="utf-8")
     (tmp_path / SIMULATION).mkdir()  # plain files stand for device nodes
     (tmp_path / "dev/wren").mkdir(parents=True)
     for node in family.nodes(0):
@@ -76,7 +76,7 @@ def test_the_edits_fit_the_files() -> None:
     )
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
     for diff, path in zip(diffs, files, strict=True):
-        at, text = 0, (ROOT / path).read_text()
+        at, text = 0, (ROOT / path).read_text(encoding="utf-8")
         for line in diff.splitlines():
             if line.startswith((" ", "-")):
                 at = text.find(line[1:] + "\n", at)

@@ -70,7 +70,7 @@ def fails(clone: Path, command: str) -> str:
 
 
 def patch(clone: Path, text: str) -> None:
-    (clone / ".git" / "patch").write_text(text)
+    (clone / ".git" / "patch").write_text(text, encoding="utf-8")
     passes(clone, "git apply .git/patch")
 
 
@@ -118,7 +118,7 @@ def test_a_new_label(clone: Path) -> None:
 
 def test_what_the_page_names_is_there() -> None:
     [(text, where)] = re.findall(r'`grep -rn "(.+)" (\w+)`', PAGE.prose)
-    assert any(text in file.read_text() for file in (ROOT / where).rglob("*.py"))
+    assert any(text in file.read_text(encoding="utf-8") for file in (ROOT / where).rglob("*.py"))
     for name in re.findall(r"`((?:npu_agent|tests)/[\w/.]+)`", PAGE.prose):
         assert (ROOT / name).exists(), name
     [(_, [renew])] = blocks("A new metric")

@@ -11,7 +11,9 @@ from .pages import ROOT, Page, pages
 
 PAGES = pages()
 INDEX = Page(ROOT / "docs/README.md").text
-TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(
+    re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -41,11 +43,11 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_runbooks_lead_to_a_heading() -> None:
-    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
     anchors = re.findall(r"runbook_url: *\S+/runbook#(\S+)", rules)
     assert len(anchors) == rules.count(" alert: ")
     assert set(anchors) <= set(Page(ROOT / "docs/alerts.md").anchors)
-    served = (ROOT / "npu_agent/outputs/web/runbook.en.html").read_text()
+    served = (ROOT / "npu_agent/outputs/web/runbook.en.html").read_text(encoding="utf-8")
     assert all(f'id="{anchor}"' in served for anchor in anchors)
 
 
@@ -63,7 +65,7 @@ def test_make_targets_exist(page: Page) -> None:
 
 
 def test_alerts_that_are_spoken_of_exist() -> None:
-    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text()
+    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
     spoken = {name for page in PAGES for name in re.findall(r"\bNpu[A-Z]\w+", page.text)}
     assert spoken <= set(re.findall(r"alert: (\w+)", rules))
 

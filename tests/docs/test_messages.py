@@ -38,7 +38,7 @@ def texts() -> Iterator[str]:
     for path in sorted((ROOT / "npu_agent").rglob("*.py")):
         if path.is_relative_to(ROOT / "npu_agent/kubelet/wire"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
             elif isinstance(node, ast.JoinedStr):

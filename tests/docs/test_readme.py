@@ -76,7 +76,7 @@ def test_the_value_for_rngd_is_a_config_that_offers_the_name_in_the_pod() -> Non
 def test_the_one_file_is_installed_with_the_image_of_ones_own() -> None:
     (command,) = re.findall(r"^\$ (sed .*) \| kubectl apply -f -$", ENGLISH.text, re.MULTILINE)
     made = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True).stdout
-    before = (ROOT / "k8s/npu-agent.yaml").read_text().splitlines()
+    before = (ROOT / "k8s/npu-agent.yaml").read_text(encoding="utf-8").splitlines()
     changed = [(a, b) for a, b in zip(before, made.splitlines(), strict=True) if a != b]
     (build,) = re.findall(r"make image IMAGE=(\S+)", ENGLISH.text)
     assert [(a.strip(), b.strip()) for a, b in changed] == [

@@ -13,7 +13,7 @@ from .pages import ROOT
 IMAGES = ROOT / "docs/images"
 MOVING, STANDING = IMAGES / "demo.svg", IMAGES / "demo-still.svg"
 NAMESPACE = "{http://www.w3.org/2000/svg}"
-TOUR = f"$ npu-agent demo --once\n{GOLDEN.read_text()}"
+TOUR = f"$ npu-agent demo --once\n{GOLDEN.read_text(encoding='utf-8')}"
 
 
 def rows(picture: Path) -> list[str]:

@@ -44,7 +44,7 @@ def test_the_tables_of_rights_are_those_of_the_manifests() -> None:
         "dra": "k8s/components/dra/rbac.yaml",
         "node-condition": "k8s/components/node-condition/kustomization.yaml",
     }.items():
-        for rule in rules(yaml.safe_load_all((ROOT / file).read_text())):
+        for rule in rules(yaml.safe_load_all((ROOT / file).read_text(encoding="utf-8"))):
             for resource in rule["resources"]:
                 given[component, resource] = set(rule["verbs"])
     assert documented() == given
@@ -53,7 +53,7 @@ def test_the_tables_of_rights_are_those_of_the_manifests() -> None:
 def test_impersonation_takes_away_reads_only() -> None:
     """Its row says "instead of get, list, watch": with its words it has the same verbs."""
     (file,) = yaml.safe_load_all(
-        (ROOT / "k8s/components/impersonation/kustomization.yaml").read_text()
+        (ROOT / "k8s/components/impersonation/kustomization.yaml").read_text(encoding="utf-8")
     )
     rights = {("npu-agent", 0): ("", "nodes"), ("npu-agent-dra", 0): ("dra", "resourceclaims")}
     rights["npu-agent-dra", 1] = ("dra", "resourceslices")

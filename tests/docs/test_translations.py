@@ -47,19 +47,19 @@ def test_a_page_that_lags_says_so_to_its_readers(
     monkeypatch.setattr(translations, "ROOT", tmp_path)
     english, korean = tmp_path / "docs/a.md", tmp_path / "docs/ko/a.md"
     korean.parent.mkdir(parents=True)
-    english.write_text("# A\n")
+    english.write_text("# A\n", encoding="utf-8")
     hashed = "<!-- translation of docs/a.md at {} -->\n"
     up_to_date = translations.hashlib.sha256(b"# A\n").hexdigest()[:12]
-    korean.write_text(hashed.format(up_to_date) + "# 가\n")
-    assert translations.current(korean) == korean.read_text()
-    english.write_text("# A\n\nmore\n")
+    korean.write_text(hashed.format(up_to_date) + "# 가\n", encoding="utf-8")
+    assert translations.current(korean) == korean.read_text(encoding="utf-8")
+    english.write_text("# A\n\nmore\n", encoding="utf-8")
     late = translations.current(korean)
     assert "(../a.md)" in late.splitlines()[1]
-    korean.write_text(late)
+    korean.write_text(late, encoding="utf-8")
     assert translations.current(korean) == late
-    english.write_text("# A\n")
+    english.write_text("# A\n", encoding="utf-8")
     assert translations.current(korean) == hashed.format(up_to_date) + "# 가\n"
-    korean.write_text("# 가\n")
+    korean.write_text("# 가\n", encoding="utf-8")
     with pytest.raises(ValueError, match="sha256sum docs/a"):
         translations.current(korean)
 

@@ -30,7 +30,7 @@ def test_each_command_is_typed_by_a_test_or_left_out_for_a_reason(of: Page) -> N
 def test_the_tests_that_are_named_exist() -> None:
     for name in set(TYPED.values()):
         file, _, test = name.partition("::")
-        assert f"def {test}(" in (ROOT / file).read_text(), name
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), name
 
 
 def test_the_command_that_removes_labels_knows_each_key_of_ours() -> None:

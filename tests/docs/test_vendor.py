@@ -104,11 +104,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(files) == 3
     for path, code in files:
         (where / "npu_agent" / path).parent.mkdir(exist_ok=True)
-        (where / "npu_agent" / path).write_text(code)
+        (where / "npu_agent" / path).write_text(code, encoding="utf-8")
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
     tables = ("npu_agent/vendors/__init__.py", "npu_agent/people/simulator/cards.py")
     for name, diff in zip(tables, diffs, strict=True):
-        (where / name).write_text(applied(diff, (where / name).read_text()))
+        (where / name).write_text(
+            applied(diff, (where / name).read_text(encoding="utf-8")), encoding="utf-8"
+        )
     return where
 
 

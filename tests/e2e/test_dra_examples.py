@@ -36,7 +36,7 @@ def device_class(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The components' DeviceClasses are there."""
     rendered = overlay(tmp_path_factory.mktemp("overlay"), ["dra"])
     found = [one for one in rendered if one["kind"] == "DeviceClass"]
-    found += yaml.safe_load_all(CLASSES.read_text())
+    found += yaml.safe_load_all(CLASSES.read_text(encoding="utf-8"))
     node.apply(found)
     yield
     node.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in found))
@@ -71,7 +71,7 @@ def names(*cards: CardState) -> list[str]:
 
 
 def example(name: str) -> Objects:
-    return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
+    return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def apply(node: Node, things: Objects) -> None:
@@ -229,7 +229,7 @@ def test_an_example_is_allocated_as_it_says(node: Node, name: str) -> None:
 
 
 def test_the_selectors_of_the_page_find_the_card_that_they_describe(node: Node) -> None:
-    page = (PROJECT / "docs" / "dra-reference.md").read_text()
+    page = (PROJECT / "docs" / "dra-reference.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```cel\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
     facts = {
         "uuid": "D3EF98F6-9B23-5F1B-B073-6C1BEEDBDB25",

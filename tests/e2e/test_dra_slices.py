@@ -184,10 +184,10 @@ def test_a_template_of_slices_is_taken_as_it_is_printed(
 ) -> None:
     assert main(["dra", "slices", "--template", "rngd=9,warboy=1", "--dra-partitions=true"]) == 0
     file = tmp_path / "slices.yaml"
-    file.write_text(capsys.readouterr().out)
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
     node.kubectl("apply", "--server-side", "--filename", str(file))
     try:
-        for sent in yaml.safe_load_all(file.read_text()):
+        for sent in yaml.safe_load_all(file.read_text(encoding="utf-8")):
             live = node.get("resourceslice", sent["metadata"]["name"])
             assert not differs(live, sent)
             assert dropped(sent, live) == ()

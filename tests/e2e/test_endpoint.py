@@ -85,7 +85,7 @@ def prometheus(
     node.deploy(config, str(directory))
 
     scraper = token(node, "scraper")
-    (directory / "token").write_text(scraper)
+    (directory / "token").write_text(scraper, encoding="utf-8")
     bind = next(
         thing
         for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -146,7 +146,7 @@ def test_certificates_are_followed(node: Node, ours: Authority, prometheus: Prom
     host, port = address(node).split(":")
     script = "import ssl,sys; print(ssl.get_server_certificate((sys.argv[1], int(sys.argv[2]))))"
     shown = node.cluster.enter(sys.executable, "-c", script, host, port).stdout
-    wanted = new[0].read_text()
+    wanted = new[0].read_text(encoding="utf-8")
     assert ssl.PEM_cert_to_DER_cert(shown.strip()) == ssl.PEM_cert_to_DER_cert(wanted)
     # The kubelet's probes were answered all the time.
     assert node.agent_run() == before

@@ -92,7 +92,7 @@ def answers(node: Node, token: str, attack: Asked) -> set[int]:
 
 def promised(mode: str) -> dict[str, bool]:
     """What a stolen token reads in a mode, by the table of docs/security.md."""
-    lines = (PROJECT / "docs" / "security.md").read_text().splitlines()
+    lines = (PROJECT / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
     start = next(at for at, one in enumerate(lines) if one.startswith("| a stolen token reads"))
     modes = [cell.strip(" `") for cell in lines[start].split("|")]
     found: dict[str, bool] = {}

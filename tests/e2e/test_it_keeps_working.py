@@ -103,14 +103,14 @@ def entry(node: Node, card: str) -> Path:
 @contextlib.contextmanager
 def rewritten(files: Mapping[Path, str]) -> Iterator[None]:
     """Files with another content for a while."""
-    before = {path: path.read_text() for path in files}
+    before = {path: path.read_text(encoding="utf-8") for path in files}
     try:
         for path, text in files.items():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         yield
     finally:
         for path, text in before.items():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.one_kubelet
@@ -128,7 +128,11 @@ def test_cards_are_renumbered_under_a_pod(node: Node) -> None:
     held, mine = node.held()["holder"], node.environment("holder", "NPU_DEVNAME")
     identity = ("device_uuid", "device_sn", "busname")
     files = [(entry(node, "npu0") / name, entry(node, "npu1") / name) for name in identity]
-    swapped = {one: other.read_text() for pair in files for one, other in (pair, pair[::-1])}
+    swapped = {
+        one: other.read_text(encoding="utf-8")
+        for pair in files
+        for one, other in (pair, pair[::-1])
+    }
     with rewritten(swapped):
         other = {"npu0": before["npu1"], "npu1": before["npu0"]}
         node.wait_equal("both to be identified", ids, other)
@@ -247,7 +251,9 @@ def test_devices_by_cdi(node: Node) -> None:
         spec = node.cluster.run_dir / "cdi" / "furiosa.ai-npu.json"
 
         def devices() -> list[str]:
-            return [device["name"] for device in json.loads(spec.read_text())["devices"]]
+            return [
+                device["name"] for device in json.loads(spec.read_text(encoding="utf-8"))["devices"]
+            ]
 
         node.wait_for("the spec to be written", spec.exists)
         node.wait_for("its agent to serve", node.serves)

@@ -172,7 +172,9 @@ def test_the_api_server_is_away_while_the_hardware_changes(node: Node) -> None:
         stopped = time.monotonic()
         node.fault("gone", "npu1")
         # The kubelet runs a static Pod without any API server: it is given the card that is left.
-        static.write_text(json.dumps(npu_pod("static", 1, restartPolicy="Always")))
+        static.write_text(
+            json.dumps(npu_pod("static", 1, restartPolicy="Always")), encoding="utf-8"
+        )
         wait_held(node, [f"static-{node.name}"])
         time.sleep(max(0.0, 30 - (time.monotonic() - stopped)))  # the length of the outage
     finally:

@@ -19,7 +19,7 @@ from tests.e2e.manifests import RESOURCE
 from tests.e2e.node import PROJECT, SOON, Node
 
 pytestmark = pytest.mark.one_kubelet
-PAGE = (PROJECT / "docs/monitoring.md").read_text()
+PAGE = (PROJECT / "docs/monitoring.md").read_text(encoding="utf-8")
 PORT = 9099
 CONFIG = {"metrics": {"interval": 1}}
 Series = dict[str, str]
@@ -55,9 +55,11 @@ class Prometheus:
 def prometheus(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Scrapes every second, with the scrape job of docs/monitoring.md and the rules of k8s/."""
     directory = tmp_path_factory.mktemp("prometheus")
-    rule = yaml.safe_load((PROJECT / "k8s/components/alerts/prometheusrule.yaml").read_text())
+    rule = yaml.safe_load(
+        (PROJECT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
+    )
     groups = [{**group, "interval": "2s"} for group in rule["spec"]["groups"]]
-    (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+    (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
     node.deploy(CONFIG)
     with scraping(node, directory, {}, rule_files=[str(directory / "rules.yaml")]) as made:
         yield made
@@ -96,8 +98,8 @@ def scraping(
     job |= {**more, "file_sd_configs": [{"files": [str(directory / "targets.json")]}]}
     every = ("scrape_interval", "scrape_timeout", "evaluation_interval")
     config["global"] = dict.fromkeys(every, "1s")
-    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    (directory / "targets.json").write_text(json.dumps(discovered(node)))
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (directory / "targets.json").write_text(json.dumps(discovered(node)), encoding="utf-8")
     command = (
         "prometheus",
         f"--config.file={directory}/prometheus.yaml",
@@ -114,7 +116,7 @@ def scraping(
             kill = node.cluster.command("pkill", "-KILL", "-f", f"config.file={directory}")
             subprocess.run(kill, check=False)
             process.wait(10)
-            print((directory / "log").read_text()[-2000:])
+            print((directory / "log").read_text(encoding="utf-8")[-2000:])
 
 
 @pytest.fixture(autouse=True)

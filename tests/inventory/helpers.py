@@ -55,9 +55,9 @@ def bare_card(root: Path, index: int, uuid: str) -> None:
     """The least that is a Warboy: for trees of many cards."""
     directory = root / f"sys/class/npu_mgmt/npu{index}_mgmt"
     directory.mkdir(parents=True)
-    (directory / "device_type").write_text("Warboy\n")
-    (directory / "device_uuid").write_text(uuid)
-    (directory / "alive").write_text("1\n")
+    (directory / "device_type").write_text("Warboy\n", encoding="utf-8")
+    (directory / "device_uuid").write_text(uuid, encoding="utf-8")
+    (directory / "alive").write_text("1\n", encoding="utf-8")
 
 
 class Record(Feed[Snapshot]):

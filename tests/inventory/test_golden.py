@@ -69,7 +69,7 @@ def _other_management_name(root: Path) -> None:
 
 
 def _pci(root: Path, index: int) -> Path:
-    address = (management(root, index) / "busname").read_text()
+    address = (management(root, index) / "busname").read_text(encoding="utf-8")
     return (root / "sys/bus/pci/devices" / address).resolve()
 
 
@@ -78,7 +78,10 @@ def _no_hwmon(root: Path) -> None:
 
 
 def _same_uuid(root: Path) -> None:
-    write(management(root, 1) / "device_uuid", (management(root, 0) / "device_uuid").read_text())
+    write(
+        management(root, 1) / "device_uuid",
+        (management(root, 0) / "device_uuid").read_text(encoding="utf-8"),
+    )
 
 
 def _damaged(root: Path) -> None:

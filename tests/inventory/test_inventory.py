@@ -275,7 +275,7 @@ async def test_an_identity_that_cannot_be_read_for_a_moment_stays(root: Path) ->
         before = watched.record.value.cards[0]
         entry = management(root, 0)
         kept = ("device_uuid", "device_sn", "busname", "version", "fw_version", "dev")
-        contents = {name: (entry / name).read_text() for name in kept}
+        contents = {name: (entry / name).read_text(encoding="utf-8") for name in kept}
         for name in kept:
             write(entry / name, None)
             (entry / name).mkdir()

@@ -44,9 +44,11 @@ def generated() -> dict[Path, str]:
     """The generated files, as they should be."""
     files = {K8S / "npu-agent.yaml": _rendered()}
     for copy, source in COPIES.items():
-        files[K8S / "chart" / "files" / copy] = (K8S / "components" / source).read_text()
+        files[K8S / "chart" / "files" / copy] = (K8S / "components" / source).read_text(
+            encoding="utf-8"
+        )
     schema = K8S / "chart" / "values.schema.json"
-    files[schema] = _with_config(json.loads(schema.read_text()))
+    files[schema] = _with_config(json.loads(schema.read_text(encoding="utf-8")))
     return files
 
 
@@ -57,7 +59,9 @@ def _rendered() -> str:
 
 
 def _with_config(schema: dict[str, Any]) -> str:
-    rule = yaml.safe_load((K8S / "components" / COPIES["prometheusrule.yaml"]).read_text())
+    rule = yaml.safe_load(
+        (K8S / "components" / COPIES["prometheusrule.yaml"]).read_text(encoding="utf-8")
+    )
     alerts = [one["alert"] for one in rule["spec"]["groups"][0]["rules"] if "alert" in one]
     values = schema["properties"]["prometheusRule"]["properties"]
     values["disabled"]["items"]["enum"] = alerts
@@ -87,9 +91,9 @@ def _for_helm(part: Any) -> Any:
 def main() -> int:
     """Writes what is not as it should be, and says so."""
     for path, text in generated().items():
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(K8S.parent)}")
     return 0
 

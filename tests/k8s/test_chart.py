@@ -133,9 +133,9 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
     }
     made = template({"config": given})
     file = tmp_path / "config.yaml"
-    file.write_text(by_kind(made, "ConfigMap")["data"]["config.yaml"])
+    file.write_text(by_kind(made, "ConfigMap")["data"]["config.yaml"], encoding="utf-8")
     config.load(file, REGISTRY)
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["config"]
     assert config_of(made) == defaults | given
 
 
@@ -265,10 +265,10 @@ def test_every_value_is_described() -> None:
             found += undescribed(part, f"{path}.{name}") + undescribed(part.get("items", {}), name)
         return found
 
-    schema = json.loads((CHART / "values.schema.json").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     assert undescribed(schema, "") == []
     known = set(schema["properties"])
-    assert known == set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert known == set(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
 
 
 def test_the_policies_can_be_left_out(overlay: Overlay) -> None:
@@ -285,9 +285,9 @@ def test_helm_is_content() -> None:
 
 
 def test_the_versions_are_the_bases() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["version"] == chart["appVersion"] == __version__
     for file in [K8S / "kustomization.yaml", *K8S.glob("components/*/kustomization.yaml")]:
-        for image in yaml.safe_load(file.read_text()).get("images", ()):
+        for image in yaml.safe_load(file.read_text(encoding="utf-8")).get("images", ()):
             if image["name"] == "npu-agent":
                 assert image["newTag"] == __version__, file

@@ -45,7 +45,7 @@ def selectors(made: list[Object]) -> list[object]:
 
 
 def test_every_object_has_the_recommended_labels() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     made = template({"dra": {"enabled": True}, "prometheusRule": {"enabled": True}})
     labelled = [thing["metadata"] for thing in made]
     for labels in (one["labels"] for one in labelled):
@@ -296,7 +296,7 @@ def alerts(**values: Any) -> dict[str, Object]:
 def test_each_threshold_is_in_its_own_alert_and_in_what_that_says() -> None:
     """And the component has the chart's defaults: test_chart compares the two."""
     default = alerts()
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     names = list(values["prometheusRule"]["thresholds"])
     made = alerts(thresholds={name: 1000.5 + index for index, name in enumerate(names)})
     changed = {name for name in made if made[name]["expr"] != default[name]["expr"]}

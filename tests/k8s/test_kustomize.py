@@ -53,7 +53,7 @@ def test_generated_files_are_current() -> None:
     stale = [
         str(path.relative_to(K8S))
         for path, text in generated().items()
-        if not path.exists() or path.read_text() != text
+        if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run `make manifests`"
 
@@ -135,7 +135,7 @@ def test_the_rendered_file_has_namespaces_where_they_belong_and_makes_none() -> 
 
     Deleting a namespace of its own would take other people's objects along.
     """
-    for thing in objects((K8S / "npu-agent.yaml").read_text()):
+    for thing in objects((K8S / "npu-agent.yaml").read_text(encoding="utf-8")):
         assert ("namespace" in thing["metadata"]) is (thing["kind"] not in SCOPELESS)
         assert thing["kind"] != "Namespace"
 
@@ -149,10 +149,10 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
         "contexts": [{"name": "none", "context": {"cluster": "none"}}],
         "current-context": "none",
     }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(nowhere))
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(nowhere), encoding="utf-8")
     scheduler = config_of(objects(kustomize(K8S / "components" / "binpack-scheduler")))
     scheduler["clientConnection"] = {"kubeconfig": str(tmp_path / "kubeconfig")}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(scheduler))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(scheduler), encoding="utf-8")
     output(
         "kube-scheduler",
         f"--config={tmp_path}/config.yaml",
@@ -160,7 +160,7 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
         "--secure-port=0",
         f"--write-config-to={tmp_path}/seen.yaml",
     )
-    seen = yaml.safe_load((tmp_path / "seen.yaml").read_text())
+    seen = yaml.safe_load((tmp_path / "seen.yaml").read_text(encoding="utf-8"))
     (profile,) = seen["profiles"]
     score, everywhere = profile["plugins"]["score"], profile["plugins"]["multiPoint"]["enabled"]
     assert score["enabled"] == [{"name": "NodeResourcesFit", "weight": 100}]
@@ -176,7 +176,7 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
 def test_the_docs_have_an_overlay_write_its_namespace_into_the_runbooks_address(
     overlay: Overlay,
 ) -> None:
-    page = (K8S.parent / "docs/monitoring.md").read_text()
+    page = (K8S.parent / "docs/monitoring.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(replacements:.+?)```", page, re.DOTALL)
     made = overlay(["alerts", "own-namespace"], namespace="npus", **yaml.safe_load(text))
     rules = by_kind(made, "PrometheusRule")["spec"]["groups"][0]["rules"]

@@ -15,7 +15,9 @@ from .tools import K8S, PARTS_BUT_NODES, STAND_ALONE, kustomize, objects, output
 OPA_POLICY = K8S / "components" / "scheduler-name-opa"
 ACCEPTED = {
     entry["finding"]: entry.get("objects")
-    for entry in yaml.safe_load((Path(__file__).parent / "accepted.yaml").read_text())
+    for entry in yaml.safe_load(
+        (Path(__file__).parent / "accepted.yaml").read_text(encoding="utf-8")
+    )
 }
 """Findings by what is found, with the names of the objects; None: wherever it is found."""
 

@@ -20,7 +20,9 @@ COMPONENTS = sorted(path.parent.name for path in K8S.glob("components/*/kustomiz
 STAND_ALONE = [
     name
     for name in COMPONENTS
-    if yaml.safe_load((K8S / "components" / name / "kustomization.yaml").read_text())["kind"]
+    if yaml.safe_load(
+        (K8S / "components" / name / "kustomization.yaml").read_text(encoding="utf-8")
+    )["kind"]
     == "Kustomization"
 ]
 """Components that are applied by themselves; the others are parts of an overlay."""
@@ -81,7 +83,7 @@ def overlay(
 
     parts = [path(f"components/{component}") for component in components]
     text = {"resources": [path(resource)], "components": parts, **fields}
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(text), encoding="utf-8")
     return objects(kustomize(directory))
 
 

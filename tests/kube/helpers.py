@@ -161,7 +161,7 @@ def kubeconfig(
         "clusters": [{"name": "c", "cluster": {"server": server, **(cluster or {})}}],
         "users": [{"name": "u", "user": {"token": "secret"} if user is None else user}],
     }
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
 
 

@@ -55,7 +55,7 @@ def in_pod(
     directory.mkdir()
     (directory / "ca.crt").write_bytes(ca.read_bytes())
     if token is not None:
-        (directory / "token").write_text(token)
+        (directory / "token").write_text(token, encoding="utf-8")
     _, _, port = server.url.rpartition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
@@ -319,7 +319,7 @@ async def test_a_kubeconfig_that_takes_too_long_does_not_accuse_the_api_server(
     os.mkfifo(tmp_path / "token")
     path = kubeconfig(tmp_path, server.url, user={"tokenFile": str(tmp_path / "token")})
     error = await trouble(client(path, 1.0))
-    (tmp_path / "token").open("w").close()  # and the thread ends
+    (tmp_path / "token").open("w", encoding="utf-8").close()  # and the thread ends
     assert error.kind is ErrorKind.TIMEOUT
     assert "nothing was sent within 1 s: the credentials are still being read" in error.what
     assert "login program" in error.remedy
@@ -344,7 +344,7 @@ async def test_a_bad_token(
         assert words in str(error)
         assert str(path) in str(error)
         assert not server.asked
-        path.write_text("good")
+        path.write_text("good", encoding="utf-8")
         await node.read(api, "n1")
 
 
@@ -387,13 +387,13 @@ async def test_calls_at_the_same_time_learn_of_a_token_that_was_rotated(
     trusted: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reply(request: web.Request) -> web.StreamResponse:
-        good = request.headers["Authorization"] == f"Bearer {path.read_text()}"
+        good = request.headers["Authorization"] == f"Bearer {path.read_text(encoding='utf-8')}"
         return await (says(CLAIM) if good else status(401, "Unauthorized"))(request)
 
     async with serving(reply, tls=trusted.context()) as server, Api(deadline=DEADLINE) as api:
         path = in_pod(monkeypatch, server, trusted.ca, "first")
         for token in ("first", "second"):
-            path.write_text(token)
+            path.write_text(token, encoding="utf-8")
             calls = (dra.read_claim(api, "n", "c") for _ in range(8))
             assert await asyncio.gather(*calls) == [CLAIM] * 8
         await dra.read_claim(api, "n", "c")
@@ -409,7 +409,7 @@ async def test_the_token_is_read_again_before_it_expires(
     async with serving(says(NODE), tls=trusted.context()) as server, Api(deadline=DEADLINE) as api:
         path = in_pod(monkeypatch, server, trusted.ca, "first")
         await node.read(api, "n1")
-        path.write_text("second")
+        path.write_text("second", encoding="utf-8")
         await node.read(api, "n1")
     assert server.tokens == ["Bearer first", "Bearer second"]
 
@@ -431,7 +431,7 @@ async def test_a_token_that_is_no_good(server: Server, api: Api, tmp_path: Path)
 )
 def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "kubeconfig"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     with pytest.raises(credentials.CredentialsError) as caught:
         credentials.of_kubeconfig(str(path))
     assert caught.value.what.startswith(f"the kubeconfig {path} cannot be used: ")
@@ -443,6 +443,6 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str, words: s
 
 
 async def test_netrc_is_not_read(server: Server, api: Api, tmp_path: Path) -> None:
-    (tmp_path / ".netrc").write_text("default login a password b\n")
+    (tmp_path / ".netrc").write_text("default login a password b\n", encoding="utf-8")
     await node.read(api, "n1")
     assert server.tokens == ["Bearer secret"]

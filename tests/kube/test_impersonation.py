@@ -58,8 +58,8 @@ def test_the_node_that_a_token_is_bound_to(
     monkeypatch: pytest.MonkeyPatch, token: str, expected: str | None
 ) -> None:
     credentials.DIRECTORY.mkdir()
-    (credentials.DIRECTORY / "token").write_text(token)
-    (credentials.DIRECTORY / "ca.crt").write_text("not read yet")
+    (credentials.DIRECTORY / "token").write_text(token, encoding="utf-8")
+    (credentials.DIRECTORY / "ca.crt").write_text("not read yet", encoding="utf-8")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     assert credentials.load().node == expected

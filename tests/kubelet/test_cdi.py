@@ -297,7 +297,9 @@ async def test_without_cdi_names_what_was_left_goes_with_the_last_pod_that_has_i
 
 
 async def test_without_cdi_names_another_programs_spec_stays(tmp_path: Path) -> None:
-    (tmp_path / "furiosa.ai-npu.json").write_text('{"kind": "furiosa.ai/npu", "devices": []}')
+    (tmp_path / "furiosa.ai-npu.json").write_text(
+        '{"kind": "furiosa.ai/npu", "devices": []}', encoding="utf-8"
+    )
     await write(plugin_specs(tmp_path, by_cdi=False), WHOLE)
     assert named(tmp_path) == []
 

@@ -99,7 +99,7 @@ async def test_second_waits_is_told_who_owns_it_and_takes_over(
             await second.waited(5)
             assert not second.owns.is_set()
         await second.owns.wait()
-    who = json.loads(lock_path(tmp_path).read_text())
+    who = json.loads(lock_path(tmp_path).read_text(encoding="utf-8"))
     owner = f"npu-agent {who['version']} on {who['host']}, pid {who['pid']}"
     assert str(second.told[0]).startswith(owner)
     assert set(second.told[:-1]) == {second.told[0]}
@@ -194,12 +194,12 @@ async def test_a_disk_that_is_full_keeps_nobody_from_owning(
 
 async def test_a_link_in_place_of_the_lock_leads_nowhere(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
-    foreign.write_text("somebody else's")
+    foreign.write_text("somebody else's", encoding="utf-8")
     lock_path(tmp_path).symlink_to(foreign)
     with pytest.raises(OSError, match=r"\.npu-agent\.lock"):
         async with ownership(tmp_path).held(nobody):
             pass
-    assert foreign.read_text() == "somebody else's"
+    assert foreign.read_text(encoding="utf-8") == "somebody else's"
 
 
 async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_p
 
 async def waited_for(directory: Path) -> None:
     """Another agent waits for the lock."""
-    with lock_path(directory).open() as lock:
+    with lock_path(directory).open(encoding="utf-8") as lock:
         await until(lambda: _registers(lock.fileno()))
 
 
@@ -247,7 +247,7 @@ async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> N
     await ours.hand_over()
     async with asyncio.timeout(HAND_OVER / 2), ours.held(nobody):
         await ours.hand_over()
-        assert json.loads(lock_path(tmp_path).read_text())["ends"] is False
+        assert json.loads(lock_path(tmp_path).read_text(encoding="utf-8"))["ends"] is False
         async with background(second.run()):
             await waited_for(tmp_path)
         await ours.hand_over()

@@ -34,7 +34,7 @@ def entry(uid: str, *devices: str, resource: str = NPU) -> dict[str, Any]:
 
 def noted(directory: Path, *entries: dict[str, Any]) -> None:
     data = {"PodDeviceEntries": list(entries) or None, "RegisteredDevices": {NPU: ["U0"]}}
-    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}))
+    (directory / CHECKPOINT).write_text(json.dumps({"Data": data, "Checksum": 1}), encoding="utf-8")
 
 
 def unified(root: Path, name: str, *, populated: bool = True) -> Path:
@@ -43,7 +43,7 @@ def unified(root: Path, name: str, *, populated: bool = True) -> Path:
     made = top / name
     made.mkdir(parents=True, exist_ok=True)
     (top / "cgroup.controllers").touch()
-    (made / "cgroup.events").write_text(f"populated {populated:d}\nfrozen 0\n")
+    (made / "cgroup.events").write_text(f"populated {populated:d}\nfrozen 0\n", encoding="utf-8")
     return made
 
 
@@ -53,7 +53,9 @@ def by_controller(root: Path, name: str, *, processes: int) -> None:
         made = root / "sys/fs/cgroup" / controller / name
         made.mkdir(parents=True)
         (made / "cgroup.procs").touch()  # empty for who is in another PID namespace
-    (root / "sys/fs/cgroup/pids" / name / "pids.current").write_text(f"{processes}\n")
+    (root / "sys/fs/cgroup/pids" / name / "pids.current").write_text(
+        f"{processes}\n", encoding="utf-8"
+    )
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -92,7 +94,7 @@ async def test_a_plugin_with_more_devices_than_pod_resources_is_read_for_is_left
 async def test_notes_in_another_form_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
-    (tmp_path / CHECKPOINT).write_text(content)
+    (tmp_path / CHECKPOINT).write_text(content, encoding="utf-8")
     pods = Pods(tmp_path, tmp_path)
     for _ in range(2):
         assert await pods.device_holders() == {}
@@ -116,9 +118,9 @@ async def test_a_pod_lives_as_long_as_its_cgroup_has_processes(tmp_path: Path, n
     assert await pods.running({A, B}) == {A}
     assert await pods.running({B}) == frozenset()
     assert await pods.running(()) == frozenset()
-    (made / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    (made / "cgroup.events").write_text("populated 0\nfrozen 0\n", encoding="utf-8")
     assert await pods.running({A}) == frozenset()
-    (made / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    (made / "cgroup.events").write_text("populated 1\nfrozen 0\n", encoding="utf-8")
     assert await pods.running({A}) == {A}
     (made / "cgroup.events").unlink()
     made.rmdir()
@@ -138,14 +140,14 @@ async def test_a_pod_lives_if_any_cgroup_with_its_name_has_processes(tmp_path: P
     pods = Pods(tmp_path, tmp_path)
     assert await pods.running({A}) == frozenset()
     for each in made:
-        (each / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        (each / "cgroup.events").write_text("populated 1\nfrozen 0\n", encoding="utf-8")
         assert await pods.running({A}) == {A}
-        (each / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+        (each / "cgroup.events").write_text("populated 0\nfrozen 0\n", encoding="utf-8")
 
 
 async def test_a_file_of_a_cgroup_is_read_with_a_bound(tmp_path: Path) -> None:
     events = unified(tmp_path, f"kubepods/pod{A}") / "cgroup.events"
-    events.write_text("populated 0\n".rjust(1 << 20))
+    events.write_text("populated 0\n".rjust(1 << 20), encoding="utf-8")
     assert await Pods(tmp_path, tmp_path).running({A}) == {A}
 
 

@@ -106,6 +106,6 @@ def test_no_more_of_a_record_is_read_than_one_can_have(tmp_path: Path) -> None:
 
 
 def test_a_link_in_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "foreign").write_text("{}")
+    (tmp_path / "foreign").write_text("{}", encoding="utf-8")
     (tmp_path / RECORD).symlink_to(tmp_path / "foreign")
     assert read_record(tmp_path) == b""

@@ -138,7 +138,7 @@ async def test_sockets_of_the_dead_are_swept(socket: Path, server: UnixServer) -
     for name in ("kubelet-dead.sock", "other.sock"):
         with sockets.socket(sockets.AF_UNIX) as dead:
             dead.bind(str(socket.with_name(name)))
-    socket.with_name("kubelet-notes.sock").write_text("a file, not a socket")
+    socket.with_name("kubelet-notes.sock").write_text("a file, not a socket", encoding="utf-8")
     sweep(socket.parent, r"kubelet.*\.sock")
     assert names(socket.parent) == ["kubelet-notes.sock", "kubelet.sock", "other.sock"]
     assert server.exists()
@@ -162,7 +162,9 @@ async def test_server_whose_socket_is_swept_at_its_start_does_not_stay_behind(
     monkeypatch.setattr(files, "identity", swept)
     with pytest.raises(FileNotFoundError, match=str(socket)):
         await UnixServer([], socket).listen()
-    assert str(socket) not in Path("/proc/net/unix").read_text()  # no process listens
+    assert str(socket) not in Path("/proc/net/unix").read_text(
+        encoding="utf-8"
+    )  # no process listens
 
 
 async def test_an_end_that_is_cancelled_leaves_no_socket(socket: Path, server: UnixServer) -> None:
@@ -177,7 +179,7 @@ async def test_an_end_that_is_cancelled_leaves_no_socket(socket: Path, server: U
 async def test_a_socket_that_was_replaced_is_not_ours(socket: Path, server: UnixServer) -> None:
     socket.rename(socket.with_name("moved.sock"))
     assert not server.exists()
-    socket.write_text("another program's")
+    socket.write_text("another program's", encoding="utf-8")
     assert not server.exists()
     await server.shutdown()
-    assert socket.read_text() == "another program's"
+    assert socket.read_text(encoding="utf-8") == "another program's"

@@ -13,7 +13,9 @@ from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra.v1 import NodeUnprepareR
 
 SAMPLES = [
     json.loads(line)
-    for line in (Path(__file__).parent / "golden/messages.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parent / "golden/messages.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
 ]
 
 
@@ -43,5 +45,9 @@ def test_an_empty_value_of_a_map_is_read_however_it_was_written() -> None:
 
 def test_every_message_has_samples() -> None:
     root = Path(__file__).parents[2] / "protos"
-    lines = [line for file in root.glob("*.proto") for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in root.glob("*.proto")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     assert 2 * sum(line.startswith("message ") for line in lines) == len(SAMPLES) > 0

@@ -178,7 +178,7 @@ async def _prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator
             }
         ],
     }
-    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    (directory / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     async with prometheus_of(directory) as prometheus:
         yield prometheus
 
@@ -203,7 +203,7 @@ async def prometheus_of(directory: Path) -> AsyncIterator[Prometheus]:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
 
             async def is_up() -> bool:
-                assert process.poll() is None, log.read_text()
+                assert process.poll() is None, log.read_text(encoding="utf-8")
                 try:
                     async with session.get(f"http://{url}/-/ready") as response:
                         return response.ok

@@ -20,8 +20,8 @@ from tests.outputs.prometheus.helpers import own as new_agent
 
 PROJECT = Path(__file__).parents[2]
 COMPONENTS = PROJECT / "k8s" / "components"
-PAGE = (PROJECT / "docs" / "monitoring.md").read_text()
-RUNBOOK = (PROJECT / "docs" / "alerts.md").read_text()
+PAGE = (PROJECT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+RUNBOOK = (PROJECT / "docs" / "alerts.md").read_text(encoding="utf-8")
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and not os.environ.get("CI"),
@@ -36,7 +36,7 @@ _WORDS = {"and", "or", "unless", "bool", "offset"}
 
 def manifest(path: str) -> dict[str, Any]:
     """A file of k8s/ that holds one object."""
-    found: dict[str, Any] = yaml.safe_load((PROJECT / "k8s" / path).read_text())
+    found: dict[str, Any] = yaml.safe_load((PROJECT / "k8s" / path).read_text(encoding="utf-8"))
     return found
 
 
@@ -56,7 +56,7 @@ def promtool(*arguments: str | Path, cwd: Path) -> None:
 def write_rules(directory: Path, interval: str | None = None) -> Path:
     """Writes the rules as Prometheus and promtool read them, without Kubernetes around them."""
     path = directory / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": groups(interval)}, sort_keys=False))
+    path.write_text(yaml.safe_dump({"groups": groups(interval)}, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -94,7 +94,7 @@ def judge(
     whole: dict[str, Any] = {"evaluation_interval": evaluated or "1m", "tests": [test]}
     if evaluated:
         whole["rule_files"] = [write_rules(directory).name]
-    (directory / "test.yaml").write_text(yaml.safe_dump(whole))
+    (directory / "test.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
     promtool("test", "rules", "test.yaml", cwd=directory)
 
 
@@ -104,7 +104,8 @@ def rules(kind: str) -> dict[str, dict[str, Any]]:
 
 
 DASHBOARDS: dict[str, dict[str, Any]] = {
-    path.stem: json.loads(path.read_text()) for path in (COMPONENTS / "dashboard").glob("*.json")
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in (COMPONENTS / "dashboard").glob("*.json")
 }
 """By the name of the file, which is the ``uid``."""
 

@@ -47,7 +47,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path, path: Path) -> None:
 def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
     courses = []
     for path in TESTS:
-        for test in yaml.safe_load(path.read_text())["tests"]:
+        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
             asked = [each for each in test.get("alert_rule_test", ()) if each["alertname"] == alert]
             courses.append("".join("fires " if each["exp_alerts"] else "- " for each in asked))
     assert any(re.fullmatch(r"- (fires )+- ", course) for course in courses)

@@ -352,14 +352,17 @@ def test_links_lead_to_dashboards_and_by_columns_that_there_are() -> None:
 
 def test_an_alert_leads_to_its_place_in_the_runbook() -> None:
     """Grafana has its name, as Prometheus spells it."""
-    page = (PROJECT / "npu_agent/outputs/web/runbook.en.html").read_text()
+    page = (PROJECT / "npu_agent/outputs/web/runbook.en.html").read_text(encoding="utf-8")
     assert "${runbook}#${__data.fields.Alert}" in _links(PANELS["Alerts"])
     assert all(f'<span id="{alert}"></span>' in page for alert in rules("alert"))
 
 
 def test_a_configmap_of_them_can_be_applied() -> None:
     """kubectl keeps what it applies in an annotation; all of an object have 256 KiB."""
-    data = {path.name: path.read_text() for path in (COMPONENTS / "dashboard").glob("*.json")}
+    data = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (COMPONENTS / "dashboard").glob("*.json")
+    }
     assert len(json.dumps({"data": data})) < 240_000
 
 

@@ -24,7 +24,9 @@ CARD = ["cluster", "hostname", "arch", "device"]
 )
 def test_alertmanager_takes_them(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(f"route: {{receiver: none}}\nreceivers: [{{name: none}}]\n{TEXT}")
+    config.write_text(
+        f"route: {{receiver: none}}\nreceivers: [{{name: none}}]\n{TEXT}", encoding="utf-8"
+    )
     done = subprocess.run(["amtool", "check-config", config], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -62,7 +62,7 @@ def test_prometheus_takes_the_scrape_config_of_the_docs(tmp_path: Path) -> None:
     assert {rule.get("target_label") for rule in job["relabel_configs"]} == {None, "hostname"}
     # Debian's Prometheus is built without the discovery of Kubernetes.
     assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     promtool("check", "config", "prometheus.yaml", cwd=tmp_path)
 
 

@@ -230,7 +230,7 @@ class Room:
         return self.api.server.objects[NODES]["n1"]
 
     def boot(self, id_: str) -> None:
-        (self.directory / "boot_id").write_text(id_ + "\n")
+        (self.directory / "boot_id").write_text(id_ + "\n", encoding="utf-8")
 
     @property
     def found(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ async def test_the_cards_seen_since_the_boot_are_expected(room: Room) -> None:
     room.boot("second")
     async with room.agent():
         assert "1 of 1" in (await room.says("True", "NPUsReady"))["message"]
-    (room.directory / condition.SEEN).write_text("{")
+    (room.directory / condition.SEEN).write_text("{", encoding="utf-8")
     async with room.agent():
         await room.says("True", "NPUsReady")
 
@@ -414,7 +414,12 @@ async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
     room.type.publish("")
     async with room.agent() as writer:
         await until(lambda: room.node["status"]["conditions"] == [KUBELETS])
-        await until(lambda: json.loads((room.directory / condition.SEEN).read_text())["type"] == "")
+        await until(
+            lambda: (
+                json.loads((room.directory / condition.SEEN).read_text(encoding="utf-8"))["type"]
+                == ""
+            )
+        )
         assert writer.state.value is None
     calls = len(room.api.server.calls)
     async with room.agent():
@@ -441,7 +446,7 @@ async def test_a_condition_that_may_not_be_removed_is_a_problem_until_a_person_d
         )
         room.node["status"]["conditions"] = [KUBELETS]
         await until(lambda: writer.state.value is None)
-    assert json.loads((room.directory / condition.SEEN).read_text())["type"] == ""
+    assert json.loads((room.directory / condition.SEEN).read_text(encoding="utf-8"))["type"] == ""
 
 
 async def test_without_a_type_the_api_server_is_not_asked(room: Room) -> None:

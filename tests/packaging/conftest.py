@@ -58,7 +58,7 @@ def image() -> Path:
 def _build(context: Path, base: str, name: str, target: Path) -> None:
     """By `make image`'s script, with the machine's pip settings and buildah storage of e2e."""
     pip = context.parent / "pip.conf"
-    pip.write_text(images._pip_settings())
+    pip.write_text(images._pip_settings(), encoding="utf-8")
     volumes = [f"{pip}:/etc/pip.conf:ro", f"{images.CERTIFICATES}:{images.CERTIFICATES}:ro"]
     images._buildah("--version")  # makes the settings that $CONTAINERS_CONF names
     storage = cache_dir() / "buildah"

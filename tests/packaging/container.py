@@ -58,7 +58,9 @@ class Container:
     @contextmanager
     def _bundle(self, command: Sequence[str | Path]) -> Iterator[list[str]]:
         with tempfile.TemporaryDirectory(prefix="npu-runc-") as directory:
-            Path(directory, "config.json").write_text(json.dumps(self._config(command)))
+            Path(directory, "config.json").write_text(
+                json.dumps(self._config(command)), encoding="utf-8"
+            )
             name = f"npu-agent-{uuid.uuid4().hex[:12]}"
             yield ["runc", "--root", f"{directory}/state", "run", "--bundle", directory, name]
 

@@ -66,7 +66,7 @@ def test_a_login_program_gets_the_hosts_libraries(binary: Path, host: Host) -> N
 
 
 def test_sbom(binary: Path) -> None:
-    parts = json.loads((binary / "npu-agent.spdx.json").read_text())["packages"]
+    parts = json.loads((binary / "npu-agent.spdx.json").read_text(encoding="utf-8"))["packages"]
     names = {part["name"] for part in parts}
     assert {"npu-agent", "python", "aiohttp", "grpclib"} <= names
     assert not {"pip", "pyinstaller", "setuptools"} & names

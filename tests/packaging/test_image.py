@@ -30,12 +30,14 @@ def config(image: Path) -> Any:
 
 
 def manifest(image: Path, name: str = "one") -> Any:
-    index = json.loads((image / name / "index.json").read_text())
+    index = json.loads((image / name / "index.json").read_text(encoding="utf-8"))
     return blob(image, index["manifests"][0]["digest"], name)
 
 
 def blob(image: Path, digest: str, name: str = "one") -> Any:
-    return json.loads((image / name / "blobs" / digest.replace(":", "/")).read_text())
+    return json.loads(
+        (image / name / "blobs" / digest.replace(":", "/")).read_text(encoding="utf-8")
+    )
 
 
 def test_labels_and_the_command_say_the_same_commit(image: Path) -> None:
@@ -57,14 +59,14 @@ def test_the_same_commit_gives_the_same_image(image: Path) -> None:
 
 
 def test_sbom_has_all_that_is_in_it(image: Path) -> None:
-    inside = (image / "rootfs" / SBOM).read_text()
-    assert inside == (image / "npu-agent-image.spdx.json").read_text()
+    inside = (image / "rootfs" / SBOM).read_text(encoding="utf-8")
+    assert inside == (image / "npu-agent-image.spdx.json").read_text(encoding="utf-8")
     parts = {part["SPDXID"]: part for part in json.loads(inside)["packages"]}
     installed = image.glob("rootfs/opt/npu-agent/lib/python*/site-packages/*.dist-info")
     names = {path.name.split("-")[0].replace("_", "-").lower() for path in installed}
     ours = {id_.removeprefix("SPDXRef-pypi-") for id_ in parts if id_.startswith("SPDXRef-pypi-")}
     assert ours | {"npu-agent"} == names
-    status = (image / "rootfs/var/lib/dpkg/status").read_text()
+    status = (image / "rootfs/var/lib/dpkg/status").read_text(encoding="utf-8")
     packages = [id_ for id_ in parts if id_.startswith("SPDXRef-deb-")]
     assert len(packages) == status.count("\nStatus: install ok installed\n") > 50
     assert parts["SPDXRef-generic-npu-agent"]["versionInfo"] == __version__
@@ -90,7 +92,7 @@ def test_nothing_in_it_gives_rights_installs_or_compiles(image: Path) -> None:
 
 
 def test_provenance_says_what_it_was_made_from(image: Path) -> None:
-    statement = json.loads((image / "npu-agent-image.provenance.json").read_text())
+    statement = json.loads((image / "npu-agent-image.provenance.json").read_text(encoding="utf-8"))
     (subject,) = statement["subject"]
     digest = manifest(image)["config"]["digest"]  # of buildah, podman and docker the image's ID
     assert subject["digest"] == {"sha256": digest.removeprefix("sha256:")}

@@ -54,7 +54,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "http": {"addr": "127.0.0.1:0"},
         "log": {"accesslog": {"disabled": True}},
     }
-    (directory / "config.yml").write_text(yaml.safe_dump(config))
+    (directory / "config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [str(ensure_binaries(REGISTRY)["registry"]), "serve", str(directory / "config.yml")]
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as serving:
@@ -98,7 +98,9 @@ def test_the_wheel_is_the_same_each_time(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheels_sbom_has_what_it_needs(wheel: Path) -> None:
-    parts = json.loads(wheel.with_name("npu-agent-wheel.spdx.json").read_text())["packages"]
+    parts = json.loads(wheel.with_name("npu-agent-wheel.spdx.json").read_text(encoding="utf-8"))[
+        "packages"
+    ]
     names = {part["name"] for part in parts}
     assert {"npu-agent", "aiohttp", "grpclib", "msgspec"} <= names
     assert not {"mypy", "pytest", "uv"} & names

@@ -30,7 +30,7 @@ SETUP, ENTER, REGISTER = 425, 426, 427
 def root_with(tmp_path: Path, sysctl: str | None) -> Path:
     if sysctl is not None:
         (tmp_path / "proc/sys/kernel").mkdir(parents=True)
-        (tmp_path / "proc/sys/kernel/io_uring_disabled").write_text(sysctl)
+        (tmp_path / "proc/sys/kernel/io_uring_disabled").write_text(sysctl, encoding="utf-8")
     return tmp_path
 
 

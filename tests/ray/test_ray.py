@@ -39,7 +39,7 @@ pytestmark = [
 
 
 def counted(environment: dict[str, str], directory: Path) -> dict[str, Any]:
-    (directory / "furiosa_smi_py.py").write_text(STAND_IN)
+    (directory / "furiosa_smi_py.py").write_text(STAND_IN, encoding="utf-8")
     ours = ("PATH", "HOME", "TMPDIR")
     done = subprocess.run(
         [PYTHON, Path(__file__).with_name("count.py")],

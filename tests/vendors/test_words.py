@@ -28,7 +28,9 @@ def test_a_vendors_words_are_in_its_folders_alone() -> None:
     found: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        lines = [line for line in path.read_text().splitlines() if WORDS.search(line)]
+        lines = [
+            line for line in path.read_text(encoding="utf-8").splitlines() if WORDS.search(line)
+        ]
         if lines and not name.startswith(OWN):
             found[name] = lines
     assert found == {}
@@ -36,6 +38,6 @@ def test_a_vendors_words_are_in_its_folders_alone() -> None:
 
 def test_what_is_searched_for_is_there() -> None:
     own = [path for place in OWN for path in (PACKAGE / place).glob("*.py")]
-    text = "".join(path.read_text() for path in own).lower()
+    text = "".join(path.read_text(encoding="utf-8") for path in own).lower()
     for word in WORDS.pattern.split("|"):
         assert word in text, word

@@ -35,14 +35,14 @@ async def configs_that_are_none(here: World) -> None:
         b"- " * 200_000, b"x: y\n" * 2_000_000, b"{" * 50_000, b"defaultPe: !!python/object:os {}",
         b"-----BEGIN PRIVATE KEY-----\nMIIEvQ", b"\xff\xfe\x00", b"",
     )  # fmt: skip
-    good = here.agent.config.read_text()
+    good = here.agent.config.read_text(encoding="utf-8")
     with here.stays_registered():
         for content in contents:
             here.agent.config.write_bytes(content)
             await asyncio.sleep(1.5)
             assert here.kubelet.plugins.value[RESOURCE].connected
     assert "MIIEvQ" not in here.said()
-    here.agent.config.write_text(f"{good}defaultPe: Single\n")
+    here.agent.config.write_text(f"{good}defaultPe: Single\n", encoding="utf-8")
     here.devices = 4
     await here.well()
 
@@ -70,7 +70,7 @@ async def config_file_is_something_else(here: World) -> None:
         for what in ("folder", "pipe", "loop", "/dev/zero", "sparse", "missing"):
             with replaced(file, what):
                 await asyncio.sleep(1.5)
-        file.write_text(f"{file.read_text()}defaultPe: Single\n")
+        file.write_text(f"{file.read_text(encoding='utf-8')}defaultPe: Single\n", encoding="utf-8")
         here.devices = 4
         await here.well()
 
@@ -82,7 +82,7 @@ async def config_map_is_swapped(here: World) -> None:
     The last one is in force.
     """
     file = here.agent.config
-    good, directory = file.read_text(), file.parent
+    good, directory = file.read_text(encoding="utf-8"), file.parent
     data = directory / "..data"
     file.unlink()
     file.symlink_to("..data/config.yaml")
@@ -90,7 +90,7 @@ async def config_map_is_swapped(here: World) -> None:
         version = directory / f"..version{number}"
         version.mkdir()
         words = ("defaultPe: Fusion", "defaultPe: Sinlge", "defaultPe: Single")[number % 3]
-        (version / "config.yaml").write_text(f"{good}{words}\n# {number}\n")
+        (version / "config.yaml").write_text(f"{good}{words}\n# {number}\n", encoding="utf-8")
         if number % 5 == 0:
             data.unlink(missing_ok=True)
             await asyncio.sleep(0.1)
@@ -98,7 +98,9 @@ async def config_map_is_swapped(here: World) -> None:
         beside.symlink_to(version.name)
         beside.replace(data)
         await asyncio.sleep(0.05)
-    (directory / "..version99/config.yaml").write_text(f"{good}defaultPe: Single\n")
+    (directory / "..version99/config.yaml").write_text(
+        f"{good}defaultPe: Single\n", encoding="utf-8"
+    )
     here.devices = 4
     await here.well()
     await asyncio.sleep(2)

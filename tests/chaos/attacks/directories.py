@@ -22,14 +22,14 @@ CDI = "allocation: {method: cdi}\n"
 def victim(here: World) -> Path:
     """A file of somebody else's."""
     path = here.root.parent / "victim"
-    path.write_text("precious")
+    path.write_text("precious", encoding="utf-8")
     path.chmod(0o600)
     return path
 
 
 def unharmed(path: Path) -> None:
     """It is as it was."""
-    assert path.read_text() == "precious"
+    assert path.read_text(encoding="utf-8") == "precious"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -38,13 +38,15 @@ class Pod:
 
     def runs(self, populated: bool = True) -> None:
         """It has a process from now on, or none."""
-        (self._cgroup / "cgroup.events").write_text(f"populated {populated:d}\nfrozen 0\n")
+        (self._cgroup / "cgroup.events").write_text(
+            f"populated {populated:d}\nfrozen 0\n", encoding="utf-8"
+        )
 
     def is_noted(self, ids: Sequence[str]) -> None:
         """The kubelet has given it these devices."""
         entry = {"PodUID": self.uid, "ResourceName": RESOURCE, "DeviceIDs": {"0": [*ids]}}
         data = {"PodDeviceEntries": [entry], "RegisteredDevices": {}}
-        self._checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
+        self._checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}), encoding="utf-8")
 
     def ends(self) -> None:
         """The kubelet removes its cgroup, and forgets its note when it allocates again."""
@@ -111,7 +113,9 @@ def unlisted(here: World, ids: Sequence[str]) -> bool:
 async def until_recorded(here: World, uid: str) -> None:
     """Waits until the agent's record has a Pod."""
     record = here.plugins / RECORD
-    await here.until(lambda: uid in record.read_text(), f"the Pod {uid} to be in the record")
+    await here.until(
+        lambda: uid in record.read_text(encoding="utf-8"), f"the Pod {uid} to be in the record"
+    )
 
 
 class Lister(pods.PodResourcesListerBase):

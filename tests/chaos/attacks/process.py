@@ -155,7 +155,7 @@ async def clock_jumps(here: World) -> None:
     No card is fenced for it; pages, labels and Pods go on.
     """
     for seconds in (3600, -3600, 86400, -86400, 315e6, -315e6, -1.7e9, 7.4e9):
-        (here.agent.node.account / "clock").write_text(f"{seconds}")
+        (here.agent.node.account / "clock").write_text(f"{seconds}", encoding="utf-8")
         await asyncio.sleep(1)
         await here.fault("npu0", "dead")
         await here.healthy(1)

@@ -149,7 +149,7 @@ def prepared(node: Node) -> set[str]:
     record = node.cluster.kubelet_dir / "device-plugins" / ".npu-agent.ledger.json"
     if not record.exists():
         return set()
-    prepared = json.loads(record.read_text())["prepared"].values()
+    prepared = json.loads(record.read_text(encoding="utf-8"))["prepared"].values()
     return {f"{one['namespace']}/{one['name']}" for one in prepared}
 
 

@@ -49,7 +49,7 @@ def published(node: Node) -> None:
 @pytest.fixture(scope="module")
 def classes(node: Node) -> Iterator[None]:
     """The DeviceClasses of the component dra-classes are there."""
-    made = list(yaml.safe_load_all(CLASSES.read_text()))
+    made = list(yaml.safe_load_all(CLASSES.read_text(encoding="utf-8")))
     node.apply(made)
     yield
     node.kubectl("delete", "deviceclass", *(one["metadata"]["name"] for one in made))

@@ -69,12 +69,16 @@ def test_no_card_is_twice(node: Node, count: int) -> None:
         name: 2 if name in wide else 1 for name in ends
     }
     assert {card for cards in seen.values() for card in cards} == set(map(str, range(8)))
-    assert not (audit / "twice").exists(), (audit / "twice").read_text()
+    assert not (audit / "twice").exists(), (audit / "twice").read_text(encoding="utf-8")
 
 
 def audited(audit: Path) -> dict[str, list[str]]:
     """The cards that each Pod has seen; a Pod that is Running may not have looked yet."""
-    lines = (audit / "seen").read_text().splitlines() if (audit / "seen").exists() else []
+    lines = (
+        (audit / "seen").read_text(encoding="utf-8").splitlines()
+        if (audit / "seen").exists()
+        else []
+    )
     return {name: cards for name, *cards in map(str.split, lines)}
 
 

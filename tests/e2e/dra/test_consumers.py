@@ -40,7 +40,7 @@ CERTIFICATES = "/etc/kueue/metrics/certs"
 
 def example(name: str) -> list[Thing]:
     """A file of docs/examples/serving; its containers sleep, in an image that the node has."""
-    text = (EXAMPLES / f"{name}.yaml").read_text()
+    text = (EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")
     found = list(yaml.safe_load_all(text))
     for one in found:
         for spec in _containers(one):
@@ -76,9 +76,11 @@ def kueue(node: Node, config: Thing) -> Iterator[None]:
     file = node.cluster.workdir / "controller.yaml"
     served = {"webhook": {"port": PORT, "certDir": CERTIFICATES}, "metrics": {"bindAddress": "0"}}
     off = {"internalCertManagement": {"enable": False}, "leaderElection": {"leaderElect": False}}
-    file.write_text(json.dumps({"kind": "Configuration", **served, **off, **config}))
+    file.write_text(
+        json.dumps({"kind": "Configuration", **served, **off, **config}), encoding="utf-8"
+    )
     ca = base64.b64encode((own / "ca.crt").read_bytes()).decode()
-    hooks = list(yaml.safe_load_all(files["manifests.yaml"].read_text()))
+    hooks = list(yaml.safe_load_all(files["manifests.yaml"].read_text(encoding="utf-8")))
     for hook in hooks:
         hook["webhooks"] = [
             _here(webhook, ca)
@@ -134,7 +136,7 @@ def cut(node: Node, classes: None) -> Iterator[None]:  # noqa: ARG001
 @pytest.mark.since("1.36")
 @pytest.mark.usefixtures("cut")
 def test_kueue_admits_and_refuses_by_our_counter_of_cores(node: Node) -> None:
-    config = yaml.safe_load((EXAMPLES / "kueue-config.yaml").read_text())
+    config = yaml.safe_load((EXAMPLES / "kueue-config.yaml").read_text(encoding="utf-8"))
     config |= {"integrations": {"frameworks": ["batch/job"]}}
     config |= {"featureGates": {"VisibilityOnDemand": False}}
     *queue, whole = example("kueue")

@@ -191,8 +191,8 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
             node.wait_equal("no capacity", node.capacity, 0)
             moves(node, PLUGIN)
             churned_until_all_are(node, PLUGIN, replicas, chosen)
-    assert not (audit / "twice").exists(), (audit / "twice").read_text()
-    assert len((audit / "seen").read_text().splitlines()) > 2 * replicas * times
+    assert not (audit / "twice").exists(), (audit / "twice").read_text(encoding="utf-8")
+    assert len((audit / "seen").read_text(encoding="utf-8").splitlines()) > 2 * replicas * times
     assert not prepared(node)
 
 

@@ -43,7 +43,7 @@ REMEDIATIONS = f"npuremediations.{GROUP}"
 
 def example(name: str) -> Any:
     """A file of k8s/examples/health."""
-    return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 RULE = example("node-readiness-rule")
@@ -58,24 +58,24 @@ def running(node: Node, program: Path, *arguments: str, **environment: str) -> I
     script = 'echo $$ >"$0"; exec "$@"'
     variables = (f"{name}={value}" for name, value in environment.items())
     command = ("sh", "-c", script, str(number), "env", *variables, str(program), *arguments)
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             node.cluster.command(*command), stdout=output, stderr=subprocess.STDOUT
         )
     try:
         yield log
-        assert process.poll() is None, log.read_text()[-2000:]
+        assert process.poll() is None, log.read_text(encoding="utf-8")[-2000:]
     finally:
-        node.cluster.enter("kill", number.read_text().strip(), check=False)
+        node.cluster.enter("kill", number.read_text(encoding="utf-8").strip(), check=False)
         process.wait(20)
 
 
 def kubeconfig(node: Node) -> Path:
     """A kubeconfig with the controller's own token."""
-    config = json.loads(node.cluster.kubeconfig.read_text())
+    config = json.loads(node.cluster.kubeconfig.read_text(encoding="utf-8"))
     config["users"][0]["user"] = {"token": node.cluster.token_for(CONTROLLER, NAMESPACE)}
     path = node.cluster.workdir / f"{CONTROLLER}.kubeconfig"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(config), encoding="utf-8")
     return path
 
 
@@ -121,8 +121,8 @@ def repaired(node: Node) -> Iterator[None]:
 def readiness(node: Node) -> Iterator[Path]:
     """The controller runs with the rule and with no rights but its own; its log."""
     files = ensure_binaries(NODE_READINESS_CONTROLLER)
-    role = files["role.yaml"].read_text().replace("manager-role", CONTROLLER)
-    crd = files["readiness.node.x-k8s.io_nodereadinessrules.yaml"].read_text()
+    role = files["role.yaml"].read_text(encoding="utf-8").replace("manager-role", CONTROLLER)
+    crd = files["readiness.node.x-k8s.io_nodereadinessrules.yaml"].read_text(encoding="utf-8")
     node.apply(crd)
     node.apply(role)
     subjects = [{"kind": "ServiceAccount", "name": CONTROLLER, "namespace": NAMESPACE}]
@@ -164,7 +164,11 @@ def seconds(node: Node, what: str, reached: Callable[[], Any], timeout: float = 
 
 def shown(log: Path, *words: str) -> None:
     """Prints what a program has logged with any of these words."""
-    lines = [line for line in log.read_text().splitlines() if any(word in line for word in words)]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8").splitlines()
+        if any(word in line for word in words)
+    ]
     print(*lines[-12:], sep="\n")
 
 
@@ -174,7 +178,9 @@ STARTING = "npu-agent/starting"
 @pytest.fixture
 def kubectl_job(node: Node) -> Iterator[list[Thing]]:
     """The objects of the example, for this Node, with the cluster's own kubectl."""
-    text = (EXAMPLES / "startup-taint.yaml").read_text().replace("node-1", node.name)
+    text = (
+        (EXAMPLES / "startup-taint.yaml").read_text(encoding="utf-8").replace("node-1", node.name)
+    )
     things = list(yaml.safe_load_all(text))
     spec = things[-1]["spec"]["template"]["spec"]
     program = str(ensure_binaries(KUBERNETES)["kubectl"])
@@ -262,7 +268,7 @@ def test_a_node_is_remediated_until_its_cards_are_well(
     node: Node, template: Thing, tmp_path: Path
 ) -> None:
     files = ensure_binaries(NODE_HEALTHCHECK_OPERATOR)
-    node.apply(files["remediation.medik8s.io_nodehealthchecks.yaml"].read_text())
+    node.apply(files["remediation.medik8s.io_nodehealthchecks.yaml"].read_text(encoding="utf-8"))
     node.kubectl("wait", "crd", "--all", "--for=condition=Established")
     certificates = tmp_path / "k8s-webhook-server" / "serving-certs"
     certificates.mkdir(parents=True)

@@ -36,7 +36,8 @@ class Reader:
         (self._programs / "helm").symlink_to(ensure_binaries(HELM)["helm"])
         ours = self._programs / "npu-agent"
         ours.write_text(
-            f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n'
+            f'#!/bin/sh\nPYTHONPATH={PROJECT} exec {sys.executable} -m npu_agent "$@"\n',
+            encoding="utf-8",
         )
         ours.chmod(0o755)
 
@@ -56,12 +57,12 @@ class Reader:
     def _write(self, name: str, new: dict[str, Any]) -> None:
         mine = name.startswith("my-cluster/")
         path = (self.overlay.parent.parent if mine else self.checkout) / name
-        text = path.read_text() if path.exists() else ""
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
         before: dict[str, Any] = yaml.safe_load(text) or {}
         for key, value in new.items():
             both = isinstance(value, list) and isinstance(before.get(key), list)
             before[key] = [*before[key], *value] if both else value
-        path.write_text(yaml.safe_dump(before))
+        path.write_text(yaml.safe_dump(before), encoding="utf-8")
 
     def types(self, text: str, timeout: float = 180, *, namespace: str = "kube-system") -> str:
         """Runs commands one after the other, until one fails; returns what they print.

@@ -33,7 +33,7 @@ class Registry:
         self._cluster = cluster
         directory = cluster.workdir / "run" / "registry"
         directory.mkdir()
-        (directory / "htpasswd").write_text(f"{USER}:{_HASH}\n")
+        (directory / "htpasswd").write_text(f"{USER}:{_HASH}\n", encoding="utf-8")
         auth = {"htpasswd": {"realm": PRIVATE, "path": f"{directory}/htpasswd"}}
         program = str(ensure_binaries(REGISTRY)["registry"])
         for port, who in ((_OPEN, {}), (_CLOSED, {"auth": auth})):
@@ -45,7 +45,7 @@ class Registry:
                 **who,
             }
             path = directory / f"{port}.yml"
-            path.write_text(json.dumps(config))  # JSON is YAML
+            path.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
             cluster.start_program(f"registry-{port}", [program, "serve", str(path)], port)
         for host in PUBLIC:
             self._lead(host, _OPEN)

@@ -93,7 +93,7 @@ class Journey(Node):
     def install(self) -> None:
         """Installs the rendered file, and waits until the agent serves both cards."""
         # With the image of the registry.
-        text = RENDERED.read_text()
+        text = RENDERED.read_text(encoding="utf-8")
         self.apply(text.replace(f"npu-agent:{__version__}", f"{AGENT}:{__version__}"))
         self.rolled_out()
         self.wait_allocatable(2)

@@ -87,5 +87,5 @@ def test_the_pods_of_the_page(loaded: Journey) -> None:
     assert "NPU_DEVNAME=npu0pe0-1" in node.finished("with-npu")
 
     ((_, claim),) = page(PODS).below("Ask by claim")
-    example = (PROJECT / "docs/examples/dra/one-card.yaml").read_text()
+    example = (PROJECT / "docs/examples/dra/one-card.yaml").read_text(encoding="utf-8")
     assert list(yaml.safe_load_all(claim)) == list(yaml.safe_load_all(example))

@@ -211,11 +211,11 @@ def test_moving_a_node(reader: Reader) -> None:
     reader.blocks(INSTALL, "Three ways to install")
     reader.blocks(DRA, "Enable DRA")
     (move,) = reader.blocks(DRA, MOVING)
-    kustomization = yaml.safe_load(reader.overlay.read_text())
+    kustomization = yaml.safe_load(reader.overlay.read_text(encoding="utf-8"))
 
     def configure(config: str) -> None:
         patches = {"patches": configured(config, "", "")["patches"]}
-        reader.overlay.write_text(yaml.safe_dump(kustomization | patches))
+        reader.overlay.write_text(yaml.safe_dump(kustomization | patches), encoding="utf-8")
 
     configure("allocation: {api: device-plugin}")
     reader.types("kubectl apply -k ../my-cluster/")

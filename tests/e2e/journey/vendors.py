@@ -33,11 +33,13 @@ def charts(directory: Path, resource: str, devices: list[str]) -> None:
         chart = directory / "furiosa" / name
         (chart / "templates").mkdir(parents=True)
         about = {"apiVersion": "v2", "name": name, "version": "2025.3.0"}
-        (chart / "Chart.yaml").write_text(json.dumps(about))
-        (chart / "values.yaml").write_text("{config: {partitioning: none, debugMode: false}}")
+        (chart / "Chart.yaml").write_text(json.dumps(about), encoding="utf-8")
+        (chart / "values.yaml").write_text(
+            "{config: {partitioning: none, debugMode: false}}", encoding="utf-8"
+        )
         where = "feature.node.kubernetes.io/pci-1200_1ed2.present"
         for kind, made in _objects(name, resource, devices, where).items():
-            (chart / "templates" / f"{kind}.yaml").write_text(json.dumps(made))
+            (chart / "templates" / f"{kind}.yaml").write_text(json.dumps(made), encoding="utf-8")
 
 
 def manifests(directory: Path, resource: str, devices: list[str], config: str) -> None:
@@ -50,7 +52,7 @@ def manifests(directory: Path, resource: str, devices: list[str], config: str) -
         for one in things:
             one["metadata"]["namespace"] = "kube-system"
         everything = {"apiVersion": "v1", "kind": "List", "items": things}
-        (directory / f"{file}.yaml").write_text(json.dumps(everything))
+        (directory / f"{file}.yaml").write_text(json.dumps(everything), encoding="utf-8")
 
 
 def _objects(name: str, resource: str, devices: list[str], where: str) -> dict[str, Any]:
@@ -82,7 +84,10 @@ def _objects(name: str, resource: str, devices: list[str], where: str) -> dict[s
             {"name": "stand-in", "configMap": {"name": program}},
         ]
         found["program"] = thing(
-            "ConfigMap", program, namespace="", data={"second.py": SECOND.read_text()}
+            "ConfigMap",
+            program,
+            namespace="",
+            data={"second.py": SECOND.read_text(encoding="utf-8")},
         )
     if name.endswith("metrics-exporter"):
         ports = [{"name": "metrics", "port": 6254}]
@@ -101,6 +106,6 @@ def cards(node: Journey) -> dict[str, str]:
     """The UUID of each simulated card, by its name."""
     found = (node.cluster.host_root / "sys" / "class" / "npu_mgmt").glob("npu*_mgmt")
     return {
-        path.name.removesuffix("_mgmt"): (path / "device_uuid").read_text().strip()
+        path.name.removesuffix("_mgmt"): (path / "device_uuid").read_text(encoding="utf-8").strip()
         for path in sorted(found)
     }

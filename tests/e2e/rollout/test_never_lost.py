@@ -107,7 +107,7 @@ def spec(node: Node, name: str) -> dict[str, Any]:
     (status,) = node.pod(name)["status"]["containerStatuses"]
     id_ = status["containerID"].rpartition("/")[2]
     bundles = node.cluster.run_dir / "containerd" / "io.containerd.runtime.v2.task" / "k8s.io"
-    found: dict[str, Any] = json.loads((bundles / id_ / "config.json").read_text())
+    found: dict[str, Any] = json.loads((bundles / id_ / "config.json").read_text(encoding="utf-8"))
     return found
 
 

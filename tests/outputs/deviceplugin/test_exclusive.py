@@ -361,7 +361,7 @@ class Machine(RuleBasedStateMachine):
         if what is None:
             (self.directory / RECORD).unlink(missing_ok=True)
         else:
-            (self.directory / RECORD).write_text(what)
+            (self.directory / RECORD).write_text(what, encoding="utf-8")
         self.own(self.start(self.agent.name, cores, self.agent.api))
         self.prepare(data)
         self.allocate_more(data)

@@ -179,7 +179,7 @@ async def test_the_devices_are_listed_and_after_a_change_once_more(
 
 
 async def test_end_is_in_order(room: Room) -> None:
-    (room.directory / "kubelet_internal_checkpoint").write_text("{}")
+    (room.directory / "kubelet_internal_checkpoint").write_text("{}", encoding="utf-8")
     tasks = asyncio.all_tasks()
     async with room.running() as one:
         plugin = await room.registered()

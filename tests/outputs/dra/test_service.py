@@ -462,7 +462,7 @@ async def test_sweep_removes_the_sockets_of_the_killed_and_no_others(root: Path)
             dead(plugins / "dra-0123456789ab.sock.old"),
         )
         file = plugins / "dra-0123456789cd.sock"
-        file.write_text("a file, not a socket")
+        file.write_text("a file, not a socket", encoding="utf-8")
         sweep_all(DRIVER, root)
         assert alive.exists()
         assert not any(path.exists() for path in killed)

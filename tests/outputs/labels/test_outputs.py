@@ -240,7 +240,7 @@ async def test_without_labels_there_is_no_file(output: NfdOutput) -> None:
 
 async def test_what_somebody_else_did_to_the_file_is_undone(output: NfdOutput) -> None:
     await output.put(ONE, careful=False)
-    output.path.write_text("# mine\nbeta.furiosa.ai/npu.count=9\nevil=1\n")
+    output.path.write_text("# mine\nbeta.furiosa.ai/npu.count=9\nevil=1\n", encoding="utf-8")
     assert await output.put(ONE, careful=False) == Counter(put_back=2, removed=1)
     assert output.path.read_bytes() == render(ONE)
     output.path.unlink()
@@ -260,7 +260,7 @@ async def test_a_careful_put_in_the_file_leaves_what_is_there(output: NfdOutput)
 
 async def test_clearing_the_file_takes_away_ours_and_nothing_else(output: NfdOutput) -> None:
     other = output.path.with_name("other")
-    other.write_text("vendor.io/x=1\n")
+    other.write_text("vendor.io/x=1\n", encoding="utf-8")
     await output.put(ONE, careful=False)
     assert await output.clear() == ONE.keys()
     assert names(output) == ["other"]

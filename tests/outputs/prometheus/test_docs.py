@@ -11,7 +11,7 @@ from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus import helpers
 from tests.outputs.prometheus.test_golden import GOLDEN
 
-TEXT = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
 
 
 def rows(prefix: str) -> dict[str, list[str]]:

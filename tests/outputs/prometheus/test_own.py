@@ -101,12 +101,12 @@ def test_no_limit_is_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_with_brackets_is_not_taken_for_figures(tmp_path: Path) -> None:
-    there = Path("/proc/self/stat").read_text()
+    there = Path("/proc/self/stat").read_text(encoding="utf-8")
     before, _, after = there.partition(" (")
     _, _, figures = after.rpartition(") ")
     (tmp_path / "self/fd").mkdir(parents=True)
-    (tmp_path / "self/stat").write_text(f"{before} (a) R 1 2 (b) {figures}")
-    (tmp_path / "self/statm").write_text("1 1 1\n")
+    (tmp_path / "self/stat").write_text(f"{before} (a) R 1 2 (b) {figures}", encoding="utf-8")
+    (tmp_path / "self/statm").write_text("1 1 1\n", encoding="utf-8")
     (tmp_path / "stat").symlink_to("/proc/stat")
     name = "process_start_time_seconds"
     assert process(tmp_path)[name].samples == process()[name].samples

@@ -164,10 +164,10 @@ def _browser() -> str:
     )
     atexit.register(_kill, process)
     port, end = profile / "DevToolsActivePort", time.monotonic() + _DEADLINE
-    while not port.exists() or "\n" not in port.read_text():
+    while not port.exists() or "\n" not in port.read_text(encoding="utf-8"):
         assert time.monotonic() < end, "Chromium does not start"
         time.sleep(0.05)
-    return f"http://127.0.0.1:{port.read_text().split()[0]}"
+    return f"http://127.0.0.1:{port.read_text(encoding='utf-8').split()[0]}"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

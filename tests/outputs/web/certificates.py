@@ -33,7 +33,7 @@ class Authority:
         _openssl(self.directory, "req", *_KEY, "-subj", f"/CN={name}",
                  "-keyout", key.name, "-out", "request")  # fmt: skip
         extensions = f"subjectAltName={names}\nextendedKeyUsage={usage}\n"
-        (self.directory / "extensions").write_text(extensions)
+        (self.directory / "extensions").write_text(extensions, encoding="utf-8")
         _openssl(self.directory, "x509", "-req", "-in", "request", "-days", str(days),
                  "-extfile", "extensions", "-CA", "ca.crt", "-CAkey", "ca.key",
                  "-CAcreateserial", "-out", cert.name)  # fmt: skip

@@ -63,7 +63,7 @@ async def shown(address: Address) -> bytes:
 
 
 def der(path: Path) -> bytes:
-    return ssl.PEM_cert_to_DER_cert(path.read_text())
+    return ssl.PEM_cert_to_DER_cert(path.read_text(encoding="utf-8"))
 
 
 async def test_pages_by_https_and_by_nothing_else(ours: Authority, tmp_path: Path) -> None:
@@ -142,7 +142,9 @@ async def test_an_authority_of_clients_that_is_none(
     ours: Authority, tmp_path: Path, content: str
 ) -> None:
     files = placed(tmp_path, ours.sign("server"), ours.ca)
-    (tmp_path / "ca.crt").write_text(files.key.read_text() if content == "key" else content)
+    (tmp_path / "ca.crt").write_text(
+        files.key.read_text(encoding="utf-8") if content == "key" else content, encoding="utf-8"
+    )
     certificates = Certificates(files)
     async with running(certificates):
         state = await first(certificates.state, lambda state: state.error)

@@ -119,7 +119,7 @@ async def test_a_kubeconfig_means_what_it_means_to_kubectl(
             ],
             "users": [{"name": "u", "user": {"token": "t", **user}}],
         }
-        (tmp_path / "config").write_text(json.dumps(content))
+        (tmp_path / "config").write_text(json.dumps(content), encoding="utf-8")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
         theirs = await kubectl("get", "--raw", "/api/v1/pods", *flags)
@@ -153,7 +153,7 @@ async def kubectl(*arguments: str) -> str | None:
 
 
 def program(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)
     return path
 

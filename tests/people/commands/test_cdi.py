@@ -27,7 +27,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def named(root: Path) -> set[str]:
-    return {device["name"] for device in json.loads((root / SPEC).read_text())["devices"]}
+    return {
+        device["name"]
+        for device in json.loads((root / SPEC).read_text(encoding="utf-8"))["devices"]
+    }
 
 
 A, B = state("warboy", 0, id_="A"), state("warboy", 1, id_="B")
@@ -110,7 +113,7 @@ def test_generate_fails_clearly(
     assert main([*GENERATE, str(tmp_path)]) == 1
     assert "no NPU to offer" in capsys.readouterr().err
     (root / "etc").mkdir(exist_ok=True)
-    (root / "etc" / "cdi").write_text("in the way")
+    (root / "etc" / "cdi").write_text("in the way", encoding="utf-8")
     assert main([*GENERATE, str(root)]) == 1
     error = capsys.readouterr().err
     assert str(root / "etc" / "cdi") in error

@@ -46,10 +46,10 @@ def script(shell: str) -> str:
 @contextmanager
 def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
     command, setup = SHELLS[shell]
-    (directory / "completion").write_text(script(shell))
+    (directory / "completion").write_text(script(shell), encoding="utf-8")
     read = 'eval "$(cat completion)"' if shell == "zsh" else "source completion"
     file = directory / "setup"
-    file.write_text(f"{setup}cd {directory}\n{read}\necho READY\n")
+    file.write_text(f"{setup}cd {directory}\n{read}\necho READY\n", encoding="utf-8")
     # Without a HOME of its own a shell would read, and write, the history of whoever runs this.
     env = {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory), "ZDOTDIR": str(directory)}
     with terminal(*command, columns=120, env=env) as running:
@@ -60,7 +60,7 @@ def shell_with_completion(shell: str, directory: Path) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize("shell", [pytest.param(each, marks=needs(each)) for each in SHELLS])
 def test_in_a_real_shell(shell: str, tmp_path: Path) -> None:
-    (tmp_path / "config-file.yaml").write_text("")
+    (tmp_path / "config-file.yaml").write_text("", encoding="utf-8")
     (tmp_path / "directory").mkdir()
     for name in ("dead", "fau"):  # none of them is meant where a word is
         (tmp_path / name).mkdir()

@@ -33,7 +33,7 @@ def test_a_key_without_effect_has_a_note(
     content: str, notes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(f"{content}\n")
+    file.write_text(f"{content}\n", encoding="utf-8")
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{file}: good", *notes]
 

@@ -234,14 +234,14 @@ async def test_the_node_of_this_pod_has_what_names_meant_first_on_its_disk(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulator.make(tmp_path, simulator.parse_cards("warboy=2"))
-    (tmp_path / "config.yaml").write_text(f"pluginDir: {tmp_path}\n")
+    (tmp_path / "config.yaml").write_text(f"pluginDir: {tmp_path}\n", encoding="utf-8")
     monkeypatch.setenv("NODE_NAME", NODE)
     monkeypatch.setenv("NPU_AGENT_HOST_ROOT", str(tmp_path))
     monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", str(tmp_path / "config.yaml"))
     uuids = [str(card("warboy", index).uuid) for index in range(2)]
     annotation = '{"npu1": "fan"}'
     saved = {"annotation": annotation, "first_ids": {"npu1": uuids[0]}}
-    (tmp_path / FILE).write_text(json.dumps(saved))
+    (tmp_path / FILE).write_text(json.dumps(saved), encoding="utf-8")
     cluster.server.annotate(ANNOTATION, annotation)
     await _change(catalogue.parse(["cordon", "npu1", "--reason", "swap"]))
     assert cluster.annotation == {"npu1": "fan", uuids[1]: "swap"}

@@ -32,7 +32,7 @@ def test_bad_input(
     error: str,
 ) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(config)
+    file.write_text(config, encoding="utf-8")
     assert main(["dra", "slices", "--template", cards, "--config-file", str(file)]) == code
     out, err = capsys.readouterr()
     assert error in err

@@ -198,13 +198,13 @@ def test_data_for_programs_leaves_what_cannot_be_read_to_stderr(
 def test_as_in_the_agents_pod_no_option_is_needed(root: Path, tmp_path: Path) -> None:
     """A config file that is wrong does not keep a person from seeing the cards."""
     file = tmp_path / "config.yaml"
-    file.write_text("intervall: 5\n")
+    file.write_text("intervall: 5\n", encoding="utf-8")
     environment = {"NPU_AGENT_HOST_ROOT": str(root), "NPU_AGENT_CONFIG_FILE": str(file)}
     code, out, _ = ran("info", **environment)
     assert (code, out.count("FuriosaAI")) == (0, 3)
     code, _, err = ran("labels", **environment)
     assert (code, f"{file}:1: intervall: unknown key" in err) == (2, True)
-    file.write_text("pluginDir: /none/kubelet/device-plugins\n")
+    file.write_text("pluginDir: /none/kubelet/device-plugins\n", encoding="utf-8")
     code, _, err = ran("allocations", **environment)
     assert code == 1
     assert "/none/kubelet/pod-resources/kubelet.sock is missing" in err

@@ -59,11 +59,14 @@ def test_apply_leaves_labels_alone_while_a_card_cannot_be_read(
         assert "stay as they are" in warning
         assert error.startswith("npu-agent: error: not applied: 1 of our labels would change")
     # What would change nothing is no failure.
-    (root / FILE).write_text((root / FILE).read_text().replace(f"{COUNT}=2", f"{COUNT}=1"))
+    (root / FILE).write_text(
+        (root / FILE).read_text(encoding="utf-8").replace(f"{COUNT}=2", f"{COUNT}=1"),
+        encoding="utf-8",
+    )
     assert labels(root, "apply") == 0
     assert f"{COUNT}=1" in capsys.readouterr().out
     file.rmdir()
-    file.write_text("Warboy\n")
+    file.write_text("Warboy\n", encoding="utf-8")
     assert labels(root, "apply") == 0
     assert there(root) == before
 

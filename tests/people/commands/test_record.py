@@ -111,7 +111,11 @@ def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_eve
         plain_uid,
         "rack-7-secret",
     ]
-    for secret in (*secrets, "host-9", *(path.read_text().strip() for path in chips)):
+    for secret in (
+        *secrets,
+        "host-9",
+        *(path.read_text(encoding="utf-8").strip() for path in chips),
+    ):
         assert secret.lower().encode() not in everything, secret
     at = "sys/devices/virtual/rngd_mgmt/rngd!npu0mgmt"
     serial, uuid = (found.contents[f"{at}/{name}"].strip() for name in ("device_sn", "device_uuid"))

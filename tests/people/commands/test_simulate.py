@@ -50,7 +50,7 @@ def test_an_older_driver_is_written_for_the_cards_that_have_one(
     versions = [card.spec.driver_version for card in cards(tmp_path / "old")]
     assert [version[:6] for version in versions] == ["1.9.2,", "2025.4"]
     entry = tmp_path / "old/sys/class/rngd_mgmt/rngd!npu1mgmt"
-    assert (entry / "version").read_text() == f"{versions[1]}\n"
+    assert (entry / "version").read_text(encoding="utf-8") == f"{versions[1]}\n"
     assert not (entry / "throttle_reason").exists()
     assert simulate(tmp_path / "other", "--cards", "warboy=1", "--driver", "2025.4") == 2
     assert "there are: 2025.4 of rngd" in capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_what_went_wrong_is_said_and_counted(
 ) -> None:
     simulate(tmp_path / "made", "--once")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/precious").write_text("")
+    (tmp_path / "other/precious").write_text("", encoding="utf-8")
     capsys.readouterr()
 
     assert simulate(tmp_path / args[0], *args[1:]) == code

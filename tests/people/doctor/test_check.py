@@ -40,7 +40,7 @@ def test_a_pod_knows_its_namespace_and_release(
     monkeypatch.delenv("HELM_RELEASE", raising=False)
     here = Context.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("kube-system", "")
-    (tmp_path / "namespace").write_text("npu-system")
+    (tmp_path / "namespace").write_text("npu-system", encoding="utf-8")
     monkeypatch.setenv("HELM_RELEASE", "mine")
     here = Context.here(default_config(REGISTRY), Path("/"), ())
     assert (here.namespace, here.helm_release) == ("npu-system", "mine")

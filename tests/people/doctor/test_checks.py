@@ -373,13 +373,13 @@ def test_only_the_lock_says_which_agent_serves(tmp_path: Path) -> None:
         assert owner is not None
         assert owner.host == "other"
         assert "npu-agent 0.1.0 on other, pid 1" in str(owner)
-    with lock_path(tmp_path).open() as another_doctor:
+    with lock_path(tmp_path).open(encoding="utf-8") as another_doctor:
         fcntl.flock(another_doctor, fcntl.LOCK_SH)
         assert agent.owner_at(tmp_path) is None
 
 
 async def test_an_agent_that_has_not_signed_its_lock_may_be_this_one(node: Node) -> None:
-    lock_path(node.directory).write_text("")
+    lock_path(node.directory).write_text("", encoding="utf-8")
     line = (await node.examined())["serving agent"]
     assert (line.state, line.detail) == (State.OK, "an agent that has not signed its lock")
 

@@ -45,7 +45,7 @@ def config_file(base: Path) -> Path:
         "events: false",
         "cordon: false",
     )
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 
 
@@ -76,14 +76,14 @@ async def test_beside_a_running_agent(base: Path) -> None:
 
 def test_a_login_program_that_hangs_ends_with_it(base: Path) -> None:
     login, pids = base / "login", base / "pids"
-    login.write_text(f"#!/bin/sh\necho $$ >> {pids}\nsleep 300\n")
+    login.write_text(f"#!/bin/sh\necho $$ >> {pids}\nsleep 300\n", encoding="utf-8")
     login.chmod(0o755)
     run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login)}
     config = kubeconfig(base, "https://127.0.0.1:1", user={"exec": run})
     options = (f"--plugin-dir={base}/device-plugins", f"--host-root={base}/host")
     _, out, _ = ran("doctor", *options, NODE_NAME="n1", KUBECONFIG=str(config))
     assert "a login program of the kubeconfig that hangs" in out
-    assert pids.read_text()
+    assert pids.read_text(encoding="utf-8")
     none_is_left(str(login))
 
 
@@ -100,7 +100,7 @@ def test_the_table(base: Path) -> None:
 
 def test_a_bad_file_is_a_line_and_the_rest_is_examined(base: Path) -> None:
     file = base / "config.yaml"
-    file.write_text("interval: 5\nintervall: 5\n")
+    file.write_text("interval: 5\nintervall: 5\n", encoding="utf-8")
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in " ".join(out.split())
@@ -116,7 +116,7 @@ def given(*arguments: str | Path) -> tuple[Config, Check]:
 
 def test_by_a_file_or_by_options_and_defaults(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("socketName: x\n")
+    file.write_text("socketName: x\n", encoding="utf-8")
     for options, words in (
         (("--config-file", file), f"{file} is good"),
         (("--socket-name=x", "--interval=5"), "no file: options and defaults"),
@@ -130,7 +130,7 @@ def test_by_a_file_or_by_options_and_defaults(tmp_path: Path) -> None:
 def test_of_what_is_no_configuration_the_defaults(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "config.yaml"
     if content is not None:
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
     config, check = given("--config-file", file)
     assert config == default_config(REGISTRY)
     assert check.state is State.WRONG

@@ -40,7 +40,7 @@ def removed(path: str) -> Callable[[Node], None]:
 def written(path: str, text: str) -> Callable[[Node], None]:
     def do(node: Node) -> None:
         (node.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (node.root / path).write_text(text)
+        (node.root / path).write_text(text, encoding="utf-8")
 
     return do
 
@@ -71,8 +71,8 @@ def third_card(driver: str = "") -> Callable[[Node], None]:
     def do(node: Node) -> None:
         directory = node.root / "sys/bus/pci/devices/0000:99:00.0"
         directory.mkdir()
-        (directory / "vendor").write_text("0x1ed2\n")
-        (directory / "device").write_text("0x0000\n")
+        (directory / "vendor").write_text("0x1ed2\n", encoding="utf-8")
+        (directory / "device").write_text("0x0000\n", encoding="utf-8")
         if driver:
             made = node.root / "sys/bus/pci/drivers" / driver
             made.mkdir(parents=True)

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def alive(root: Path, index: int) -> str:
-    return (root / liveness(SPECS[index])).read_text()
+    return (root / liveness(SPECS[index])).read_text(encoding="utf-8")
 
 
 @both
@@ -49,7 +49,7 @@ def test_every_fault_is_seen_at_once_on_its_card_alone_and_ok_undoes_it(
 
 def test_errors_rise_with_each_step(root: Path) -> None:
     def count() -> int:
-        text = (root / management(SPECS[0]) / "atr_error").read_text()
+        text = (root / management(SPECS[0]) / "atr_error").read_text(encoding="utf-8")
         return int(text.split("Device Error: ")[1])
 
     found = [count()]
@@ -135,11 +135,13 @@ def test_swap_is_another_card_in_the_same_place(root: Path) -> None:
     apply_fault(root, "npu0", "swap")
 
     directory = root / "sys/class/npu_mgmt/npu0_mgmt"
-    assert (directory / "device_uuid").read_text() != f"{SPECS[0].uuid}\n"
-    assert (directory / "device_sn").read_text() != SPECS[0].serial
-    assert (directory / "busname").read_text() == SPECS[0].pci_bus_id
+    assert (directory / "device_uuid").read_text(encoding="utf-8") != f"{SPECS[0].uuid}\n"
+    assert (directory / "device_sn").read_text(encoding="utf-8") != SPECS[0].serial
+    assert (directory / "busname").read_text(encoding="utf-8") == SPECS[0].pci_bus_id
     tick(root)
-    assert (directory / "device_uuid").read_text() == f"{cards(root)[0].spec.uuid}\n"
+    assert (directory / "device_uuid").read_text(
+        encoding="utf-8"
+    ) == f"{cards(root)[0].spec.uuid}\n"
 
 
 @both
@@ -152,7 +154,7 @@ def test_reset_begins_all_counters_anew_under_the_same_load(root: Path, index: i
     after = cards(root)[index].telemetry
     assert (set(after.cycles), set(after.task_cycles), after.uptime) == ({0}, {0}, 0.0)
     assert (after.load, after.temperature) == (before.load, before.temperature)
-    assert (root / management(SPECS[index]) / "heartbeat").read_text() == "0\n"
+    assert (root / management(SPECS[index]) / "heartbeat").read_text(encoding="utf-8") == "0\n"
 
 
 def test_a_card_has_several_names(root: Path) -> None:

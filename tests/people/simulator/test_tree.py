@@ -132,7 +132,7 @@ def test_the_hosts_own_root_is_refused_whatever_it_is_called(
 def test_a_directory_with_other_things_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text("precious")
+    path.write_text("precious", encoding="utf-8")
     before = listing(tmp_path)
     with pytest.raises(SimulatorError, match="not empty"):
         make(tmp_path, PAIR)
@@ -164,7 +164,7 @@ def test_a_state_that_names_a_place_outside_is_refused_before_anything_is_writte
     outside = root.parent / "outside"
     found = json.loads(state.read_bytes())
     found["cards"][0]["spec"][field] = "../../../../../../../outside"
-    state.write_text(json.dumps(found))
+    state.write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(SimulatorError, match=r"is outside of|of an unknown family"):
         apply_fault(root, "npu1", "dead")
     assert not outside.exists()
@@ -189,7 +189,7 @@ def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(
     mounts = (tmp_path / "sys/fs/cgroup", tmp_path / "var/run/cdi")
     for path in mounts:
         path.mkdir(parents=True)
-        (path / "precious").write_text("")
+        (path / "precious").write_text("", encoding="utf-8")
     with pytest.raises(SimulatorError, match="not empty"):
         make(tmp_path, PAIR)
     monkeypatch.setattr(Path, "is_mount", lambda path: path in mounts)
@@ -205,7 +205,7 @@ def test_what_is_in_a_dev_that_is_one_stays(
     monkeypatch.setattr(Path, says, lambda path: path.name == name)
     dev = tmp_path / "root/dev"
     (dev / "shm").mkdir(parents=True)
-    (dev / "null").write_text("")
+    (dev / "null").write_text("", encoding="utf-8")
     root = tree(tmp_path / "root", BOTH)
     assert (dev / "npu0").exists()
     make(root, ())
@@ -217,18 +217,18 @@ def test_a_node_of_somebody_else_is_never_taken_over(
 ) -> None:
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "dev")
     (tmp_path / "root/dev").mkdir(parents=True)
-    (tmp_path / "root/dev/npu0").write_text("a real one")
+    (tmp_path / "root/dev/npu0").write_text("a real one", encoding="utf-8")
     with pytest.raises(SimulatorError, match="did not make it"):
         tree(tmp_path / "root", BOTH)
     assert not (tmp_path / "root/sys").exists()
-    assert (tmp_path / "root/dev/npu0").read_text() == "a real one"
+    assert (tmp_path / "root/dev/npu0").read_text(encoding="utf-8") == "a real one"
 
     (tmp_path / "root/dev/npu0").unlink()
     tree(tmp_path / "root", BOTH)  # a first attempt that failed is no obstacle
 
 
 def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     for root in (tmp_path, tmp_path / "missing", tmp_path / "file"):
         for change in (
             lambda root: apply_fault(root, "npu0", "dead"),
@@ -268,12 +268,12 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(root: Path) -> None:
     await some_ticks()
 
     apply_fault(root, "npu0", "dead")
-    assert (root / liveness(PAIR[0])).read_text() == "0\n"
+    assert (root / liveness(PAIR[0])).read_text(encoding="utf-8") == "0\n"
     await some_ticks()
-    assert (root / liveness(PAIR[0])).read_text() == "0\n"
+    assert (root / liveness(PAIR[0])).read_text(encoding="utf-8") == "0\n"
     apply_fault(root, "npu0", "ok")
     await some_ticks()
-    assert (root / liveness(PAIR[0])).read_text() == "1\n"
+    assert (root / liveness(PAIR[0])).read_text(encoding="utf-8") == "1\n"
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -282,6 +282,6 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(root: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "cards": [{}]}'])
 def test_a_state_of_another_version_is_refused_with_words(root: Path, text: str) -> None:
-    (root / STATE_DIR / "state.json").write_text(text)
+    (root / STATE_DIR / "state.json").write_text(text, encoding="utf-8")
     with pytest.raises(SimulatorError, match="cannot be understood"):
         tick(root)

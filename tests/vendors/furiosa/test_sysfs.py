@@ -33,6 +33,11 @@ def card_at(pci_bus_id: str | None) -> Card:
     return FAMILIES["warboy"].card(0, product="warboy", pci_bus_id=pci_bus_id)
 
 
+def named(name: str) -> str:
+    """The file whose name has these characters in UTF-8, whatever the locale's encoding."""
+    return os.fsdecode(name.encode())
+
+
 # Damaged trees: whatever a file holds, only the documented errors come out.
 
 WARBOY, RNGD, PCI = (
@@ -58,7 +63,7 @@ FILES = (
     f"{PCI}/numa_node",
     *(f"{PCI}/{name}" for name in ("current_link_speed", "max_link_speed", "aer_dev_fatal")),
     *(f"{PCI}/hwmon/hwmon0/{name}" for name in ("temp1_input", "temp1_label", "power1_average")),
-    *(f"{PCI}/hwmon/hwmon0/{name}" for name in ("temp_input", "in\u0661_input")),
+    *(f"{PCI}/hwmon/hwmon0/{name}" for name in ("temp_input", named("in\u0661_input"))),
     f"{PCI}/hwmon/hwmon0/temp9999999999999999999999_input",
 )
 DIRECTORY, CIRCLE, DANGLING = "a directory", "a link to itself", "a link to nothing"
@@ -134,8 +139,8 @@ def check_reading(reading: Reading) -> None:
 def test_only_management_entries_are_entries(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / "sys/class/npu_mgmt"
-        for name in (*names, "npu7_mgmt"):
-            if len(name.encode()) < 200 and name not in (".", ".."):
+        for name in map(named, (*names, "npu7_mgmt")):
+            if len(os.fsencode(name)) < 200 and name not in (".", ".."):
                 (directory / name).mkdir(parents=True, exist_ok=True)
         assert [entry.name for entry in Furiosa(Path(temporary)).scan()] == ["npu7"]
 
@@ -190,8 +195,12 @@ def test_the_kernel_counts_errors_on_the_bus(name: str, tmp_path: Path) -> None:
 
 def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:
     simulator.make(tmp_path, simulator.parse_cards("warboy=2,rngd=1"), plain_nodes=True)
-    (tmp_path / "sys/class/npu_mgmt/npu1_mgmt/device_type").write_text("Frobnicator\n")
-    (tmp_path / "sys/class/rngd_mgmt/rngd!npu2mgmt/busname").write_text("somewhere\n")
+    (tmp_path / "sys/class/npu_mgmt/npu1_mgmt/device_type").write_text(
+        "Frobnicator\n", encoding="utf-8"
+    )
+    (tmp_path / "sys/class/rngd_mgmt/rngd!npu2mgmt/busname").write_text(
+        "somewhere\n", encoding="utf-8"
+    )
     expected = {card("warboy", index).pci_bus_id for index in range(2)}
     assert Furiosa(tmp_path).pci_addresses() == expected
 
@@ -284,7 +293,7 @@ def test_sensors_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         "curr1_input": "114\n",
         "temp3_input": "warm\n",
     }.items():
-        (sensors / name).write_text(content)
+        (sensors / name).write_text(content, encoding="utf-8")
     reading = Furiosa(tmp_path).read(entry_of(tmp_path), card_at("0000:01:00.0"))
     assert [(s.kind.value, s.label, s.value) for s in reading.sensors] == [
         ("mA", "1", 114),
@@ -371,8 +380,10 @@ def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) 
     root = tree(tmp_path / "host", "rngd=1")
     beside = management(root, 0, "rngd").parent / "rngd!npu0pe0-3"
     beside.mkdir()
-    (beside / "alloc_status").write_text("dram_capacity: 0x600000000\ndram_usage: 0x100000000\n")
-    (beside / "metrics").write_text(metrics(100, 60))
+    (beside / "alloc_status").write_text(
+        "dram_capacity: 0x600000000\ndram_usage: 0x100000000\n", encoding="utf-8"
+    )
+    (beside / "metrics").write_text(metrics(100, 60), encoding="utf-8")
     (root / "sys/class/rngd_mgmt/rngd!npu0pe0-3").symlink_to(beside)
     occupied = management(root, 0, "rngd") / "pe_occupancy"
     for content in ("1\n1\n1\n1\n0\n0\n0\n0\n", None):  # an old driver has no such file
