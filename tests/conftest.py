@@ -16,6 +16,9 @@ from hypothesis import settings
 
 from npu_agent import logs
 from tests import golden
+from tests.leftovers import pytest_runtest_protocol
+
+__all__ = ["pytest_runtest_protocol"]
 
 # In CI the same examples each time: a change should not fail for what it did not touch. People
 # get new ones at every run, and so find what is left to find.
