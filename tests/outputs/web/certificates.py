@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -12,6 +13,20 @@ from npu_agent.outputs.web.tls import TlsFiles
 
 CA_USAGE = ("-addext", "keyUsage=critical,keyCertSign")
 HOST = "IP:127.0.0.1,DNS:npu-agent"
+_CA = """\
+[ca]
+default_ca = ours
+[ours]
+database = issued
+new_certs_dir = .
+rand_serial = yes
+unique_subject = no
+default_md = sha256
+policy = subject
+[subject]
+commonName = supplied
+"""
+_DATE = "%Y%m%d%H%M%SZ"
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -34,9 +49,16 @@ class Authority:
                  "-keyout", key.name, "-out", "request")  # fmt: skip
         extensions = f"subjectAltName={names}\nextendedKeyUsage={usage}\n"
         (self.directory / "extensions").write_text(extensions, encoding="utf-8")
-        _openssl(self.directory, "x509", "-req", "-in", "request", "-days", str(days),
-                 "-extfile", "extensions", "-CA", "ca.crt", "-CAkey", "ca.key",
-                 "-CAcreateserial", "-out", cert.name)  # fmt: skip
+        # By `ca`, as `x509 -days` of OpenSSL 3.5 signs none that has ended, and 3.0 knows no dates.
+        (self.directory / "ca.cnf").write_text(_CA, encoding="utf-8")
+        (self.directory / "issued").touch()
+        now = datetime.now(UTC)
+        end = now + timedelta(days=days)
+        start = min(now, end) - timedelta(days=1)
+        _openssl(self.directory, "ca", "-batch", "-config", "ca.cnf", "-notext",
+                 "-startdate", f"{start:{_DATE}}", "-enddate", f"{end:{_DATE}}", "-in", "request",
+                 "-extfile", "extensions", "-cert", "ca.crt", "-keyfile", "ca.key",
+                 "-out", cert.name)  # fmt: skip
         return cert, key
 
     def trusting(self, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
