@@ -86,7 +86,7 @@ def terminal(
         stdout=there,
         stderr=there,
         start_new_session=True,
-        env={**environ, "TERM": "xterm", "LANG": "C.UTF-8", **(env or {})},
+        env={**environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **(env or {})},
     )
     os.close(there)
     try:

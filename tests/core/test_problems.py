@@ -33,9 +33,15 @@ from npu_agent.kubelet.podresources import Holdings
 from npu_agent.wording import ENGLISH, of_problem
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import DRIVER, RESOURCE, claim
-from tests.outputs.web.helpers import Scene, driver, fenced, held, read
+from tests.outputs.web.helpers import Scene, driver, fenced, held, read, stopped
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reading grows old while a busy machine makes a scene."""
+    stopped(monkeypatch)
 
 
 def scene(phase: SessionPhase, reason: str = "", registrations: int = 0, **more: Any) -> Scene:

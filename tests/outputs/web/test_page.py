@@ -140,6 +140,12 @@ def by_claims() -> AgentState:
     ).state()
 
 
+@pytest.fixture(autouse=True)
+def _stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reading grows old while a busy machine makes a scene."""
+    stopped(monkeypatch)
+
+
 SCENES: dict[str, Callable[[], AgentState]] = {
     "night": lambda: night().state(),
     "troubled": lambda: troubled().state(),
@@ -148,9 +154,8 @@ SCENES: dict[str, Callable[[], AgentState]] = {
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_what_a_page_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_says(name: str) -> None:
     """Its text is in a golden file, an element a line."""
-    stopped(monkeypatch)
     found = Document(page(SCENES[name](), lambda _: ()))
     lines = (" ".join(words.replace(NBSP, " ").split()) for words in found.words)
     text = "\n".join(filter(None, lines)) + "\n"

@@ -20,6 +20,7 @@ from tests.processes import DEADLINE, NOBODY, Process, environment, started
 def test_tour_is_the_golden_one() -> None:
     """It needs no root, and an agent in a Pod of a cluster is none of it."""
     cluster = {"KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": "443"}
+    cluster["LC_ALL"] = "C.UTF-8"  # as the golden file has it
     nobody = NOBODY if os.geteuid() == 0 and shutil.which("setpriv") else ()
     with short_directory() as work:
         if nobody:
@@ -28,7 +29,7 @@ def test_tour_is_the_golden_one() -> None:
             [*nobody, sys.executable, "-m", "npu_agent", "demo", "--once"],
             cwd=work,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=DEADLINE,
             env=environment({"PYTHONPATH": str(Path(cli.__file__).parents[2]), **cluster}),
         )
@@ -99,9 +100,9 @@ sys.exit(asyncio.run(demo.run(once=True, deadline=limit)))
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=DEADLINE,
-        env=environment(),
+        env=environment({"LC_ALL": "C.UTF-8"}),
     )
     assert (done.returncode, done.stderr) == (1, "")
     tour, _, log = done.stdout.partition("\nThe end of the agent's log:\n")

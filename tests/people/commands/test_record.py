@@ -335,7 +335,7 @@ def test_names_that_a_record_cannot_have_are_left_out(tmp_path: Path) -> None:
     host = tree(tmp_path / "host", "warboy=1")
     entry = management(host, 0)
     for name in ("two words", "naïve", "x" * 130, "y" * 120, "a\nb"):
-        write(entry / name, "1\n")
+        write(entry / os.fsdecode(name.encode()), "1\n")
     (entry / "out").symlink_to("../../../../../../../etc")
     (entry / "subsystem").symlink_to("../../../../class/npu_mgmt")
     found = recorded(host, tmp_path / "record.tar.gz")
