@@ -61,8 +61,11 @@ class Asked(list[tuple[str, dict[str, str]]]):
 async def serving(signed: Authority) -> AsyncIterator[Asked]:
     """An API server with no Pods. By TLS: kubectl sends no credentials without."""
     asked = Asked()
+    connections = set[asyncio.Transport]()
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport
+        connections.add(request.transport)
         who = {
             name: value
             for name, value in request.headers.items()
@@ -77,6 +80,9 @@ async def serving(signed: Authority) -> AsyncIterator[Asked]:
     async with served(answer, signed.context()) as url:
         asked.cluster = {"server": url, "certificate-authority": str(signed.ca)}
         yield asked
+    for connection in connections:
+        connection.abort()  # TLS would wait for the other side, and the loop ends now
+    await asyncio.sleep(0)
 
 
 async def ask(*flags: str) -> Login:
