@@ -39,7 +39,8 @@ POLL = 0.05
 """Seconds between two looks at what other processes do: it must not disturb what is measured."""
 ROOT = Path(__file__).parents[1]
 _CONTAINERFILE = ROOT / "Containerfile"
-IMAGE = dict(re.findall(r"(\w+)=(\S+)", _CONTAINERFILE.read_text().rpartition("ENV PATH=")[2]))
+_ENV = _CONTAINERFILE.read_text(encoding="utf-8").rpartition("ENV PATH=")[2]
+IMAGE = dict(re.findall(r"(\w+)=(\S+)", _ENV))
 """The environment of the image, in which the agent is measured."""
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
 IN_POD = (sys.executable, "-m", "bench.pod")
@@ -97,9 +98,11 @@ class Process:
         cpu = loop = 0
         for thread in Path(f"/proc/{self.popen.pid}/task").iterdir():
             with suppress(OSError):  # one that has ended meanwhile
-                cpu += int((thread / "schedstat").read_text().split()[0])
+                cpu += int((thread / "schedstat").read_bytes().split()[0])
                 if int(thread.name) == self.popen.pid:
-                    loop = _value((thread / "status").read_text(), "voluntary_ctxt_switches:")
+                    loop = _value(
+                        (thread / "status").read_text(encoding="utf-8"), "voluntary_ctxt_switches:"
+                    )
         return Spent(cpu / 1e9, loop)
 
     def stop(self) -> float:
@@ -110,7 +113,7 @@ class Process:
         return time.perf_counter() - began
 
     def _status(self, key: str) -> int:
-        return _value(Path(f"/proc/{self.popen.pid}/status").read_text(), key)
+        return _value(Path(f"/proc/{self.popen.pid}/status").read_text(encoding="utf-8"), key)
 
 
 def _value(text: str, key: str) -> int:
@@ -155,7 +158,7 @@ class Agent(Process):
         counted.unlink(missing_ok=True)
         self.popen.send_signal(signal.SIGUSR1)
         await until(lambda: counted.exists() or self.popen.poll() is not None, interval=POLL)
-        return Inside(**json.loads(counted.read_text()))
+        return Inside(**json.loads(counted.read_bytes()))
 
     async def settled(self) -> None:
         """Waits until it serves pages and its labels are on the Node."""
@@ -236,7 +239,7 @@ async def running(
         if dra:
             config += "allocation: {api: dra}\n"
         at = f"{{listen: '127.0.0.1:{port}', probes: '127.0.0.1:{probes}'}}"
-        file.write_text(f"pluginDir: {plugins}\nmetrics: {at}\n{config}")
+        file.write_text(f"pluginDir: {plugins}\nmetrics: {at}\n{config}", encoding="utf-8")
         if alive:
             stack.enter_context(program(*NPU_AGENT, "simulate", str(root)))
             await until(lambda: simulator.cards(root)[0].telemetry.ticks > 0, interval=POLL)

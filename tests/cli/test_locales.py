@@ -44,7 +44,6 @@ def test_a_command_prints_what_the_locale_has(tmp_path: Path, locale: Locale, co
     )
     assert b"Traceback" not in done.stderr
     words = done.stdout.decode(locale.encoding)
-    assert words
     if command == "info":
         assert ("°C" if locale.encoding == "euc-kr" else "?C") in words
 

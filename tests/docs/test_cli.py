@@ -20,7 +20,7 @@ PAGE = page("docs/cli.md")
 def test_the_errors_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file has these mistakes in its lines 2 and 5."""
     file = tmp_path / "config.yaml"
-    file.write_text("interval: 10\ndefautPe: Single\n\nhealth:\n  failures: 0\n")
+    file.write_text("interval: 10\ndefautPe: Single\n\nhealth:\n  failures: 0\n", encoding="utf-8")
     [(_, shown)] = PAGE.below("The command line and the status page")
     command, _, errors = shown.partition("\n")
     assert command == "$ npu-agent config check config.yaml"
@@ -35,7 +35,7 @@ def test_the_list_of_events_has_each_reason() -> None:
 
 
 def test_each_key_of_the_table_is_in_the_document_that_the_page_shows() -> None:
-    found = json.loads((ROOT / "tests/outputs/web/golden/status.json").read_text())
+    found = json.loads((ROOT / "tests/outputs/web/golden/status.json").read_text(encoding="utf-8"))
     table = PAGE.text.partition("### For programs\n")[2].partition("\n|---")[2]
     rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}

@@ -151,7 +151,7 @@ def test_the_kernel_is_heard_in_the_agent_s_own_network_namespace(
         listens = pool.submit(node.cluster.exec, name, PYTHON, "-c", LISTENS, namespace=NAMESPACE)
 
         def ended() -> bool:
-            Path("/sys/class/mem/null/uevent").write_text("change")
+            Path("/sys/class/mem/null/uevent").write_text("change", encoding="utf-8")
             return listens.done()
 
         node.wait_for("an event of the kernel", ended, timeout=90)

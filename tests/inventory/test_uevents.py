@@ -85,5 +85,5 @@ async def test_the_kernel_is_heard() -> None:
     """`mem` stands for a driver's class: the kernel repeats the event of a device on request."""
     async with following("mem") as kernel:
         assert not kernel.news.value.trouble
-        NULL.write_text("change")
+        NULL.write_text("change", encoding="utf-8")
         await until(lambda: kernel.news.value.heard)

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from npu_agent.wording import LANGUAGES
 
-WORDS: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("words.json").read_text())
+WORDS: Mapping[str, Sequence[str]] = json.loads(Path(__file__).with_name("words.json").read_bytes())
 """The Korean and the Japanese words by the English ones; ``{0}`` stands for the first value."""
 LONGEST = 300
 """Characters of a text from outside that are shown."""

@@ -353,6 +353,8 @@ def test_the_ends_of_a_pod(
 
 
 def test_the_example_has_the_class_that_the_command_makes() -> None:
-    objects = yaml.safe_load_all((ROOT / "k8s/examples/npu-verify.yaml").read_text())
+    objects = yaml.safe_load_all(
+        (ROOT / "k8s/examples/npu-verify.yaml").read_text(encoding="utf-8")
+    )
     (example,) = (one for one in objects if one["kind"] == "PriorityClass")
     assert {key: example[key] for key in PRIORITY} == PRIORITY

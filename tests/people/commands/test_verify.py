@@ -278,9 +278,9 @@ def test_a_user_namespace_has_its_own_sentence_once_for_the_card(
     opening("npu0pe1", errno.EACCES)
     uid_map = warboy.root / "proc/self/uid_map"
     uid_map.parent.mkdir(parents=True)
-    uid_map.write_text("         0          0 4294967295\n")
+    uid_map.write_text("         0          0 4294967295\n", encoding="utf-8")
     assert list(warboy.failures()) == ["/dev/npu0pe1"], "those of the host"
-    uid_map.write_text("         0     131072      65536\n")
+    uid_map.write_text("         0     131072      65536\n", encoding="utf-8")
     failures = warboy.failures()
     assert list(failures) == ["npu0"]
     assert "which has a user namespace (EACCES)" in failures["npu0"]

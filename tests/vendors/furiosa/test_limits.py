@@ -174,7 +174,7 @@ def test_a_virtual_function_is_no_card(root: Path) -> None:
     assert address
     device = root / "sys/bus/pci/devices" / address
     (device.resolve().parent / "0000:ff:00.0").mkdir()
-    (device.resolve().parent / "0000:ff:00.0/vendor").write_text("0x1ed2\n")
+    (device.resolve().parent / "0000:ff:00.0/vendor").write_text("0x1ed2\n", encoding="utf-8")
     (device / "physfn").symlink_to("../0000:ff:00.0")
     with pytest.raises(NotServedError, match=r"is a virtual function \(SR-IOV\)"):
         host.identify(entry)
