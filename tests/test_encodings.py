@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = ("read_text", "write_text", "open", "fdopen")
 """What decodes in the locale's encoding if it is given none."""
 BYTES = ("os.open", "tarfile.open", "Image.open", "page.open", "self.open")
-BINARY = {"rb", "r+b", "wb", "ab", "xb"}
+SETTLED = {"rb", "r+b", "wb", "ab", "xb", "utf-8", "ascii"}
 
 
 def in_the_locales_encoding(source: str) -> Iterator[int]:
@@ -22,8 +22,7 @@ def in_the_locales_encoding(source: str) -> Iterator[int]:
         keywords = {keyword.arg for keyword in call.keywords}
         if (
             name.rpartition(".")[2] in TEXT
-            and not constants & BINARY
-            and "utf-8" not in constants
+            and not constants & SETTLED
             and "encoding" not in keywords
         ):
             yield call.lineno

@@ -34,7 +34,7 @@ def texts() -> Iterator[str]:
 
     The sentences of problems and of the timeline are in a golden file, as they read.
     """
-    yield from (ROOT / "tests/wording/golden/en.txt").read_text().splitlines()
+    yield from (ROOT / "tests/wording/golden/en.txt").read_text("utf-8").splitlines()
     for path in sorted((ROOT / "npu_agent").rglob("*.py")):
         if path.is_relative_to(ROOT / "npu_agent/kubelet/wire"):
             continue
