@@ -174,11 +174,14 @@ class Claims:
         return not all(map(self._allocator.states.value.has_claim, uses))
 
     def _recovered(self, claim: ResourceClaim, uses: Iterable[Assignment]) -> PreparedClaim:
-        used, here = {use.device for use in uses}, self._devices()
+        used = {use.device for use in uses}
+        pods = {use.pod for use in uses}
+        here = self._devices()
         requests = {result.device: result.request for result in claim.results}
         return replace(
             self._prepared(claim, ()),
-            pods=tuple(sorted({use.pod for use in uses})),
+            pods=tuple(sorted(pods)),
+            unidentified=tuple(sorted(pods.difference(claim.users))),
             devices=tuple(
                 PreparedDevice(
                     request=requests.get(device, ""),

@@ -677,6 +677,20 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
     assert room.allocator.prepared.value == {}
 
 
+async def test_a_pod_of_a_lost_record_that_the_api_server_has_forgotten_is_unidentified(
+    held: Room,
+) -> None:
+    """It was deleted by force a moment ago, and the kubelet still lists it."""
+    held.record.unlink()
+    held.claim("c", result(ZERO), reservedFor=reserved("other"))
+    await held.restarted(uses=[("c", ZERO)])
+    (claim,) = held.allocator.prepared.value.values()
+    assert claim.unidentified == ("pod-c",)
+    await held.unprepared()
+    held.claim("d", result(ZERO))
+    assert "Pod team/pod-c (ResourceClaim team/c; its UID is not known" in await held.prepared("d")
+
+
 async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
