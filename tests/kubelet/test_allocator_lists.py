@@ -507,6 +507,7 @@ async def test_a_card_of_the_slices_is_tainted_while_the_disk_hangs(
             room.snapshots.publish(Snapshot((dead(room.card), new), complete=True))
             devices = await first(pool.offered, lambda devices: devices and devices[0].taints)
             assert [device.device.card_id for device in devices or ()] == [room.card.id]
+            assert not pool.unwritten.value  # the write has not failed yet
         await first(pool.offered, lambda devices: devices and len(devices) == 2)
 
 
