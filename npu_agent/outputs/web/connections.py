@@ -48,19 +48,23 @@ class _Handler(web.RequestHandler):
     aiohttp itself reads 32 requests ahead.
     """
 
-    __slots__ = ("answering", "unanswered")
+    __slots__ = ("unanswered",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.answering = False
         self.unanswered = 0
 
     def data_received(self, data: bytes) -> None:
+        """Drops what is too much: a head then has no end, and an answer ends the connection."""
         room = max(0, _UNANSWERED - self.unanswered)
         self.unanswered += len(data)
-        if self.answering and len(data) > room:
-            self.close()  # after this answer
-        super().data_received(data[:room])  # the rest of a head falls silent
+        super().data_received(data[:room])
+
+    def answered(self) -> None:
+        """Goes on with the next request, unless a part of it was dropped."""
+        if self.unanswered > _UNANSWERED:
+            self.close()
+        self.unanswered = 0
 
     def handle_error(
         self,
@@ -159,7 +163,6 @@ class Connections(web.Server):
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         handler = request.protocol
         assert isinstance(handler, _Handler)  # noqa: S101  (for the type checker)
-        handler.answering = True
         try:
             async with asyncio.timeout(self._limits.answer):
                 response = await self._answer(request)
@@ -170,8 +173,7 @@ class Connections(web.Server):
             if request.transport is not None:
                 _reset(request.transport)
             raise ConnectionAbortedError("not answered in time, or not read") from error
-        handler.answering = False
-        handler.unanswered = 0
+        handler.answered()
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
