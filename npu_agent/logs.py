@@ -100,6 +100,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().__init__(sys.stderr)
         self._left_out = 0
         """Lines, since the pipe is full."""
+        self._begun = False
+        """Whether only the beginning of the last line was written."""
         self._room: select.poll | None = select.poll()
         try:
             self._room.register(sys.stderr.fileno(), select.POLLOUT)
@@ -109,23 +111,22 @@ class _Stderr(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + self.terminator
-            if self._left_out:  # the last line, of which only the beginning was written, ends here
+            if self._begun:
                 line = self.terminator + line
             for start in range(0, len(line), _PIECE):
-                if not self._takes_more():
+                # Waits for a reader, but not again for the same one.
+                patience = 0 if self._left_out else _PATIENCE
+                if self._room is not None and not self._room.poll(patience):
                     self._left_out += 1
                     return
                 self.stream.write(line[start : start + _PIECE])
                 self.stream.flush()
+                self._begun = start + _PIECE < len(line)
         except Exception:  # as every handler: what cannot be logged fails nothing
             self.handleError(record)
         if self._left_out:
             lines, self._left_out = self._left_out, 0
             log.warning("log lines were dropped because no process reads the log", lines=lines)
-
-    def _takes_more(self) -> bool:
-        """Whether a write returns; waits for a reader, but not again for the same one."""
-        return self._room is None or bool(self._room.poll(0 if self._left_out else _PATIENCE))
 
 
 def setup(level: str = "info", form: Format = "text") -> None:

@@ -68,7 +68,7 @@ class Shutdown:
         with suppress(RuntimeError):  # the loop is closed: the agent has ended by itself
             loop.call_soon_threadsafe(end, received)
         while (left := self._until - time.monotonic()) > 0:
-            time.sleep(left)
+            time.sleep(min(left, 0.1))  # `allow` may have shortened it
         _force_exit()
 
 

@@ -115,6 +115,21 @@ async def node() -> AsyncIterator[Node]:
         await kubelet.stop()
 
 
+async def test_a_hot_card_is_the_last_that_a_pod_gets(node: Node) -> None:
+    """Else the Pod that replaces the one that had made it hot has it again."""
+    node.cards("rngd=3")
+    often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
+    async with node.agent(metrics=often) as agent:
+        await node.listed(3)
+        agent.hardware.readers.note()  # else it reads them once a minute
+        node.fault("npu0", "hot")
+        await first(agent.inventory.degraded, len)
+        (hot,) = agent.inventory.degraded.value
+        for _ in range(3):
+            await node.kubelet.allocate(NPU, 1)
+        assert [*node.kubelet.taken[NPU]].index(hot) == 2
+
+
 async def test_each_resource_has_a_registration_of_its_own(node: Node) -> None:
     node.cards("warboy=1,rngd=1")
     half = ResourceSpec(name="furiosa.ai/rngd-4core.24gb", family="rngd", cores_per_device=4)

@@ -19,7 +19,7 @@ from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import AgentTiming
 from npu_agent.cli.main import main
 from npu_agent.config import MetricsConfig
-from npu_agent.config.schema import AllocationConfig, LabelsConfig, ResourceSpec
+from npu_agent.config.schema import AllocationConfig, DraConfig, LabelsConfig, ResourceSpec
 from npu_agent.core.ledger import Assignment, PreparedClaim
 from npu_agent.core.pool import ClaimRef
 from npu_agent.core.problems import problems, unready
@@ -319,6 +319,33 @@ async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
         await room.free(*NAMES)
         await until(lambda: not reasons(agent))
         assert room.node.kubelet.calls == 0
+
+
+@pytest.mark.parametrize("partitions", [False, True])
+async def test_a_degraded_card_says_so_and_comes_last(room: Room, partitions: bool) -> None:
+    """Selectors of claims see attributes, and no taints; the scheduler takes cards in order."""
+    room.node.cards("warboy=1,rngd=2")
+    often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
+
+    def found() -> list[tuple[int, Any]]:
+        each = (device["attributes"] for device in room.cluster.devices().values())
+        return [
+            (attributes["index"]["int"], attributes.get("degraded", {}).get("string"))
+            for attributes in each
+            if attributes["type"] == {"string": "card"}
+        ]
+
+    cut = DraConfig(partitions=partitions)
+    async with room.node.agent(allocation=DRA, metrics=often, dra=cut, **NOTHING_ELSE) as agent:
+        agent.hardware.readers.note()  # else it reads them once a minute
+        await until(lambda: found() == [(1, None), (2, None), (0, None)])
+        room.node.fault("npu1", "hot")
+        # Behind the others of its family only: a claim may name none, and mean the first one.
+        moved, stays = (2, None), (1, "hot")
+        first_two = [stays, moved] if partitions else [moved, stays]
+        await until(lambda: found() == [*first_two, (0, None)])
+        room.node.fault("npu1", "ok")
+        await until(lambda: found() == [(1, None), (2, None), (0, None)])
 
 
 async def test_evict_and_disabled_are_followed(room: Room) -> None:

@@ -12,9 +12,11 @@ import pytest
 from npu_agent.agent.agent import Agent
 from npu_agent.config import MetricsConfig
 from npu_agent.config.schema import HealthConfig
-from npu_agent.core import changes, trends
+from npu_agent.core import trends
+from npu_agent.core.problems import problems
+from npu_agent.core.timeline import ENTRIES
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
-from tests.test_agent import rewrite
+from tests.test_agent import NPU, rewrite
 from tests.test_agent_cordons import cordon
 from tests.test_agent_dra import DRA, NODE, NOTHING_ELSE, Room, room
 from tests.until import until
@@ -68,9 +70,10 @@ TABLE: dict[str, Case] = {
         "rngd=2", lambda room: cordon(room, npu0="swap fan"), cordon, "NPUUncordoned"
     ),
 }
-"""By reason; `FLAPPING`, `CONFIG` and `DRIVER` are tests of their own."""
+"""By reason; those below are tests of their own."""
 FLAPPING = {"NPUFlapping", "NPUSteady"}
 CONFIG = {"ConfigRejected"}
+LOST = {"NPULost"}
 DRIVER = {"DRANotServed"}
 
 
@@ -84,6 +87,7 @@ async def sent(room: Room, reason: str) -> None:
 
 async def read(agent: Agent) -> None:
     """Returns when the agent has read both cards: what it finds at its start is no news."""
+    agent.hardware.readers.note()  # else it reads them once a minute
     await until(lambda: [card.reading is None for card in cards(agent)] == [False] * 2)
 
 
@@ -92,15 +96,13 @@ def cards(agent: Agent) -> tuple[Any, ...]:
 
 
 def test_the_table_has_each_documented_event_and_the_code_has_no_other() -> None:
-    tried = {*TABLE, *(case.ended for case in TABLE.values())} | FLAPPING | CONFIG | DRIVER
+    tried = {*TABLE, *(case.ended for case in TABLE.values())} | FLAPPING | LOST | CONFIG | DRIVER
     page = (Path(__file__).parents[1] / "docs/cli.md").read_text(encoding="utf-8")
     section = page.partition("### Events of the Node")[2].partition("\n### ")[0]
     documented = re.findall(r"`((?:NPU|DRA|Config)[A-Z]\w+)`", section)
     assert set(documented) == tried - {""}
-    in_code = re.findall(
-        r'"((?:NPU|DRA|Config)[A-Z]\w+)"', Path(changes.__file__).read_text(encoding="utf-8")
-    )
-    assert set(in_code) == set(documented)
+    in_code = {kind for kind, traits in ENTRIES.items() if traits.is_event}
+    assert in_code == set(documented)
 
 
 @pytest.mark.parametrize("reason", TABLE)
@@ -132,6 +134,27 @@ async def test_a_running_agent_sends_that_a_card_flaps(
                 await until(lambda state=state: cards(agent)[0].health.state.value == state)  # type: ignore[misc]
         for reason in sorted(FLAPPING):
             await sent(room, reason)
+
+
+async def test_a_running_agent_sends_that_a_card_was_lost_while_no_agent_ran(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name that people know, from the record of the agent before."""
+    room.node.cards("rngd=2")
+    async with room.node.agent(node_name=NODE, **LOUD) as agent:
+        await read(agent)
+        name = f"npu1 ({cards(agent)[1].card.pci_bus_id})"
+        await room.node.listed(2)
+        await room.node.kubelet.allocate(NPU, 1)  # else it leaves no record
+    room.node.fault("npu1", "gone")
+    async with room.node.agent(node_name=NODE, **LOUD) as agent:
+        await sent(room, "NPULost")
+        (event,) = room.cluster.objects[EVENTS].values()
+        assert event["message"].startswith(f"{name} is gone: it was lost while no agent ran: ")
+        state = agent.state()
+        assert "NPULost" in [entry.kind for entry in state.timeline.entries(state.monotonic)]
+        assert [problem.facts["earlier"] for problem in problems(state)] == [(name,)]
+    assert "card lost while no agent ran" in caplog.messages
 
 
 async def test_a_running_agent_sends_that_a_config_is_refused(room: Room) -> None:

@@ -66,7 +66,6 @@ class Agent:
             timing,
         )
         record = recover(Ledger(), read_record(common.directory), time.monotonic())
-        self._recorded = record.cards
         self._invocation = Invocation(
             pod=host.pod, config_file=str(config_file or ""), host_root=str(host.root)
         )
@@ -130,7 +129,7 @@ class Agent:
                 (card for card in snapshot.cards if card.id in cordoned),
             ),
             expected_cards=config.health.expected_cards,
-            recorded=self._recorded,
+            recorded=inventory.recorded,
             first_ids=cordons.first_ids,
             cordons_lost=cordons.lost,
             cordons_wrong=cordons.wrong,

@@ -488,6 +488,7 @@ def _recorder(
         [
             (allocator.cordons.state, changes.cordon_entries),
             (inventory.trends, changes.trend_entries),
+            (inventory.hardware, partial(changes.lost_entries, inventory.recorded)),
             (common.poller.states, changes.config_entries),
             *(
                 (session.status, partial(changes.session_entries, subject="resource"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.kinds import NamedCard
-from npu_agent.core.ledger import Usage
+from npu_agent.core.ledger import Usage, absent
 from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import EntryKind, Subject, TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
@@ -78,6 +78,16 @@ def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
             yield CardChange(ChangeKind.RECOVERED, state, previous)
         elif previous and was is not now:
             yield CardChange(ChangeKind.HEALTH, state, previous)
+
+
+def lost_entries(
+    recorded: Mapping[str, frozenset[str]], before: Snapshot, after: Snapshot
+) -> Iterator[TimelineEntry]:
+    """Returns entries for the cards of an earlier agent that the first complete Snapshot lacks."""
+    unread = any(odd.unread for odd in after.skipped)  # it may be one of these
+    if after.complete and not (before.complete or unread):
+        for id_, name in absent(recorded, after.cards).items():
+            yield TimelineEntry("NPULost", (NamedCard(id_, name),), subject="card")
 
 
 def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:

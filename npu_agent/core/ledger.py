@@ -534,7 +534,11 @@ class Ledger:
             for resource, listed in devices.items()
             for device in listed
         }
-        known = {state.id: keys_of(state.card) for state in cards}
+        # With the name, for people: it is missed by that if it does not come back.
+        known = {
+            state.id: keys_of(state.card) | {f"name:{state.card.family}-{state.card.index}"}
+            for state in cards
+        }
         return replace(self, offered=offered, cards=known)
 
     def with_predecessor(self, before: Ledger, now: float) -> Ledger:
@@ -840,6 +844,20 @@ class Conflicts:
 def keys_of(card: Card) -> frozenset[str]:
     """Returns all that identifies a card: `Card.identities`, else its number."""
     return card.identities or frozenset({f"number:{card.family}-{card.index}"})
+
+
+def absent(recorded: Mapping[str, frozenset[str]], seen: Iterable[CardState]) -> Mapping[str, str]:
+    """The recorded cards that are none of these, by ID, with what people call them.
+
+    ``npu6 (0000:85:00.0)``; a record of an earlier version has no names.
+    """
+    keys = frozenset[str]().union(*(keys_of(card.card) for card in seen))
+    kinds = {id_: by_kind(its) for id_, its in recorded.items() if not its & keys}
+    return {
+        id_: (f"npu{by['name'].rpartition('-')[2]}" if "name" in by else id_)
+        + (f" ({by['pci']})" if "pci" in by else "")
+        for id_, by in kinds.items()
+    }
 
 
 def card_of(held: Footprint, cards: Iterable[CardState]) -> CardState | None:

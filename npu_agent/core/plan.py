@@ -27,12 +27,14 @@ from npu_agent.core.ledger import (
     keys_of,
 )
 from npu_agent.core.offer import Device, Resource, advertise, cut, names
-from npu_agent.core.pool import DraNames, Effect, PoolDevice, Taint, pool
+from npu_agent.core.pool import Description, DraNames, Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
 from npu_agent.core.trends import TrendKind
 
 RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
 """Why nothing is granted while `Facts.recovering` has a driver."""
+DEGRADED = "degraded"
+"""The attribute of a degraded card: ``errors,hot``. Selectors of claims can read no taints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ def claim_pool(
             families=families,
             by_index=wishes.by_index,
             partitions=wishes.partitions and not slices.uncounted,
+            # Cards that are cut are in several slices, which would all have to be written.
+            last=() if wishes.partitions else facts.degraded,
         )
         if device.device.card_id in on_disk
     ]
@@ -202,6 +206,7 @@ def claim_pool(
     return tuple(
         replace(
             device,
+            description=_remarked(device, facts),
             taints=taints(
                 dra.driver,
                 device.device,
@@ -213,6 +218,14 @@ def claim_pool(
         )
         for device in devices
     )
+
+
+def _remarked(device: PoolDevice, facts: Facts) -> Description:
+    """The description, with what is degraded."""
+    kinds = sorted(kind.value for kind in facts.degraded.get(device.device.card_id, ()))
+    remark = {DEGRADED: ",".join(kinds)} if kinds else {}
+    attributes = {**device.description.attributes, **remark}
+    return replace(device.description, attributes=attributes)
 
 
 def expressible(devices: Iterable[PoolDevice], dropped: Collection[str]) -> tuple[PoolDevice, ...]:

@@ -126,6 +126,7 @@ def pool(
     families: Collection[str],
     by_index: bool = False,
     partitions: bool = False,
+    last: Collection[str] = (),
 ) -> tuple[PoolDevice, ...]:
     """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
@@ -141,9 +142,10 @@ def pool(
         partitions: whether each card is offered in every width that it has nodes for, all of them
             at the same time, and not only whole. The scheduler then cuts it: a device is free as
             long as no core of it is another one's.
+        last: IDs of cards that come after the others of their family.
     """
     cards = [state for state in snapshot.cards if state.card.family in families]
-    cards.sort(key=lambda state: state.card.family != dra.first)
+    cards.sort(key=lambda state: (state.card.family != dra.first, state.id in last))
     called = _by_index(cards) if by_index else _by_identity(cards)
     devices: list[PoolDevice] = []
     for state, name in zip(cards, called, strict=True):

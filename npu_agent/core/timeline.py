@@ -26,6 +26,7 @@ Tone = Literal["good", "bad", "warn", "plain"]
 EntryKind = Literal[
     "AgentStarted",
     "NPURemoved",
+    "NPULost",  # While no agent ran
     "NPUExchanged",
     "NPUAdded",
     "NPURenumbered",
@@ -77,6 +78,7 @@ class EntryTraits(NamedTuple):
 ENTRIES: Mapping[EntryKind, EntryTraits] = {
     "AgentStarted": EntryTraits("plain"),
     "NPURemoved": EntryTraits("bad", True, "CardMissing"),
+    "NPULost": EntryTraits("bad", True, "EarlierCardMissing"),
     "NPUExchanged": EntryTraits("plain", True),
     "NPUAdded": EntryTraits("good", True),
     "NPURenumbered": EntryTraits("plain"),

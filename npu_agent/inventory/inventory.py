@@ -22,6 +22,7 @@ from npu_agent.core.changes import (
     ChangeKind,
     card_changes,
     flaps,
+    lost_entries,
     trend_changes,
     trend_entry,
     without_flapping,
@@ -93,7 +94,8 @@ class Inventory:
         self._settings = settings or Feed(ProbeSettings())
         self._kernel = kernel or Feed(KernelNews())
         self._restarts = restarts if restarts is not None else Counter()
-        self._known = dict(known or {})
+        self.recorded = self._known = dict(known or {})
+        """The cards of an earlier agent: their identities, by ID."""
         self._prober = prober or Prober()
         self._watches: dict[_Key, CardWatch] = {}
         self._hung: dict[_Key | None, Job[Any] | Repeat[Any]] = {}
@@ -304,6 +306,8 @@ class Inventory:
         policy = self._settings.value.policy
         now = trends.step(earlier, before, after, flaps(changes), time.monotonic(), policy)
         self.trends.publish(now)
+        for entry in lost_entries(self.recorded, before, after):
+            log.warning("card lost while no agent ran", card=entry.cards[0].name)
         _log_changes(before, after, tuple(without_flapping(changes, now)))
         _log_trends(earlier, now)
 

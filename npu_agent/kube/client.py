@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -42,9 +43,17 @@ _METHODS = {"create": "POST", "apply": "PATCH", "patch": "PATCH", "delete": "DEL
 _LARGEST_ERROR = 64 * 2**10
 """Bytes: a Status is small, and a proxy's page may not be."""
 _CALLS = 8
-SILENCE = 150.0
+SILENCE = 90.0
 """Seconds: the API server sends a bookmark each minute (k8s.io/apiserver, cacher.go,
-defaultBookmarkFrequency), so two that are missing are a connection that is broken."""
+defaultBookmarkFrequency), so one that is half a minute late is a connection that is broken."""
+KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 25,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 6,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
+"""Of a watch's socket: the kernel notices within 45 s that the server has vanished without a word.
+A server's own keep-alives count as words."""
 _CLOSE = 0.3
 _DEADLINE = 10.0
 
@@ -100,12 +109,11 @@ class _Connection:
         )
 
     @contextlib.asynccontextmanager
-    async def sent(self, request: Request[Any], node: str | None) -> AsyncIterator[ClientResponse]:
-        """Sends a request; yields its answer. `node`: as whom; None: as the account."""
+    async def in_use(self) -> AsyncIterator[None]:
+        """Keeps it open for a call, with what the call asks before."""
         self.calls += 1
         try:
-            async with await self._send(request, node) as response:
-                yield response
+            yield
         finally:
             self.calls -= 1
             if self.stale and not self.calls:
@@ -121,7 +129,8 @@ class _Connection:
             async with asyncio.timeout(_CLOSE):
                 await self._client.close()
 
-    async def _send(self, request: Request[Any], node: str | None) -> ClientResponse:
+    async def send(self, request: Request[Any], node: str | None) -> ClientResponse:
+        """Sends a request; returns its answer. `node`: as whom; None: as the account."""
         form = f";as={METADATA};g=meta.k8s.io;v=v1" if request.metadata_only else ""
         headers = {"Accept": f"application/json{form}", "Content-Type": "application/json"}
         query = dict(request.query)
@@ -171,6 +180,8 @@ class Api:
             deadline: seconds for a call without its own, with connecting and queueing.
         """
         self._log_in = login or credentials.load
+        # Files may hang, and the library takes 0.3 s to import the first time.
+        self._thread = DaemonThread()
         self._after = after
         self._deadline = deadline
         self._calls = asyncio.Semaphore(_CALLS)
@@ -234,6 +245,7 @@ class Api:
             with self._only_api_errors(request, deadline):
                 async with asyncio.timeout(deadline):
                     response = await stack.enter_async_context(self._opened(request))
+                _keep_alive(response)
             yield self._events(request, response)
 
     async def _events(
@@ -305,12 +317,13 @@ class Api:
     async def _opened(self, request: Request[Any]) -> AsyncIterator[ClientResponse]:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         connection = await self._connect()
-        node = connection.credentials.node if request.reads_of_node else None
-        if node and not await self._may_read_as(node, connection):
-            node = None
-        async with connection.sent(request, node) as response:
-            await self._check(request, response, connection)
-            yield response
+        async with connection.in_use():
+            node = connection.credentials.node if request.reads_of_node else None
+            if node and not await self._may_read_as(node, connection):
+                node = None
+            async with await connection.send(request, node) as response:
+                await self._check(request, response, connection)
+                yield response
 
     async def _check(
         self, request: Request[Any], response: ClientResponse, connection: _Connection
@@ -334,7 +347,7 @@ class Api:
                 probe = replace(probe, query={"resourceVersion": "0"})
                 refusal = ""
                 try:
-                    async with connection.sent(probe, node) as response:
+                    async with await connection.send(probe, node) as response:
                         await self._check(probe, response, connection)
                 except ApiError as error:
                     if error.kind is ErrorKind.FORBIDDEN:
@@ -374,9 +387,8 @@ class Api:
             after, self._after = self._after, None
             if after:
                 await after()
-            # On a thread: files may hang, and the library takes 0.3 s to import the first time.
-            thread = DaemonThread()
-            credentials = await asyncio.get_running_loop().run_in_executor(thread, self._log_in)
+            loop = asyncio.get_running_loop()
+            credentials = await loop.run_in_executor(self._thread, self._log_in)
             try:
                 self._connection = _Connection(credentials)
             except OSError as error:
@@ -389,6 +401,15 @@ def _failures() -> tuple[type[Exception], ...]:
     from aiohttp import ClientError
 
     return (ClientError, OSError, ValueError, RuntimeError)
+
+
+def _keep_alive(response: ClientResponse) -> None:
+    """Has the kernel notice that the other end has vanished; raises OSError if it has closed."""
+    transport = response.connection and response.connection.transport
+    peer = transport and transport.get_extra_info("socket")
+    if peer and peer.family != socket.AF_UNIX:  # of `kubectl proxy`
+        for (level, option), value in KEEP_ALIVE.items():
+            peer.setsockopt(level, option, value)
 
 
 async def _body(response: ClientResponse, most: int) -> bytes:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from npu_agent.kube.credentials import Credentials
     from npu_agent.kube.request import Request
 
-LONGEST_WAIT = 300.0
-"""Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance."""
+LONGEST_WAIT = 30.0
+"""Seconds: a Retry-After beyond it is a mistake, or a proxy's page for maintenance. The server may
+be well again long before, and nothing is followed until then."""
 IS_IT_KUBERNETES = "check that this is a Kubernetes API server, and not a proxy's page"
 
 
@@ -114,7 +115,7 @@ class ApiError(Exception):
     status: int | None = None
     """Of HTTP; None: no answer."""
     retry_after: float | None = None
-    """Seconds to wait, as the server asks, 300 at most."""
+    """Seconds to wait, as the server asks, 30 at most."""
     causes: Mapping[str, str] = field(default_factory=dict)
     """What the server says in detail, by kind: ``{"DisruptionBudget": "..."}``."""
 
@@ -150,7 +151,7 @@ def server(credentials: Credentials | None) -> str:
 
 
 def retry_after(value: str | None) -> float | None:
-    """The seconds of a Retry-After header, 300 at most; None: none, or a date."""
+    """The seconds of a Retry-After header, 30 at most; None: none, or a date."""
     if value is None or not re.fullmatch(r"[0-9]{1,20}", value.strip(), re.ASCII):
         return None
     return min(float(value), LONGEST_WAIT)

@@ -171,7 +171,8 @@ class Allocator:
         unknown."""
         self.pod_resources = pod_resources
         self._snapshots, self.wishes = inputs.snapshots, inputs.wishes
-        self.cordons, self._degraded = inputs.cordons, inputs.degraded
+        self.cordons = inputs.cordons
+        self.degraded = inputs.degraded
         self.specs = specs
         self._timing = timing or AllocatorTiming()
         self._clock = self._timing.clock
@@ -299,7 +300,7 @@ class Allocator:
 
     def _planned_from(self) -> tuple[Feed[Any], ...]:
         return (
-            *(self._snapshots, self.wishes, self.cordons.cards, self._degraded),
+            *(self._snapshots, self.wishes, self.cordons.cards, self.degraded),
             *(self.pod_resources.holdings, self.drivers_in_recovery),
             *(self.prepared, self.published),
             *(
@@ -462,7 +463,7 @@ class Allocator:
             ledger=self._ledger,
             cordons=self.cordons.cards.value,
             recovering=self.drivers_in_recovery.value,
-            degraded=self._degraded.value,
+            degraded=self.degraded.value,
         )
 
     async def grant(self, resource: str, devices: Sequence[Device]) -> None:

@@ -249,7 +249,7 @@ def test_what_was_held_is_known_over_two_restarts() -> None:
 def test_a_card_keeps_its_id_over_a_restart() -> None:
     record = Ledger().with_offer({NPU: offered(A)}, [state(A)])
     assert Ledger().with_predecessor(record, 0.0).cards == {
-        "U0": {"uuid:U0", "serial:S0", "pci:0000:01:00.0"}
+        "U0": {"uuid:U0", "serial:S0", "pci:0000:01:00.0", "name:warboy-0"}
     }
 
 

@@ -42,8 +42,9 @@ def chosen(
     available: list[str],
     must: list[str] | None = None,
     known: Mapping[str, Device] = EIGHT,
+    degraded: tuple[str, ...] = (),
 ) -> tuple[list[str], str]:
-    choice = prefer(available, must or [], size, known)
+    choice = prefer(available, must or [], size, known, degraded)
     return sorted(choice.ids), choice.reason
 
 
@@ -106,6 +107,32 @@ def test_cores_of_one_card_stay_together() -> None:
     assert chosen(2, list(SINGLE), known=SINGLE) == (["U0_cores_0", "U0_cores_1"], "one card")
     ids, reason = chosen(8, list(CORES), known=CORES)
     assert (ids, reason) == ([f"U0_cores_{core}" for core in range(8)], "one card")
+
+
+@pytest.mark.parametrize(
+    ("taken", "must", "size", "expected"),
+    [
+        ((), (), 1, ["U1"]),  # U0 and U4 are degraded
+        (("U1",), (), 1, ["U5"]),  # though U0 is half of a pair that is broken already
+        ((), (), 2, ["U2", "U3"]),
+        (("U2", "U6"), (), 2, ["U0", "U1"]),  # no other pair lies behind one switch
+        (("U2", "U3", "U6", "U7"), (), 3, ["U0", "U1", "U5"]),  # one of them it has to be
+        ((), ("U4",), 2, ["U4", "U5"]),  # the kubelet has chosen it
+        ((), (), 7, ["U0", "U1", "U2", "U3", "U5", "U6", "U7"]),
+        (("U1", "U2", "U3", "U5", "U6", "U7"), (), 2, ["U0", "U4"]),
+    ],
+)
+def test_degraded_cards_come_after_the_others_of_equal_fit(
+    taken: tuple[str, ...], must: tuple[str, ...], size: int, expected: list[str]
+) -> None:
+    """A hot card was given to the Pod that replaced the one that had made it hot."""
+    free = but(*taken)
+    assert chosen(size, free, [*must], degraded=("U0", "U4"))[0] == expected
+
+
+def test_degraded_cards_come_before_stale_ids() -> None:
+    assert chosen(2, ["GONE", "U0", "U1"], degraded=("U0", "U1"))[0] == ["U0", "U1"]
+    assert chosen(2, ["GONE", "U0", "U1"], degraded=("U0",))[0] == ["U0", "U1"]
 
 
 def test_host_that_tells_neither_switches_nor_numa_nodes() -> None:
@@ -175,23 +202,27 @@ def test_request_that_contradicts_itself(available: list[str], must: list[str], 
     assert refusal.value.kind is Refusal.INVALID
 
 
+Asked = tuple[dict[str, Device], list[str], list[str], int, set[str]]
+
+
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[dict[str, Device], list[str], list[str], int]:
+def requests(draw: st.DrawFn) -> Asked:
     known = draw(st.sampled_from((EIGHT, SINGLE, CORES)))
     pool = [*known, "STALE-1", "STALE-2"]
     available = draw(st.lists(st.sampled_from(pool), min_size=1, unique=True))
     must = draw(st.lists(st.sampled_from(available), max_size=3, unique=True))
     size = draw(st.integers(max(1, len(must)), len(available)))
-    return known, available, must, size
+    degraded = draw(st.sets(st.sampled_from([device.card_id for device in known.values()])))
+    return known, available, must, size, degraded
 
 
 @settings(max_examples=50)
 @given(requests(), st.randoms(use_true_random=False))
 def test_every_choice_is_of_the_right_size_and_does_not_depend_on_the_order_asked(
-    request: tuple[dict[str, Device], list[str], list[str], int], shuffler: random.Random
+    request: Asked, shuffler: random.Random
 ) -> None:
-    known, available, must, size = request
-    choice = prefer(available, must, size, known)
+    known, available, must, size, degraded = request
+    choice = prefer(available, must, size, known, degraded)
     assert len(choice.ids) == len(set(choice.ids)) == size
     assert set(must) <= set(choice.ids) <= set(available)
     # Stale ones only when there is nothing else.
@@ -199,5 +230,5 @@ def test_every_choice_is_of_the_right_size_and_does_not_depend_on_the_order_aske
     usable = [id_ for id_ in available if id_ in known or id_ in must]
     assert len(stale) == max(0, size - len(usable))
     shuffler.shuffle(available)
-    again = prefer(available, must, size, known)
+    again = prefer(available, must, size, known, degraded)
     assert (again.ids, again.reason) == (choice.ids, choice.reason)

@@ -569,10 +569,13 @@ def test_a_pod_whose_card_was_replaced_is_a_problem_and_the_next_one_is_not() ->
 def test_a_card_that_the_agent_before_had_is_missed() -> None:
     here = state(index=0, uuid="A", id_="A", pci_bus_id="0000:01:00.0")
     lost = state(index=6, uuid="B", id_="B", pci_bus_id="0000:85:00.0")
-    scene = Scene(cards=(here,), recorded={"A": keys_of(here.card), "B": keys_of(lost.card)})
+    recorded = {"A": keys_of(here.card), "B": keys_of(lost.card) | {"name:warboy-6"}}
+    scene = Scene(cards=(here,), recorded=recorded)
     (problem,) = problems(scene.state())
     assert problem.kind == "EarlierCardMissing"
-    assert problem.facts == {"earlier": ("B (0000:85:00.0)",)}
+    assert problem.facts == {"earlier": ("npu6 (0000:85:00.0)",)}
+    older = replace(scene, recorded={"B": keys_of(lost.card)})
+    assert problems(older.state())[0].facts == {"earlier": ("B (0000:85:00.0)",)}
     scene.started -= 6 * 3600
     assert kinds(scene) == []
     (note,) = notes(scene.state())

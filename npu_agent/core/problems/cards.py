@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from npu_agent.core.hardware import CardState, Cause, by_kind
+from npu_agent.core.hardware import CardState, Cause
 from npu_agent.core.kinds import Kind, Message, NamedCard, Problem
-from npu_agent.core.ledger import Assignment, Footprint, contradict, footprints_of, keys_of
+from npu_agent.core.ledger import (
+    Assignment,
+    Footprint,
+    absent,
+    contradict,
+    footprints_of,
+    keys_of,
+)
 from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.core.timeline import GoneCard
 from npu_agent.core.trends import VERY_HOT, Detail, Trend, TrendKind, is_above
@@ -82,12 +89,7 @@ def counted(card: CardState) -> tuple[str, ...]:
 def earlier_cards(state: AgentState) -> tuple[str, ...]:
     """Returns the cards that the agent before this one had, and this one has not seen."""
     seen = [*state.snapshot.cards, *(gone.state for gone in state.timeline.gone)]
-    keys = frozenset[str]().union(*(keys_of(card.card) for card in seen))
-    return tuple(
-        f"{id_} ({by_kind(identities)['pci']})" if "pci" in by_kind(identities) else id_
-        for id_, identities in state.recorded.items()
-        if state.snapshot.complete and not identities & keys
-    )
+    return tuple(absent(state.recorded, seen).values()) if state.snapshot.complete else ()
 
 
 def _unhealthy(state: AgentState) -> Iterator[Problem]:

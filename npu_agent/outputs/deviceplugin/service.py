@@ -121,6 +121,7 @@ class DevicePlugin:
                         container.must_include_device_i_ds,
                         container.allocation_size,
                         self._known(),
+                        self._allocator.degraded.value,
                     )
                 )
             await asyncio.sleep(0)  # the kubelet asks for one container; others may ask for many

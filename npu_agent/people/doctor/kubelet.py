@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import stat
-from pathlib import Path
 
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
@@ -62,7 +61,11 @@ async def _kubelet_socket(context: Context) -> Check:
 async def _other_plugins(context: Context) -> Check:
     """Whether a socket that answers like a device plugin has a name like that of one for NPUs."""
     ours = re.compile(re.escape(context.config.socket_name) + _OURS)
-    sockets = await context.in_thread(lambda: _socket_names(context.directory))
+    sockets = await context.in_thread(
+        lambda: sorted(
+            item.name for item in context.directory.iterdir() if stat.S_ISSOCK(item.lstat().st_mode)
+        )
+    )
     names = [name for name in sockets if name != KUBELET_SOCKET and not ours.fullmatch(name)]
     answers = await asyncio.gather(*(_is_plugin(context, name) for name in names))
     others = [name for name, plugin in zip(names, answers, strict=True) if plugin]
@@ -79,10 +82,6 @@ async def _other_plugins(context: Context) -> Check:
             find,
         )
     return ok(f"{', '.join(others)}: for other devices, by the name" if others else "none")
-
-
-def _socket_names(path: Path) -> list[str]:
-    return sorted(item.name for item in path.iterdir() if stat.S_ISSOCK(item.lstat().st_mode))
 
 
 async def _is_plugin(context: Context, name: str) -> bool:

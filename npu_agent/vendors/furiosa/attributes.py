@@ -55,7 +55,11 @@ def _describe(card: Card, cores: CoreRange) -> Description:
     memory = FAMILIES[card.family].memory_gib * len(cores) // card.core_count
     size = {"memory": f"{memory}Gi"}
     return Description(
-        attributes={name: value for name, value in readable.items() if _fits(value)},
+        attributes={
+            name: value
+            for name, value in readable.items()
+            if not isinstance(value, str) or len(value.encode()) <= LONGEST
+        },
         capacity={"core": str(len(cores)), **size},
         counters={"cores": str(len(cores)), **size},
     )
@@ -68,10 +72,6 @@ def version(text: str | None) -> Version | None:
     """
     semver = DriverVersion.of(text or "").semver
     return Version(semver) if semver else None
-
-
-def _fits(value: Value) -> bool:
-    return not isinstance(value, str) or len(value.encode()) <= LONGEST
 
 
 def blank(family: str, index: int) -> Card:

@@ -44,11 +44,6 @@ WARBOY = Family(
 )
 """PCI 1ed2:0000, 2 cores, nodes directly in /dev."""
 
-
-def _rngd_product(device_type: str, soc_rev: str | None) -> str | None:  # noqa: ARG001 (one shape)
-    return "rngd" if device_type.lower() == "rngd" else None
-
-
 RNGD = Family(
     name="rngd",
     title="FuriosaAI RNGD",
@@ -57,7 +52,7 @@ RNGD = Family(
     class_dir="rngd_mgmt",
     # "!" is how the kernel writes a "/" of a device's name; some drivers put a "_" before mgmt.
     entry=re.compile(r"rngd!npu([0-9]{1,4})_?mgmt"),
-    product=_rngd_product,
+    product=lambda device_type, _: "rngd" if device_type.lower() == "rngd" else None,
     kin=re.compile("rngd(.*[a-z0-9+].*)", re.IGNORECASE),
     liveness_file="device_state",
     dev_dir="rngd/",

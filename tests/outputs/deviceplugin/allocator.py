@@ -29,6 +29,7 @@ class StandInAllocator(Allocator):
     def __init__(self, devices: Feed[Devices]) -> None:
         self.devices = {RESOURCE: devices}
         self.pod_resources = self.kubelet = AskedKubelet()
+        self.degraded = Feed({})
         self.losses = 0
 
     async def renew(self) -> None:
