@@ -152,16 +152,17 @@ async def test_what_a_client_sends_before_it_takes_its_answer_is_not_kept() -> N
         await closed(writer)
 
 
-@pytest.mark.parametrize("body", [60_000, 600_000])
-async def test_after_a_large_body_nothing_is_taken_for_a_request(body: int) -> None:
+async def test_after_a_large_body_nothing_is_taken_for_a_request() -> None:
     """What was dropped of it would make the next client's request, by a proxy, a part of it."""
-    post = b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % body
+    post = b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
     async with serving(Scene()) as address:
         reader, writer = await connect(address)
-        writer.write(post + b"a" * body + ASK)
-        answers = await rest(reader)
-        assert answers.startswith(b"HTTP/1.1 405 ")
-        assert answers.count(b"HTTP/1.1 ") == 1
+        writer.write(post + b"a" * 60_000)
+        async with asyncio.timeout(LIMIT):
+            start = await reader.readuntil(b"\r\n\r\n")
+        assert start.startswith(b"HTTP/1.1 405 ")
+        writer.write(ASK * 400)
+        assert b"HTTP/1." not in await rest(reader)
         await closed(writer)
 
 
