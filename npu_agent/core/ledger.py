@@ -141,6 +141,13 @@ class PreparedClaim:
         claim = f"ResourceClaim {self.namespace}/{self.name}"
         return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
 
+    def holder_by_uid(self, uid: str) -> str:
+        """The holder for people, with the Pod of this UID, if it is known which one that is."""
+        names = dict(zip(self.pod_uids, self.pods, strict=False))
+        if len(self.pods) != len(self.pod_uids) or uid not in names:
+            return self.holder
+        return replace(self, pods=(names[uid],)).holder
+
     @property
     def footprints(self) -> tuple[Footprint, ...]:
         """Footprints of its devices, without those with admin access."""
@@ -440,7 +447,9 @@ class Ledger:
         for uid in uids:
             footprints = orphans[uid].footprints if uid in orphans else ()
             holder = _by_uid([uid])
-            if isinstance(held, PreparedClaim) or held.containers:
+            if isinstance(held, PreparedClaim):
+                holder = held.holder_by_uid(uid)
+            elif held.containers:
                 holder = held.holder
             orphans[uid] = OrphanedPod(
                 footprints=_sorted({*footprints, *held.footprints}),

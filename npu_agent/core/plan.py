@@ -1,15 +1,15 @@
 """What may be handed out now, and why not: decided here for both APIs. Pure.
 
 Start reading at `device_lists`, which the device plugin serves, and `claim_pool`, which DRA
-publishes. `check_grant` and `check_prepare` decide once more when a container or a claim is about
-to get devices: what was listed may have changed by then.
+publishes. `check_grant`, `check_claim` and `check_prepare` decide once more when a container or a
+claim is about to get devices: what was listed may have changed by then.
 
 All decide from `Facts`, which are true until the next await.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -327,6 +327,54 @@ def check_grant(
             )
         if not now[device.id].healthy:
             raise _unfit(device, f"is unhealthy: {now[device.id].reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """A device that the scheduler has allocated to a claim."""
+
+    name: str
+    """In the pool."""
+    device: Device
+    admin: bool
+    """As `PreparedDevice.admin`."""
+    tolerates: Callable[[str], bool]
+    """Whether it was allocated in spite of a taint with this key."""
+
+
+def check_claim(
+    facts: Facts, driver: str, claim: str, allocated: Sequence[AllocatedDevice], *, prepared: bool
+) -> None:
+    """Raises RefusalError if no Pod of this claim must get its devices, even if all are free.
+
+    If it is `prepared`, its Pods may have them already: only what no scheduler allocates is
+    refused. An administrator may have come to see why a device is out of service.
+    """
+    own = [use for use in allocated if not use.admin]
+    if not prepared:
+        if facts.recovering:
+            raise RefusalError(Refusal.UNFIT, RECOVERING)
+        for use in own:
+            _check_in_service(facts, driver, use)
+    for number, use in enumerate(own):
+        for other in own[:number]:
+            same_card = use.device.card_id == other.device.card_id
+            if same_card and use.device.cores.overlaps(other.device.cores):
+                raise RefusalError(
+                    Refusal.INVALID,
+                    f"{claim} has the same cores twice: by {other.name} and by {use.name}; check "
+                    "whether its status was written by hand",
+                )
+
+
+def _check_in_service(facts: Facts, driver: str, use: AllocatedDevice) -> None:
+    """Raises RefusalError if the device is unhealthy or cordoned, and that is not tolerated."""
+    device = use.device
+    if not device.healthy and not use.tolerates(f"{driver}/unhealthy"):
+        what = f"device {use.name} ({device.name}) is unhealthy: {device.reason}"
+        raise RefusalError(Refusal.UNFIT, what)
+    if not use.tolerates(f"{driver}/cordoned"):
+        check_cordon(facts, device)
 
 
 def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:

@@ -360,6 +360,16 @@ def test_a_claim_that_is_prepared_for_another_pod_knows_the_one_before() -> None
     assert left(ledger, one) is None
 
 
+def test_an_orphan_of_a_claim_that_pods_share_has_its_own_name() -> None:
+    (mine,) = offered(A)
+    both = replace(claim(prepared("r", mine)), pods=("train", "later"), pod_uids=("a", "b"))
+    ledger = Ledger().with_orphans(["b"], both, 1.0)
+    assert ledger.orphans["b"].by == f"Pod team/later {KEEPS}"
+    # A user that is no Pod has a name and no UID.
+    mixed = replace(both, pods=("job", "train", "later"))
+    assert Ledger().with_orphans(["b"], mixed, 1.0).orphans["b"].by == f"Pod team/job {KEEPS}"
+
+
 def test_a_pod_does_not_keep_a_card_from_itself() -> None:
     """Its card got another number while it ran."""
     (one,) = offered(A)

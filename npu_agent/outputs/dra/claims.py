@@ -502,12 +502,19 @@ class Claims:
     def _usable(self, claim: ResourceClaim) -> list[tuple[Result, Device]]:
         """Returns a claim's devices; raises RefusalError if its Pods must not have one of them."""
         pairs = [(result, self._device(claim, result)) for result in claim.results]
-        if claim.uid not in self._allocator.prepared.value:  # else its Pods may have that already
-            if self._allocator.drivers_in_recovery.value:
-                raise RefusalError(Refusal.UNFIT, plan.RECOVERING)
-            for result, device in pairs:
-                self._check_use(result, device)
-        _check_overlap(claim, pairs)
+        allocated = [
+            plan.AllocatedDevice(
+                name=result.device, device=device, admin=result.admin, tolerates=result.tolerates
+            )
+            for result, device in pairs
+        ]
+        plan.check_claim(
+            self._allocator.facts(),
+            self._names.driver,
+            str(claim),
+            allocated,
+            prepared=claim.uid in self._allocator.prepared.value,
+        )
         return pairs
 
     def _devices(self) -> dict[str, Device]:
@@ -524,19 +531,6 @@ class Claims:
             "does not have (any more): its card was removed or has another name now; delete the "
             "Pod, so that another device is allocated",
         )
-
-    def _check_use(self, result: Result, device: Device) -> None:
-        """Raises RefusalError if the device is unhealthy or cordoned.
-
-        Not for an administrator, nor if the request tolerates that.
-        """
-        if result.admin:
-            return
-        named, driver = f"{result.device} ({device.name})", self._names.driver
-        if not device.healthy and not result.tolerates(f"{driver}/unhealthy"):
-            raise RefusalError(Refusal.UNFIT, f"device {named} is unhealthy: {device.reason}")
-        if not result.tolerates(f"{driver}/cordoned"):
-            plan.check_cordon(self._allocator.facts(), device)
 
     async def _uncancellable(self, change: Coroutine[Any, Any, T]) -> T:
         """Makes a change to its end, also if the caller is cancelled."""
@@ -631,19 +625,6 @@ def _claim_from_record(known: PreparedClaim) -> ResourceClaim:
         objects.Meta(name=known.name, namespace=known.namespace, uid=known.uid),
         status=objects.ClaimStatus(objects.ClaimAllocation(objects.Results(results)), users),
     )
-
-
-def _check_overlap(claim: ResourceClaim, pairs: Sequence[tuple[Result, Device]]) -> None:
-    """Raises RefusalError if the claim has the same cores twice, which no scheduler does."""
-    own = [(result, device) for result, device in pairs if not result.admin]
-    for number, (result, device) in enumerate(own):
-        for other, its in own[:number]:
-            if device.card_id == its.card_id and device.cores.overlaps(its.cores):
-                raise RefusalError(
-                    Refusal.INVALID,
-                    f"{claim} has the same cores twice: by {other.device} and by "
-                    f"{result.device}; check whether its status was written by hand",
-                )
 
 
 def _container(claim: PreparedClaim, request: str) -> str:

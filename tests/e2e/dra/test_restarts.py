@@ -16,6 +16,7 @@ from tests.e2e.dra.claims import (
     slices,
     specs,
     verified,
+    waits,
 )
 from tests.e2e.dra.conftest import published
 from tests.e2e.manifests import DRIVER, claim, claim_pod, request, small, template
@@ -168,7 +169,9 @@ def test_a_pod_that_joins_a_claim_keeps_its_card(node: Node) -> None:
     node.kubectl("delete", "resourceclaim", "shared", "--wait=false")
     node.wait_for("the kubelet to unprepare it", lambda: not shared(node), 4 * SOON)
     node.apply(small("next"))
-    said(node, "next", "not listed by the kubelet, but its containers still run)", 120)
+    waits(node, "next")  # the card has the taint `held`
+    still = "default/shared; not listed by the kubelet, but its containers still run)"
+    assert f"Pod default/later (ResourceClaim {still}" in node.log()
     assert node.sleeps(marked)
     node.end_sleep(marked)
     running(node, "next", timeout=3 * SOON)
