@@ -17,17 +17,24 @@ NEED_ROOT := --ignore=tests/conformance --ignore=tests/e2e --ignore=tests/k8s --
 # In CI what fails is run once more, alone, and named (tests/again.py).
 PYTEST := $(BIN)/python -m $(if $(CI),tests.again,pytest)
 RELEASES := 1.36.3 1.35.4 1.34.4 1.30.14
-PACKAGES := binutils chromium debootstrap fish patchelf prometheus prometheus-alertmanager systemd zsh
+PACKAGES := binutils chromium debootstrap fish locales patchelf prometheus prometheus-alertmanager systemd zsh
 
 .DEFAULT_GOAL := help
-.PHONY: help python check mutants fuzz demo packages test test-pythons lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging ray k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
+.PHONY: help python check mutants fuzz demo packages test test-pythons newcomer lint format protos protos-check manifests docs recording pictures lock image binary krew wheel chart packaging ray k8s conformance e2e e2e-long e2e-releases chaos bench cluster clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+.DEFAULT:
+	@echo "npu-agent: there is nothing that makes $@: \`make help\` lists the targets" >&2; exit 1
+
 python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "npu-agent needs Python >= 3.11, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "npu-agent needs Python >= 3.11, and $(PYTHON) is older or missing: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "npu-agent needs the venv module, which $(PYTHON) lacks: apt install python3-venv" >&2; exit 1; }
+	@test -w . \
+		|| { echo "npu-agent makes its environment in $(CURDIR), which you cannot write: clone it to where you can" >&2; exit 1; }
 
 $(VENV)/ready: requirements/dev.txt pyproject.toml | python
 	@echo "npu-agent: making an environment with the tools of development in $(VENV): a minute, the first time only"
@@ -69,6 +76,9 @@ test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 
 test-pythons: $(VENV)/ready ## the same on every supported Python that is installed, at the same time
 	$(BIN)/python tests/pythons.py $(NEED_ROOT) $(ARGS)
+
+newcomer: $(VENV)/ready ## README's two commands in a clean Debian 13, as a user without root and without kubectl (root, make packages; ARGS=bookworm for Debian 12)
+	$(BIN)/python -m tests.newcomer $(ARGS)
 
 lint: $(VENV)/ready protos-check ## ruff, mypy, layers of the packages, plain words, statements per room, generated code
 	$(BIN)/ruff format --check $(CHECKED)

@@ -2,6 +2,7 @@
 
 All that are installed run at the same time, each with two workers: the tests wait for about half
 of their time, so that three interpreters take little longer than one after the other worker.
+In CI one of them is that of a clean Debian, as a newcomer has it: tests/newcomer.py.
 An interpreter is looked for on PATH and among pyenv's. Root on Debian takes one that Debian's
 stable release has not got from the unstable one; what else is not installed is left out, and named.
 Each but the one that runs this gets a virtual environment below $NPU_AGENT_CACHE (default:
@@ -20,6 +21,8 @@ from pathlib import Path
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 UNSTABLE = ("3.14",)
 """Those of Debian's unstable release."""
+NEWCOMER = "3.13"
+"""That of Debian 13."""
 OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
@@ -30,6 +33,10 @@ def main() -> int:
     """Returns 1 if the tests failed on one of them."""
     found = {OWN: sys.executable}
     for version in VERSIONS:
+        if version == NEWCOMER and os.environ.get("CI"):
+            print(f"Python {version}: in a clean Debian", flush=True)
+            found[version] = ""
+            continue
         if version == OWN:
             continue
         python = interpreter(version) or (version in UNSTABLE and unstable(version)) or None
@@ -58,11 +65,14 @@ def run(pythons: dict[str, str]) -> list[str]:
                 "-n2",
                 "-o",
                 f"cache_dir={directory}/cache-{version}",
+                *sys.argv[1:],
             ]
+            if not python:
+                command = [sys.executable, "-m", "tests.newcomer"]
             environ = os.environ | {"PYTHONPATH": str(ROOT)}
             with output.open("wb") as file:
                 running[version] = subprocess.Popen(
-                    [*command, *sys.argv[1:]],
+                    command,
                     cwd=ROOT,
                     env=environ,
                     stdout=file,
