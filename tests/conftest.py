@@ -33,7 +33,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 
 ROOM = Path(__file__).parent
-TIMEOUTS = {"conformance": 1800, "e2e": 300, "packaging": 900, "k8s": 1800}
+TIMEOUTS = {"bench": 300, "conformance": 1800, "e2e": 300, "packaging": 900, "k8s": 1800}
 """Seconds that a test may take with what it starts and, the first time, builds: in these folders.
 The rest has pyproject.toml's. Generous: they guard against hanging."""
 

@@ -262,7 +262,9 @@ def test_rights_are_taken_and_others_given_while_it_runs(
     assert "own rights" in node.log()
     check_reads(node, token, "policies")
 
-    node.delete_pods("late")
+    name = claim_of(node, "mine")["metadata"]["name"]
+    node.delete_pods("late")  # after which the kubelet of a busy node takes its time
+    node.wait_equal("its claim to be unprepared", lambda: prepared(node), {f"default/{name}"})
     node.apply(rights["impersonation"])
     node.apply(claim_pod("last"))
     running(node, "last", timeout=3 * SOON)
