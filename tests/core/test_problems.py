@@ -32,7 +32,7 @@ from npu_agent.core.trends import HOT, VERY_HOT, TrendKind
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.wording import ENGLISH, of_problem
 from tests.outputs.deviceplugin.helpers import state
-from tests.outputs.helpers import DRIVER, RESOURCE, claim
+from tests.outputs.helpers import RESOURCE, claim
 from tests.outputs.web.helpers import Scene, driver, fenced, held, read, stopped
 
 ROOT = Path(__file__).parents[2]
@@ -68,38 +68,49 @@ _REGISTERING, _BLOCKED = SessionPhase.REGISTERING, SessionPhase.BLOCKED
         (scene(_NO_CARDS, disabled=frozenset({"npu0"})), ()),
         (
             scene(_NO_CARDS, cards=(), complete=False),
-            (f"{RESOURCE}: registering: still searching for cards",),
+            ("ResourceSearching",),
         ),
         # A session gets its cards a moment later: that is no node without any.
-        (scene(_NO_CARDS), (f"{RESOURCE}: registering",)),
-        (scene(_REGISTERING, "no socket"), (f"{RESOURCE}: registering: no socket",)),
-        (scene(_REGISTERING, "it ended", 3), (f"{RESOURCE}: registering again: it ended",)),
-        (scene(_BLOCKED, "mount it"), (f"{RESOURCE}: blocked: mount it",)),
-        (scene(SessionPhase.ENDED), (f"{RESOURCE}: ended",)),
+        (scene(_NO_CARDS), ("ResourceNotRegistered",)),
+        (scene(_REGISTERING, "no socket"), ("ResourceNotRegistered",)),
+        (scene(_REGISTERING, "it ended", 3), ("ResourceNotRegistered",)),
+        (scene(_BLOCKED, "mount it"), ("ResourceBlocked",)),
+        (scene(SessionPhase.ENDED), ("ResourceNotRegistered",)),
         # Its device is listed as unhealthy, which is the agent's job done.
         (scene(_REGISTERED, cards=(state(health=HealthState.UNHEALTHY),)), ()),
         (scene(_REGISTERED, dra=(driver(),)), ()),
         (scene(_REGISTERED, dra=(driver(phase=_STANDBY, slices=SlicesState()),)), ()),
         (
             scene(_REGISTERED, dra=(driver(phase=_REGISTERING, reason="why"),)),
-            (f"DRA driver {DRIVER}: registering again: why",),
+            ("DRANotRegistered",),
         ),
         (
             scene(_REGISTERED, dra=(driver(slices=SlicesState()),)),
-            (f"DRA driver {DRIVER}: its cards are not published yet",),
+            ("SlicesPending",),
         ),
         (
             scene(
                 _REGISTERED,
                 dra=(driver(slices=SlicesState(trouble="forbidden: do")),),
             ),
-            (f"the ResourceSlices of {DRIVER} are not published: forbidden: do",),
+            ("SlicesNotPublished",),
         ),
     ],
 )
-def test_readiness(found: Scene, reasons: tuple[str, ...]) -> None:
-    assert found.unready() == reasons
-    assert len(unready(found.state())) == len(reasons)
+def test_readiness(found: Scene, reasons: tuple[Kind, ...]) -> None:
+    assert tuple(problem.kind for problem in unready(found.state())) == reasons
+    assert len(found.unready()) == len(reasons)
+
+
+def test_what_a_resource_waits_for_is_known() -> None:
+    def facts(phase: SessionPhase, reason: str, registrations: int) -> dict[str, object]:
+        (problem,) = unready(scene(phase, reason, registrations).state())
+        return dict(problem.facts)
+
+    known = {"service": RESOURCE, "phase": _REGISTERING, "again": False, "reason": "no socket"}
+    assert facts(_REGISTERING, "no socket", 0) == known
+    assert facts(_REGISTERING, "it ended", 3) == {**known, "again": True, "reason": "it ended"}
+    assert facts(_BLOCKED, "mount it", 3) == {**known, "phase": _BLOCKED, "reason": "mount it"}
 
 
 def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None:
@@ -107,7 +118,8 @@ def test_not_ready_with_a_refused_config_and_ready_with_keys_that_wait() -> None
     waiting = replace(good.config, waiting=("resourceName",))
     assert replace(good, config=waiting).unready() == ()
     refused = replace(good.config, errors=("config.yaml:3:1: unknown key",))
-    assert replace(good, config=refused).unready() == ("config: config.yaml:3:1: unknown key",)
+    (problem,) = unready(replace(good, config=refused).state())
+    assert problem.kind == "ConfigRefused"
 
 
 def well(index: int) -> CardState:

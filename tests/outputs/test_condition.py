@@ -175,12 +175,12 @@ def test_a_node_without_cards() -> None:
         (
             Scene(dra=(driver(phase=SessionPhase.BLOCKED, reason="why"),)),
             "DRANotServed",
-            f"DRA driver {DRIVER}: blocked: why",
+            f"DRA driver {DRIVER} cannot be served: blocked: why",
         ),
         (
             Scene(dra=(driver(slices=SlicesState()),)),
             "DRANotServed",
-            f"DRA driver {DRIVER}: its cards are not published yet",
+            f"the cards of DRA driver {DRIVER} are not published yet",
         ),
     ],
 )
