@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from npu_agent.outputs.web.tls import Certificates
 
 
+Simulation = Callable[[Feed[Mapping[str, frozenset[int]]]], Coroutine[Any, Any, None]]
+"""Keeps simulated cards alive; takes the cores that containers hold, by the card's ID."""
+
 _SAMPLE = 1.0
 """Seconds before a reading at which counters that wrap are read, if readings are far apart: load is
 known from two samples."""
@@ -97,7 +100,7 @@ class Host:
     """This Node's name, for config of single nodes."""
     pod: str = ""
     """The agent's Pod, ``namespace/name``; empty: it runs in none."""
-    simulation: Callable[[], Coroutine[Any, Any, None]] | None = None
+    simulation: Simulation | None = None
     """Runs the simulated cards below `root`; None: the cards are real."""
 
     @property

@@ -16,6 +16,7 @@ from npu_agent.agent.agent import Agent
 from npu_agent.agent.parts import Host
 from npu_agent.config import Effective, LogConfig
 from npu_agent.config.resources import resources_of
+from npu_agent.core.ledger import cores_by_card
 from npu_agent.feed import Feed
 from npu_agent.files import SIMULATION
 from npu_agent.kube import credentials
@@ -135,7 +136,8 @@ def _streams(agent: Agent) -> Iterator[_Part]:
 def _parts(agent: Agent) -> Iterator[_Part]:
     """Yields the parts other than those that the kubelet calls, and the servers."""
     if agent.common.host.simulation:
-        yield "simulation", agent.common.host.simulation
+        held = agent.allocator.usages.map(cores_by_card)
+        yield "simulation", partial(agent.common.host.simulation, held)
     yield "inventory", agent.inventory.run
     if not (agent.common.host.root / SIMULATION).is_dir():
         yield "kernel events", agent.hardware.kernel.run

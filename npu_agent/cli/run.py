@@ -7,15 +7,17 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from npu_agent import config, logs
 from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.shutdown import Shutdown
 from npu_agent.vendors import REGISTRY, VENDORS
+
+if TYPE_CHECKING:
+    from npu_agent.agent.parts import Simulation
 
 _MOST = 64
 """Simulated cards of a node. The simulator makes more, for tests; nodes have 16 at most."""
@@ -43,9 +45,7 @@ def main(args: argparse.Namespace) -> int:
     os._exit(0 if as_asked else FAILED)
 
 
-def _simulated(
-    wanted: str, root: Path, node: str | None
-) -> Callable[[], Coroutine[Any, Any, None]]:
+def _simulated(wanted: str, root: Path, node: str | None) -> Simulation:
     """Makes simulated cards below `root`; returns the function that keeps them alive.
 
     Raises:

@@ -269,6 +269,14 @@ class Usage:
     assignment: Assignment
 
 
+def cores_by_card(usages: Iterable[Usage]) -> Mapping[str, frozenset[int]]:
+    """Returns the cores that containers hold, by the card's ID."""
+    held: dict[str, frozenset[int]] = {}
+    for usage in usages:
+        held[usage.card_id] = held.get(usage.card_id, frozenset()).union(usage.cores)
+    return held
+
+
 class _Answer(NamedTuple):
     """An answer of pod-resources, and what the host knows of the Pods then."""
 

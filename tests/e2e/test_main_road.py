@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.e2e.doctor import checks
-from tests.e2e.node import Node
+from tests.e2e.node import NAMESPACE, Node
 
 pytestmark = pytest.mark.usefixtures("repaired")
 
@@ -24,6 +24,15 @@ def test_the_agent_runs_without_privileges(node: Node) -> None:
     assert int(fields["CapEff"], 16) == 0
     assert fields["NoNewPrivs"] == "1"
     assert fields["Seccomp"] == "2"
+
+
+@pytest.mark.one_kubelet
+def test_an_agent_starts_without_a_warning(node: Node) -> None:
+    """Each failed try of a probe is an Event, which a person finds after the installation."""
+    of_agent = f"type=Warning,involvedObject.uid={node.agent()['metadata']['uid']}"
+    events = node.objects("event", NAMESPACE, fieldSelector=of_agent)
+    warnings = {event["reason"]: event["message"] for event in events}
+    assert warnings.keys() <= {"MissingClusterDNS"}, warnings  # this cluster has none
 
 
 @pytest.mark.one_kubelet

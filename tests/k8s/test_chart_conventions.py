@@ -40,9 +40,9 @@ def test_fields_of_the_probes_can_be_replaced() -> None:
         "timeoutSeconds": 5,
         "failureThreshold": 3,
     }
-    added = probe({"startupProbe": {"initialDelaySeconds": 2}}, "startupProbe")
-    assert isinstance(added, dict)
-    assert added["initialDelaySeconds"] == 2
+    changed = probe({"startupProbe": {"initialDelaySeconds": 9}}, "startupProbe")
+    assert isinstance(changed, dict)
+    assert (changed["initialDelaySeconds"], changed["periodSeconds"]) == (9, 1)
     assert probe({"readinessProbe": {}}, "readinessProbe") == probe({}, "readinessProbe")
 
 

@@ -40,6 +40,8 @@ FAULTS: Mapping[str, str] = {
     "back": "a card that was gone returns, and all is well again",
 }
 """What each does, for people."""
+Held = Mapping[str, frozenset[int]]
+"""The cores that containers hold, by `npu_agent.core.hardware.CardState.id`."""
 _WORKLOADS: Mapping[str, Workload] = {"busy": "busy", "busy-one": "single", "idle": "idle"}
 
 
@@ -75,9 +77,14 @@ def given(card: SimulatedCard, fault: str) -> SimulatedCard:
     return replace(card, faults=(*others, fault), telemetry=replace(card.telemetry, errors=errors))
 
 
-def step(card: SimulatedCard, dt: float) -> SimulatedCard:
-    """The card `dt` seconds later."""
-    state = advance(card.telemetry, dt, shift=60.0 * card.spec.index)
+def step(card: SimulatedCard, dt: float, held: Held | None = None) -> SimulatedCard:
+    """The card `dt` seconds later, with load where it is held."""
+    spec = card.spec
+    cores: frozenset[int] | None = None
+    if held is not None:
+        ids = (spec.uuid, spec.serial, spec.pci_bus_id, spec.name)
+        cores = next((held[id_] for id_ in ids if id_ in held), frozenset())
+    state = advance(card.telemetry, dt, shift=60.0 * spec.index, held=cores)
     errors = state.errors + ("errors" in card.faults)
     return replace(card, telemetry=replace(state, errors=errors))
 

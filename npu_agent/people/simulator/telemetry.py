@@ -5,6 +5,7 @@ follows it slowly, power without delay, cycle counters by the clock.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,8 +28,8 @@ class CardTelemetry:
     """The telemetry of a card at one moment.
 
     Per core: `load` (0 to 1), `temperature` (°C), `cycles` and `task_cycles` since the driver was
-    loaded. The workload `auto` alternates between idle and busy; `single` is work on the first core
-    alone.
+    loaded. The workload `auto` is on what containers hold, or where that is not known alternates
+    between idle and busy; `single` is work on the first core alone.
     """
 
     family: str
@@ -81,10 +82,15 @@ def reset(state: CardTelemetry) -> CardTelemetry:
     return replace(state, cycles=none, task_cycles=none, uptime=0.0)
 
 
-def advance(state: CardTelemetry, dt: float, shift: float = 0.0) -> CardTelemetry:
-    """The same card `dt` seconds later; its work begins `shift` seconds before that of others."""
+def advance(
+    state: CardTelemetry, dt: float, shift: float = 0.0, held: Collection[int] | None = None
+) -> CardTelemetry:
+    """The same card `dt` seconds later; its work begins `shift` seconds before that of others.
+
+    With `held`, the cores that containers hold, the workload `auto` is on these, without turns.
+    """
     at = state.uptime + dt + shift - _FRESH
-    load = tuple(_load(state.workload, core, at) for core in range(len(state.load)))
+    load = tuple(_load(state.workload, core, at, held) for core in range(len(state.load)))
     mean = sum(load) / len(load)
     elapsed = round(dt * state.traits.clock_mhz * 1_000_000)
     return replace(
@@ -104,9 +110,10 @@ def advance(state: CardTelemetry, dt: float, shift: float = 0.0) -> CardTelemetr
     )
 
 
-def _load(workload: Workload, core: int, at: float) -> float:
+def _load(workload: Workload, core: int, at: float, held: Collection[int] | None = None) -> float:
     turn = at % (_IDLE + _BUSY) >= _IDLE
-    works = {"auto": turn, "busy": True, "single": core == 0, "idle": False}
+    in_use = turn if held is None else core in held
+    works = {"auto": in_use, "busy": True, "single": core == 0, "idle": False}
     return BUSY_LOAD if works[workload] else 0.0
 
 

@@ -34,8 +34,9 @@ from typing import Literal
 import msgspec
 
 from npu_agent import files
+from npu_agent.feed import Feed
 from npu_agent.people.simulator.cards import CardSpec, default_cards, families, suggest
-from npu_agent.people.simulator.faults import FAULTS, SimulatedCard, given, seen, step
+from npu_agent.people.simulator.faults import FAULTS, Held, SimulatedCard, given, seen, step
 from npu_agent.people.simulator.picture import HOST, Content, Link, Picture, Special
 from npu_agent.people.simulator.telemetry import fresh
 from npu_agent.text import quoted, reason
@@ -116,9 +117,12 @@ def apply_fault(root: Path, npu: str, fault: str) -> None:
     _change(root, change)
 
 
-def tick(root: Path, dt: float = 1.0) -> None:
-    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed."""
-    _change(root, lambda cards: tuple(step(card, dt) for card in cards), repair=False)
+def tick(root: Path, dt: float = 1.0, held: Held | None = None) -> None:
+    """Moves the readings of all cards on by `dt` seconds, and writes only those that changed.
+
+    With `held` the load is there; without, cards have it in turns.
+    """
+    _change(root, lambda cards: tuple(step(card, dt, held) for card in cards), repair=False)
 
 
 def cards(root: Path) -> tuple[SimulatedCard, ...]:
@@ -127,8 +131,10 @@ def cards(root: Path) -> tuple[SimulatedCard, ...]:
         return _load(root).cards
 
 
-async def simulate(root: Path, interval: float = 1.0) -> None:
+async def simulate(root: Path, held: Feed[Held] | None = None, *, interval: float = 1.0) -> None:
     """Keeps a tree alive: readings move each `interval` seconds, faults that last go on.
+
+    `held` is as `tick` takes it.
 
     Goes on until cancelled; raises SimulatorError if this is not a simulated tree.
     """
@@ -138,7 +144,9 @@ async def simulate(root: Path, interval: float = 1.0) -> None:
         await asyncio.sleep(interval)
         now = time.monotonic()
         # On a thread: the demo runs the agent in the same event loop.
-        step = asyncio.create_task(asyncio.to_thread(tick, root, now - last))
+        step = asyncio.create_task(
+            asyncio.to_thread(tick, root, now - last, held.value if held else None)
+        )
         try:
             await asyncio.shield(step)
         finally:

@@ -51,14 +51,21 @@ def loaded(bare: Journey) -> Iterator[Journey]:
     node.cluster.enter(*ctr, "--sync", IMAGE, agent().name)
 
 
+def loads(node: Journey) -> list[bool]:
+    """Whether each card has load, as the agent's page says."""
+    return [any(core["utilization"] for core in card["reading"]["cores"]) for card in node.cards()]
+
+
 def test_the_quick_start(loaded: Journey, tmp_path: Path) -> None:
     node = loaded
     reader = Reader(node, tmp_path)
     start, faults, claims = reader.blocks(PLATFORMS, "kind")
     assert "NPU_DEVNAME=npu" in reader.types(start)
 
+    assert loads(node) == [False, False], "no Pod has them"
     node.run("both", 2)
     assert node.nodes_in("both") == card_nodes(0) | card_nodes(1)
+    node.wait_equal("load where a Pod is", lambda: loads(node), [True, True])
     node.wait_equal("the label", lambda: node.labels().get(LABEL), "true")
     assert 'simulated="true"' in node.page("/metrics")
     assert "the cards are simulated" in node.page("/")

@@ -51,6 +51,17 @@ def test_auto_alternates_between_idle_and_busy(family: str) -> None:
     assert state.errors == 0
 
 
+@each_family
+def test_load_is_where_containers_are_and_nowhere_else(family: str) -> None:
+    state, last = fresh(family), families()[family].cores - 1
+    for _ in range(200):
+        state = advance(state, 1.0, held={last})
+        assert [core for core, load in enumerate(state.load) if load] == [last]
+    assert advance(state, 1.0, held=()).mean_load == 0.0
+    busy = with_workload(state, "busy")
+    assert advance(busy, 1.0, held=()).mean_load > 0.5, "a person said so"
+
+
 @settings(deadline=None)
 @given(
     family=st.sampled_from(sorted(families())),

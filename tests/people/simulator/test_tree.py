@@ -3,10 +3,12 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from npu_agent.feed import Feed
 from npu_agent.people.simulator import (
     SimulatorError,
     apply_fault,
@@ -275,6 +277,22 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(root: Path) -> None:
     await some_ticks()
     assert (root / liveness(PAIR[0])).read_text(encoding="utf-8") == "1\n"
 
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_load_follows_who_holds_what(root: Path) -> None:
+    held: Feed[Mapping[str, frozenset[int]]] = Feed({})
+
+    def loads() -> list[bool]:
+        return [card.telemetry.mean_load > 0 for card in cards(root)]
+
+    running = asyncio.create_task(simulate(root, held, interval=0.001))
+    held.publish({PAIR[1].uuid: frozenset({0})})
+    await asyncio.to_thread(wait_until, lambda: loads() == [False, True])
+    held.publish({PAIR[0].serial: frozenset({0, 1})})  # where two cards report one UUID
+    await asyncio.to_thread(wait_until, lambda: loads() == [True, False])
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
