@@ -227,11 +227,15 @@ def free_resource(
 
 def to_ask(cluster: Cluster, words: Words) -> set[str]:
     """The Nodes whose agent has to be asked which resources are its cards."""
-    offers = [(node.name, node.status.capacity) for node in cluster.nodes]
-    uses = [(pod.spec.node_name, requests(pod)) for pod in cluster.pods]
-    return {
-        node for node, resources in (*offers, *uses) if any(map(words.may_be_resource, resources))
-    }
+    named = [(node.name, name) for node in cluster.nodes for name in node.status.capacity]
+    named += [
+        (pod.spec.node_name, name)
+        for pod in cluster.pods
+        for container in (*pod.spec.init_containers, *pod.spec.containers)
+        for name in container.resources.limits  # an extended resource is always among these
+    ]
+    others = set(filter(words.may_be_resource, {name for _, name in named}))
+    return {node for node, name in named if name in others}
 
 
 def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
