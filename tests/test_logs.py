@@ -233,6 +233,24 @@ def test_a_line_that_was_cut_ends_before_the_next_one(monkeypatch: pytest.Monkey
     assert [json.loads(line)["message"] for line in whole][:1] == ["next"]
 
 
+def test_a_line_that_was_dropped_whole_leaves_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    with (
+        os.fdopen(writer, "w", encoding="utf-8") as unread,
+        os.fdopen(reader, encoding="utf-8") as late,
+    ):
+        monkeypatch.setattr(sys, "stderr", unread)
+        logs.setup(form="json")
+        for number in range(100):
+            log.info("x" * 500, number=number)
+        read = os.read(late.fileno(), 100_000).decode()
+        log.info("read again")
+        read += os.read(late.fileno(), 100_000).decode()
+    messages = [json.loads(line)["message"] for line in read.splitlines()]
+    assert messages[-1] == "read again"
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_line_is_bounded_whatever_is_in_it(stderr: Stderr, form: logs.Format) -> None:
     """An annotation may have 256 KiB, and an error that quotes it as many."""

@@ -135,6 +135,29 @@ async def test_with_an_event_loop_that_hangs(node: Node) -> None:
     assert (code, "exited without waiting for a hung task" in log) == (1, True)
 
 
+HANGS_AT_THE_END = """
+import asyncio, os, signal, time
+from npu_agent.shutdown import Shutdown
+shutdown = Shutdown()
+async def main():
+    received = asyncio.Event()
+    shutdown.begin(lambda _: received.set())
+    os.kill(os.getpid(), signal.SIGTERM)
+    await received.wait()
+    shutdown.allow(1000)  # calls under way
+    await asyncio.sleep(2.5)  # the thread has seen that
+    shutdown.allow(0.1)
+    time.sleep(1000)
+asyncio.run(main())
+"""
+
+
+async def test_a_shorter_time_for_the_end_is_kept() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", HANGS_AT_THE_END)
+    async with asyncio.timeout(30):
+        assert await process.wait() == 1
+
+
 async def test_before_it_has_begun(node: Node) -> None:
     with agent(node) as process:
         await until(lambda: _signals(process.pid))

@@ -48,9 +48,9 @@ KINDS: Mapping[Kind, Command] = {
     "CordonedCardUnhealthy": "kubectl npu uncordon {node} {card}",
     "LoadWithoutPod": "fuser -v {nodes}",
 }
-HELD: Mapping[Kind, Command] = {"CardVeryHot": "{delete}"}
+HELD: Mapping[Kind, Command] = {"CardVeryHot": "{cordon}"}
 """The first command where Pods hold the cards."""
-LAST = ("CardUnhealthy", "CardMissing")
+LAST = ("CardUnhealthy", "CardVeryHot", "CardMissing")
 """Kinds that may end with deleted Pods."""
 
 
@@ -90,6 +90,12 @@ def _values(problem: Problem, invocation: Invocation, node: str | None) -> dict[
         "node": node and shlex.quote(node),
         "file": invocation.config_file or None,  # `Invocation.command` quotes it
         "nodes": device_paths(nodes[:NAMED]),
+        # First of all, or the Pod that comes in place of a deleted one gets the hot card again.
+        "cordon": node
+        and " && ".join(
+            shlex.join(("kubectl", "npu", "cordon", node, card.name, "--reason", "hot"))
+            for card in problem.cards
+        ),
         "delete": _delete(problem.pods),
         "slot": f" -s {shlex.quote(str(pci))}" if pci else "",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -446,3 +447,24 @@ async def test_netrc_is_not_read(server: Server, api: Api, tmp_path: Path) -> No
     (tmp_path / ".netrc").write_text("default login a password b\n", encoding="utf-8")
     await node.read(api, "n1")
     assert server.tokens == ["Bearer secret"]
+
+
+async def test_a_login_that_hangs_has_one_thread_however_often_it_is_tried() -> None:
+    go_on, begun = threading.Event(), list[str]()
+
+    def login() -> credentials.Credentials:
+        begun.append(threading.current_thread().name)
+        go_on.wait(DEADLINE)
+        return credentials.at("http://127.0.0.1:1", "a test")
+
+    async with Api(login, deadline=0.05) as api:
+        for _ in range(5):
+            with pytest.raises(ApiError, match="the credentials are still being read"):
+                await node.read(api, "n1")
+        assert len(begun) == 1, "the others wait for it"
+        go_on.set()
+        kinds = set[ErrorKind]()
+        while ErrorKind.UNREACHABLE not in kinds:  # then it has tried to connect
+            with pytest.raises(ApiError) as caught:
+                await node.read(api, "n1")
+            kinds.add(caught.value.kind)

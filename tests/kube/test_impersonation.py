@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -20,6 +21,7 @@ from npu_agent.kube import (
     node,
     reviews,
 )
+from npu_agent.kube.request import Request
 from npu_agent.people.simulator.apiserver import NODES, served
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import DEADLINE, says, status
@@ -182,3 +184,32 @@ async def test_a_node_that_is_not_there_may_be_read_as_such() -> None:
         assert caught.value.kind is ErrorKind.NOT_FOUND
         assert api.reads
         assert api.reads.as_node
+
+
+async def test_a_call_that_fails_closes_no_connection_under_one_that_has_just_begun() -> None:
+    """A claim that met that was prepared a minute late."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    node_of_the_token = {"name": "n1", "uid": "u", "resourceVersion": "1"}
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method != "GET":
+            await asyncio.Event().wait()
+        whole = "Partial" not in request.headers["Accept"]
+        if not whole:  # as whom it may read
+            asked.set()
+            await go_on.wait()
+        kind = "Node" if whole else "PartialObjectMetadata"
+        return web.json_response({"kind": kind, "apiVersion": "v1", "metadata": node_of_the_token})
+
+    async with (
+        served(answer) as url,
+        Api(lambda: credentials.at(url, "a Pod", node="n1"), deadline=DEADLINE) as api,
+    ):
+        reading = asyncio.create_task(node.read_whole(api, "n1"))
+        await asked.wait()
+        event = Request("create", "Event", object, namespace="default", name="e", body={})
+        with pytest.raises(ApiError) as caught:
+            await api.ask(event, deadline=0.1)
+        assert caught.value.kind is ErrorKind.TIMEOUT
+        go_on.set()
+        assert (await reading).metadata.name == "n1"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,46 @@ async def test_silence_is_an_end_and_a_pause_is_none(
         monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
         server.replies = [streams(line("ADDED", SLICE), then=hangs)]
         assert (await failure(api)).kind is ErrorKind.TIMEOUT
+
+
+VANISHES = """
+import asyncio, os, socket, subprocess
+from npu_agent.kube import Api, ApiError, client
+from npu_agent.kube.credentials import at
+from npu_agent.people.simulator.apiserver import served
+from tests.kube.test_watch import WATCH, streams
+from tests.kube.helpers import hangs
+
+for option, most, number in (
+    ("KEEPIDLE", 25, 1), ("KEEPINTVL", 6, 1), ("KEEPCNT", 3, 2)
+):
+    option = (socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"))
+    assert client.KEEP_ALIVE[option] <= most
+    client.KEEP_ALIVE[option] = number
+
+async def main():
+    async with served(streams(b"", then=hangs)) as url, Api(lambda: at(url, "test")) as api:
+        try:
+            async with api.watch(WATCH, "1", 60) as events:
+                subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+                async for _ in events:
+                    pass
+        except ApiError as error:
+            print(error.kind.name, flush=True)
+            os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_vanishes_without_a_word_is_noticed_by_the_kernel() -> None:
+    """In a network of its own: its only interface goes down while a watch is open."""
+    shell = 'ip link set lo up && exec "$0" -c "$1"'
+    command = ["unshare", "--net", "--map-root-user", "sh", "-c", shell, sys.executable]
+    if subprocess.run([*command, ""], capture_output=True, check=False).returncode:
+        pytest.skip("no network of its own here")
+    done = subprocess.run([*command, VANISHES], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.returncode) == ("UNREACHABLE\n", 0), done.stderr
 
 
 async def test_a_connection_that_breaks(server: Server, api: Api) -> None:

@@ -17,7 +17,7 @@ from npu_agent.core.kinds import TRAITS, Clause, ConditionClause, Kind, Message,
 from npu_agent.core.problems import notes, problems
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.core.timeline import ENTRIES, EntryKind, TimelineEntry
-from npu_agent.wording import LANGUAGES, Writer, of_problem
+from npu_agent.wording import LANGUAGES, Writer, commands, of_problem
 from npu_agent.wording.table import Sentences
 from tests.core.test_problems import troubled
 from tests.golden import golden
@@ -211,3 +211,11 @@ def test_a_language_that_lacks_words_has_the_english_ones() -> None:
     writer.own = structs.replace(writer.own, messages={}, causes={})
     assert writer.text(Problem("LabelsPending")) == "the Node's labels are not applied yet"
     assert writer.reason(HEALTH) == "the driver reports the card dead (REASON)"
+
+
+def test_no_first_command_deletes_the_pods_of_a_card_that_is_there() -> None:
+    """The Pod that comes in place of one that was deleted may get the same card again."""
+    of_cards = {kind for kind, traits in TRAITS.items() if traits.subject == "card"}
+    for table in (commands.KINDS, commands.HELD):
+        assert not {kind for kind in of_cards if "delete" in str(table.get(kind))}
+    assert "CardVeryHot" in commands.LAST
