@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from npu_agent.kube import Api, ApiError, ErrorKind, dra, node
-from npu_agent.kube.client import WatchEvent
+from npu_agent.kube.client import SILENCE, WatchEvent
 from npu_agent.kube.request import Request
 from tests.kube.helpers import (
     NODE,
@@ -107,6 +107,7 @@ async def test_silence_is_an_end_and_a_pause_is_none(
         assert len(await watched(api)) == 1
         server.replies = [hangs]
         assert (await failure(api)).kind is ErrorKind.TIMEOUT
+        assert SILENCE <= 90, "a bookmark comes each minute"
         monkeypatch.setattr("npu_agent.kube.client.SILENCE", 0.05)
         server.replies = [streams(line("ADDED", SLICE), then=hangs)]
         assert (await failure(api)).kind is ErrorKind.TIMEOUT
