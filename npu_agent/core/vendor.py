@@ -104,6 +104,8 @@ class Profile:
     """As `Access.cdi_kind`."""
     io_uring: tuple[str, ...] = ()
     """Families whose jobs cannot start without io_uring."""
+    huge_pages: int = 0
+    """Of 2 MiB: how many the vendor advises for these families."""
     host_nodes: tuple[tuple[str, str], ...] = ()
     """Nodes of the host below /dev that some jobs on these families open, and which do."""
 

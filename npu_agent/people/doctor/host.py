@@ -15,6 +15,7 @@ from npu_agent.core.state import Invocation
 from npu_agent.files import SIMULATION, content
 from npu_agent.kubelet.pods import CGROUPS
 from npu_agent.people.cards import read_once
+from npu_agent.people.doctor import tuning
 from npu_agent.people.doctor.agent import reported
 from npu_agent.people.doctor.check import (
     SUDO,
@@ -52,6 +53,9 @@ async def lines(context: Context) -> Lines:
             yield f"card {state.card.name}", check
     for odd in hardware.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
+    for vendor in context.vendors:
+        async for line in tuning.lines(context, vendor.profile, (s.card for s in hardware.cards)):
+            yield line
 
 
 async def _mounted(context: Context, below: str) -> Check:

@@ -54,6 +54,8 @@ PROFILE = Profile(
     cdi_kinds=(CDI_KIND,),
     # "RNGD driver relies on these syscalls": the vendor's page on containers, SDK 2026.3.
     io_uring=("rngd",),
+    # The vendor's page "Host PCI Optimization Tuning".
+    huge_pages=65_536,
     host_nodes=(
         ("dma_heap/system", "programs made with furiosa-opt take all host memory from it"),
     ),

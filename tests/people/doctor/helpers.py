@@ -202,6 +202,27 @@ def locked(directory: Path, host: str = POD.hostname) -> Iterator[int]:
         os.close(descriptor)
 
 
+TUNED = {
+    "proc/sys/kernel/io_uring_disabled": b"0\n",
+    "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": b"65536\n",
+}
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def tuned(root: Path) -> None:
+    """As the vendor's pages advise: no switch above a card has ACS."""
+    for name, content in TUNED.items():
+        put(root / name, content)
+    host = Furiosa(root)
+    for card in map(host.identify, host.scan()):
+        for port in card.switches[2:]:
+            put(root / "sys/bus/pci/devices" / port / "config", bytes(4096))
+
+
 @asynccontextmanager
 async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     """The agent's Pod on a node where nothing is wrong."""
@@ -210,6 +231,7 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
         directory.mkdir()
         simulator.make(root, simulator.parse_cards("warboy=1,rngd=1"), plain_nodes=True)
         (root / "sys/fs/cgroup").mkdir(parents=True)
+        tuned(root)
         api, probes, pages = ApiServer(), Port(), Port()
         pages.status = {"version": "0.1.0", "cards": [], "problems": [], "notes": []}
         kubelet = StandInKubelet(directory, base / "pod-resources")

@@ -171,7 +171,7 @@ def drawn(
 async def test_the_report_of_a_good_node_begins_with_the_first_subject(node: Node) -> None:
     report = drawn(await examine(node.context), 80, 80)
     assert report.startswith("Running agent\nok ")
-    assert report.endswith("16 ok\nNot shown: lines that do not apply here (1); --all shows them\n")
+    assert report.endswith("19 ok\nNot shown: lines that do not apply here (1); --all shows them\n")
 
 
 async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:

@@ -100,6 +100,7 @@ def reports(**problem: object) -> Callable[[Node], None]:
 
 TAINT = {"key": "beta.furiosa.ai/npu", "value": "present", "effect": "NoSchedule"}
 
+TUNING = ("io_uring", "huge pages", "ACS")
 BREAKS: dict[str, Break] = {
     # --- hardware
     "no sysfs": Break(
@@ -107,7 +108,7 @@ BREAKS: dict[str, Break] = {
         {"/sys": State.WRONG, "cgroups": State.UNUSED},
         "is missing",
         "mount the host's /sys",
-        gone=("PCI", "cards"),
+        gone=("PCI", "cards", *TUNING),
     ),
     "no dev": Break(removed("dev"), {"/dev": State.WRONG}, "is missing", "mount the host's /dev"),
     "no driver": Break(
@@ -137,6 +138,7 @@ BREAKS: dict[str, Break] = {
         {"cards": State.NOTE, "PCI": State.UNUSED},
         "waits for cards",
         "run npu-agent demo",
+        gone=TUNING,
     ),
     "a missing node": Break(
         fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
