@@ -22,7 +22,7 @@ async def line(node: Node, name: str) -> Check:
     ("value", "state", "words"),
     [
         ("0\n", State.OK, "is 0"),
-        ("1\n", State.NOTE, "no process without CAP_SYS_ADMIN"),
+        ("1\n", State.NOTE, "only CAP_SYS_ADMIN"),
         ("2\n", State.NOTE, "is 2: no process may use it"),
     ],
 )
