@@ -197,3 +197,9 @@ def gone(path: Path, known: tuple[int, int] | None) -> bool:
         return True
     except OSError:
         return False
+
+
+def is_device(path: Path, root: Path) -> bool:
+    """Whether this is a character device, or what stands for one in a simulated tree."""
+    mode = path.stat().st_mode
+    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())

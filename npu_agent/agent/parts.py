@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,10 @@ def hardware(
     readers = Readers()
     inventory = Inventory(
         vendors,
-        common.configs.map_with(readers.present, _watching),
+        common.configs.map_with(
+            readers.present,
+            lambda config, read: replace(_watching(config, read), root=str(common.host.root)),
+        ),
         kernel.news,
         restarts=restarts,
         known=recorded,
@@ -182,6 +185,7 @@ def _watching(config: Config, read: bool) -> card.ProbeSettings:
             max_temperature=config.health.max_temperature,
             slow_after=config.health.slow_after,
         ),
+        host_nodes=config.containers.device_nodes,
     )
 
 

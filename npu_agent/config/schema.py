@@ -138,6 +138,23 @@ class AllocationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContainersConfig:
+    ABOUT: ClassVar = "What every container with a device gets in addition."
+
+    device_nodes: tuple[str, ...] = _live(
+        (),
+        "Device nodes of the host, such as /dev/dma_heap/system, readable and writable. One that "
+        "is missing on a node is left out there, and is a problem.",
+        lambda words: text(
+            "a path below /dev, without '.' and '..', and no node of a card",
+            rf"^/dev/(?!({'|'.join(map(re.escape, words.nodes))}))"
+            r"[A-Za-z0-9_][A-Za-z0-9_.:-]*(/[A-Za-z0-9_][A-Za-z0-9_.:-]*)*$",
+            longest=200,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraConfig:
     ABOUT: ClassVar = "What is offered by Dynamic Resource Allocation."
 
@@ -355,6 +372,7 @@ class Config:
         (), "Resources by family and cores, in place of resourceName and defaultPe."
     )
     allocation: AllocationConfig = AllocationConfig()
+    containers: ContainersConfig = ContainersConfig()
     dra: DraConfig = DraConfig()
     health: HealthConfig = HealthConfig()
     labels: LabelsConfig = LabelsConfig()

@@ -54,9 +54,9 @@ def grant(devices: Iterable[Device]) -> Grant:
         for variable, texts in device.environment:
             environment.setdefault(variable, []).extend(texts)
     nodes = (
-        (f"/dev/{node}", NULL if device.card.simulated else f"/dev/{node}")
+        (node, NULL if device.card.simulated else node)
         for device in ordered
-        for node in device.nodes
+        for node in (*(f"/dev/{node}" for node in device.nodes), *device.host_nodes)
     )
     return Grant(
         environment=tuple((variable, ",".join(texts)) for variable, texts in environment.items()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -75,14 +75,9 @@ class Access:
         return tuple(node for node in self.nodes() if node not in self.optional_nodes)
 
 
-class Oddity(enum.Enum):
-    """What is odd about a card that is served all the same."""
-
-    PRODUCT = "product"
-    """Its type is not known: it was recognised by its nodes."""
-    DRIVER_VERSION = "driver version"
-    FIRMWARE_VERSION = "firmware version"
-    """The order of such a version is not known."""
+Oddity = Literal["ProductUnknown", "VersionUnreadable"]
+"""What is odd about a card that is served all the same: it was recognised by its nodes; a version
+has no order that is known. Kinds of notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +308,8 @@ class CardState:
     card: Card
     health: Health
     reading: Reading | None = None
+    host_nodes: tuple[str, ...] = ()
+    """Nodes of the host that every container with a device gets too: ``/dev/dma_heap/system``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +334,8 @@ class Snapshot:
     complete: bool = False
     """Whether cards were searched for, and every card of the first search was read or does not
     answer. Before that no output may act as if there were no cards."""
+    missing_nodes: tuple[str, ...] = ()
+    """Nodes of the host that containers should get, and that are no device nodes on it."""
 
     def without_readings(self) -> Snapshot:
         """A copy without the values that change all the time."""

@@ -59,6 +59,7 @@ Kind = Literal[
     "APIUndecided",  # It is not known which API ``allocation.api: auto`` stands for
     "AssignmentsUnknown",
     "CDINotWritten",
+    "HostNodeMissing",  # Of ``containers.deviceNodes``
     "ConfigRefused",
     "CertificateMissing",
     "CertificateExpired",
@@ -84,6 +85,8 @@ Kind = Literal[
     "CardDisabled",
     "DisabledNameMoved",  # The name in ``disabledDevices`` was another card's before
     "LimitsAlike",
+    "ProductUnknown",  # The card was recognised by its nodes
+    "VersionUnreadable",  # DRA's attribute for it is left out
     "LoadWithoutPod",
     "DeviceWithheld",
     "FieldsDropped",
@@ -182,6 +185,7 @@ TRAITS: Mapping[Kind, KindTraits] = {
     ),
     "AssignmentsUnknown": KindTraits("assignments", "log-lines", doctor=True),
     "CDINotWritten": KindTraits("cdi", "log-lines", "critical", unready=True, doctor=True),
+    "HostNodeMissing": KindTraits("hardware"),
     "ConfigRefused": KindTraits("config", "npuconfigrejected", unready=True),
     "CertificateMissing": KindTraits("config", "npucertificateinvalid", unready=True, doctor=True),
     "CertificateExpired": KindTraits("config", "npucertificateinvalid", doctor=True),
@@ -208,6 +212,8 @@ TRAITS: Mapping[Kind, KindTraits] = {
     "CardDisabled": KindTraits("card", severity="info"),
     "DisabledNameMoved": KindTraits("card", severity="info"),
     "LimitsAlike": KindTraits("card", severity="info"),
+    "ProductUnknown": KindTraits("card", severity="info"),
+    "VersionUnreadable": KindTraits("card", severity="info"),
     "LoadWithoutPod": KindTraits("card", "npuloadwithoutpod", "info"),
     "DeviceWithheld": KindTraits("resource", severity="info"),
     "FieldsDropped": KindTraits("dra", severity="info"),

@@ -42,6 +42,8 @@ class Device:
     ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
     """Of a holder, relative to /dev; existing ones only."""
+    host_nodes: tuple[str, ...] = ()
+    """As `CardState.host_nodes`: shared, and so no part of what a holder holds."""
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -77,7 +79,8 @@ def names(state: CardState) -> set[str]:
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
     """Cuts the card into devices of `width` cores; the card keeps the last ones."""
     card, health = state.card, state.health
-    now = (state.id, health.state is not HealthState.UNHEALTHY, health.reason)
+    healthy = health.state is not HealthState.UNHEALTHY
+    now = (state.id, healthy, health.reason, state.host_nodes)
     devices: tuple[Device, ...]
     before, devices = card.kept.get(("devices", width), (None, ()))
     if now != before:
@@ -89,7 +92,14 @@ def cut(state: CardState, width: int) -> tuple[Device, ...]:
     return devices
 
 
-def _device(card: Card, card_id: str, healthy: bool, reason: str, cores: CoreRange) -> Device:
+def _device(
+    card: Card,
+    card_id: str,
+    healthy: bool,
+    reason: str,
+    host_nodes: tuple[str, ...],
+    cores: CoreRange,
+) -> Device:
     whole = cores == card.all_cores
     covering, uncovered = cover(card, cores)
     of_card = dict(card.access.whole_environment) if whole else {}
@@ -114,6 +124,7 @@ def _device(card: Card, card_id: str, healthy: bool, reason: str, cores: CoreRan
             for variable, text in card.access.environment
         ),
         nodes=tuple(n for n in card.access.nodes(None if whole else cores) if n in card.nodes),
+        host_nodes=host_nodes,
     )
 
 

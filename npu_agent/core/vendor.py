@@ -232,6 +232,8 @@ class VendorSpec:
     """The default of metrics.schema."""
     dra: DraNames | None = None
     """What DRA calls its cards; None: they are not offered by DRA."""
+    nodes: tuple[str, ...] = ()
+    """What the paths of its device nodes below /dev begin with."""
     condition: str = "example.com/NPUReady"
     """The usual type of the Node's condition."""
 
@@ -248,6 +250,7 @@ def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
         label_sets=_union(spec.label_sets for spec in vocabularies),
         metric_schemas=_union(spec.metric_schemas for spec in vocabularies),
         dra=None,
+        nodes=tuple(prefix for spec in vocabularies for prefix in spec.nodes),
     )
 
 

@@ -53,6 +53,10 @@ class ProbeSettings:
     counter_interval: float = LONGEST_PAUSE
     """Between reads of counters that wrap, at most."""
     policy: health.Policy = field(default_factory=health.Policy)
+    host_nodes: tuple[str, ...] = ()
+    """Nodes of the host that every container with a device gets, as far as they are there."""
+    root: str = "/"
+    """Where that host's ``/`` is seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from npu_agent import text
@@ -33,6 +34,7 @@ from npu_agent.core.kinds import NamedCard
 from npu_agent.core.trends import TrendKind, Trends
 from npu_agent.core.vendor import Entry, Vendor
 from npu_agent.feed import Feed
+from npu_agent.files import is_device
 from npu_agent.inventory.card import Answers, CardWatch, ProbeSettings, Questions, ask
 from npu_agent.inventory.uevents import KernelNews
 from npu_agent.logs import Reporter, logger
@@ -60,6 +62,10 @@ class _Found:
     """The entries of the last successful search; None before it."""
     trouble: str = ""
     """Why the search fails now; cards found before may still be there."""
+    host_nodes: tuple[str, ...] = ()
+    """Those of `ProbeSettings.host_nodes` that are device nodes."""
+    missing_nodes: tuple[str, ...] = ()
+    """The others."""
 
 
 class Inventory:
@@ -193,7 +199,7 @@ class Inventory:
             if not self._found.trouble:
                 self._search_again = self._search_to_repeat(settings)
         elif None in self._hung:
-            self._note_found(_Found(self._found.entries, self._prober.late))
+            self._note_found(replace(self._found, trouble=self._prober.late))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -209,12 +215,17 @@ class Inventory:
         self._search_at = now + until_tick(settings.health_interval)
         if None in self._hung:
             return None
-        return Job(partial(_search, self._vendors, self._found))
+        return Job(self._searches(settings))
+
+    def _searches(self, settings: ProbeSettings) -> Callable[[], _Found]:
+        return partial(
+            _search, self._vendors, self._found, settings.host_nodes, Path(settings.root)
+        )
 
     def _search_to_repeat(self, settings: ProbeSettings) -> Repeat[_Found]:
         hears_of_cards = not self._kernel.value.trouble
         return Repeat(
-            ask=partial(_search, self._vendors, self._found),
+            ask=self._searches(settings),
             expected=self._found,
             every=settings.interval if hears_of_cards else settings.health_interval,
             due=self._search_at,
@@ -289,12 +300,19 @@ class Inventory:
             self._known = remember(self._known, cards, ids)
         after = Snapshot(
             cards=tuple(
-                CardState(id=id_, card=view.card, health=view.health, reading=view.reading)
+                CardState(
+                    id=id_,
+                    card=view.card,
+                    health=view.health,
+                    reading=view.reading,
+                    host_nodes=self._found.host_nodes,
+                )
                 for id_, view in zip(ids, (v for v in ordered if v.card), strict=True)
                 if view.card and view.health
             ),
             skipped=tuple(odd),
             complete=searched,
+            missing_nodes=self._found.missing_nodes,
         )
         if after != before or self.trends.value.of(TrendKind.FLAPPING):  # which ends by itself
             self._follow(before, after)
@@ -312,15 +330,27 @@ class Inventory:
         _log_trends(earlier, now)
 
 
-def _search(vendors: Sequence[Vendor], before: _Found) -> _Found:
+def _search(
+    vendors: Sequence[Vendor], before: _Found, host_nodes: Sequence[str], root: Path
+) -> _Found:
+    present = tuple(node for node in host_nodes if _is_there(root, node))
+    missing = tuple(node for node in host_nodes if node not in present)
     try:
-        return _Found(tuple((vendor, entry) for vendor in vendors for entry in vendor.scan()))
+        entries = tuple((vendor, entry) for vendor in vendors for entry in vendor.scan())
+        return _Found(entries, "", present, missing)
     except OSError as error:
         trouble = text.reason(error)
     except Exception as error:  # our own fault, which must not end the thread
         log.exception("the search for cards failed")
         trouble = f"internal error: {error!r}"
-    return _Found(before.entries, trouble)
+    return _Found(before.entries, trouble, present, missing)
+
+
+def _is_there(root: Path, node: str) -> bool:
+    try:
+        return is_device(root / node.lstrip("/"), root)
+    except OSError:
+        return False
 
 
 def _log_trends(before: Trends, after: Trends) -> None:

@@ -19,13 +19,16 @@ _LONGEST = 4.0
 """Seconds to wait for the cards, and again for their load."""
 
 
-async def read_once(vendors: Sequence[Vendor], *, load: bool = False) -> Snapshot:
+async def read_once(
+    vendors: Sequence[Vendor], *, load: bool = False, settings: ProbeSettings | None = None
+) -> Snapshot:
     """Returns one complete Snapshot, or after four seconds why there is none.
 
     The load of a core in use is known from two readings: with `load` it waits for a second one,
     after more than the second in which a driver may count once, or for a third one.
     """
-    inventory = Inventory(vendors, Feed(ProbeSettings(health_interval=0.3, telemetry_interval=1.1)))
+    often = replace(settings or ProbeSettings(), health_interval=0.3, telemetry_interval=1.1)
+    inventory = Inventory(vendors, Feed(often))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         with contextlib.suppress(TimeoutError):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from npu_agent.config import Config, LogConfig, MetricsConfig, TlsConfig
 from npu_agent.config.schema import (
     AllocationConfig,
+    ContainersConfig,
     DisabledDevice,
     HealthConfig,
     LabelsConfig,
@@ -65,6 +66,10 @@ CONFIGS = st.builds(
         AllocationConfig,
         method=st.sampled_from(["deviceNodes", "cdi"]),
         nodes=st.lists(NODES, max_size=2, unique_by=lambda one: one.node_name).map(tuple),
+    ),
+    containers=st.builds(
+        ContainersConfig,
+        device_nodes=st.lists(WORD.map("/dev/x{}/system".format), max_size=2).map(tuple),
     ),
     health=st.builds(
         HealthConfig,

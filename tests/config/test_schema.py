@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from npu_agent.config import Config, MetricsConfig, disabled_for
+from npu_agent.config import Config, ConfigError, MetricsConfig, disabled_for, parse
 from npu_agent.config.schema import DisabledDevice
+from npu_agent.vendors import REGISTRY
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,33 @@ def test_disabled_for_a_node_in_any_case() -> None:
     assert disabled_for(config, "here") == {"npu0", "npu1"}
     assert disabled_for(config, "elsewhere") == {"npu0"}
     assert disabled_for(config, None) == {"npu0"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/dev/dma_heap/system", "/dev/kvm", "/dev/infiniband/uverbs0"),
+        "/dev/npv0",
+    ],
+)
+def test_device_nodes_for_all_containers(path: str) -> None:
+    assert device_nodes(path) == (path,)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/dev", "/dev/", "/dev/../etc/shadow", "/dev/a/../b", "/dev//a", "/dev/./a", "/dev/a/"),
+        *("/sys/class", "dev/kvm", "/dev/a b", "/dev/a\n"),
+        # The cards' own: a core has one container.
+        *("/dev/npu0", "/dev/npu3pe0-1", "/dev/rngd/npu0mgmt"),
+    ],
+)
+def test_what_is_no_device_node_or_a_cards_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="a path below /dev"):
+        device_nodes(path)
+
+
+def device_nodes(path: str) -> tuple[str, ...]:
+    text = json.dumps({"containers": {"deviceNodes": [path]}})
+    return parse(text.encode(), "config.yaml", REGISTRY).config.containers.device_nodes

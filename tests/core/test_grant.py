@@ -1,9 +1,12 @@
+import json
 from dataclasses import replace
 
 import pytest
 
-from npu_agent.core.grant import Refusal, RefusalError
+from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.hardware import HealthState
+from npu_agent.core.ledger import footprint
+from npu_agent.kubelet.cdi import claim_spec, specs
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.outputs.deviceplugin.helpers import allocate, devices, state
 
@@ -60,3 +63,24 @@ def test_wrong_request_is_refused_with_the_id_and_the_reason(
     with pytest.raises(RefusalError) as refusal:
         allocate(requests, KNOWN, RESOURCE)
     assert (refusal.value.kind, str(refusal.value)) == (wrong, message)
+
+
+def test_nodes_of_the_host_come_once_with_any_device_and_belong_to_no_holder() -> None:
+    heap = "/dev/dma_heap/system"
+    states = [replace(state("rngd", at, id_=f"R{at}"), host_nodes=(heap,)) for at in (0, 1)]
+    listed = {device.id: device for device in devices(*states)}
+    (container,) = parsed(allocate([["R0", "R1"]], listed, RESOURCE))
+    paths = [node.container_path for node in container.devices]
+    assert paths.count(heap) == 1
+    assert len(paths) == 1 + sum(len(device.nodes) for device in listed.values())
+    assert {node.permissions for node in container.devices} == {"rw"}
+    one, other = (footprint(device) for device in listed.values())
+    assert not one.nodes & other.nodes
+    assert not any("dma_heap" in node for node in one.nodes)
+    by_claim = json.loads(claim_spec("k/c", "u", {"npu": grant(listed.values())}))
+    by_kubelet = json.loads(specs(listed.values())["furiosa.ai-npu.json"])
+    for device in (*by_claim["devices"], *by_kubelet["devices"]):
+        nodes = [node["hostPath"] for node in device["containerEdits"]["deviceNodes"]]
+        assert nodes.count(heap) == 1
+    (simulated,) = devices(replace(states[0], card=replace(states[0].card, simulated=True)))
+    assert (heap, "/dev/null") in grant([simulated]).nodes

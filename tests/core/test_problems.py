@@ -246,6 +246,25 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
     assert found[3].facts == {"service": RESOURCE, "reason": "by 7"}
 
 
+def test_what_is_odd_about_cards_is_one_note_for_all_of_them() -> None:
+    odd = (("ProductUnknown", "RNGD+"), ("VersionUnreadable", "x"), ("VersionUnreadable", "x"))
+    scene = Scene(cards=(state(index=0, oddities=odd), state(index=1, oddities=odd[:1])))
+    assert kinds(scene) == []
+    assert [(note.kind, names(note), note.facts) for note in notes(scene.state())] == [
+        ("ProductUnknown", ["npu0", "npu1"], {"text": "RNGD+"}),
+        ("VersionUnreadable", ["npu0"], {"text": "x"}),
+    ]
+
+
+def test_a_node_of_the_host_that_is_missing_is_a_problem() -> None:
+    agent = Scene(cards=(state(),)).state()
+    lacking = replace(agent.snapshot, missing_nodes=("/dev/dma_heap/system",))
+    (problem,) = problems(replace(agent, snapshot=lacking))
+    assert (problem.kind, problem.severity) == ("HostNodeMissing", "warning")
+    assert "/dev/dma_heap/system" in ENGLISH.text(problem)
+    assert "containers.deviceNodes" in ENGLISH.remedy(problem)
+
+
 def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
     scene = Scene(cards=(state(index=0), state(index=1), state(index=2)))
     scene.disabled = frozenset({"npu0", "npu1", scene.cards[2].id.lower()})

@@ -142,6 +142,27 @@ async def test_intervals_are_followed_while_it_runs(root: Path) -> None:
         await watched.looks(2)
 
 
+async def test_nodes_of_the_host_are_followed_while_it_runs(root: Path) -> None:
+    """In a simulated tree plain files stand for nodes, and a directory never does."""
+    heap, other = "/dev/dma_heap/system", "/dev/vfio"
+    quick = replace(QUICK, root=str(root))
+    async with watching(root, settings=quick) as watched:
+        assert not watched.record.value.missing_nodes
+        watched.settings.publish(replace(quick, host_nodes=(heap, other)))
+        lacking = await watched.until(lambda s: s.missing_nodes == (heap, other))
+        assert {card.host_nodes for card in lacking.cards} == {()}
+        assert all(card.health.state is HealthState.HEALTHY for card in lacking.cards)
+        (root / "dev/dma_heap").mkdir()
+        (root / "dev/dma_heap/system").touch()
+        (root / "dev/vfio").mkdir()
+        having = await watched.until(lambda s: s.missing_nodes == (other,))
+        assert {card.host_nodes for card in having.cards} == {(heap,)}
+        (root / "dev/dma_heap/system").unlink()
+        await watched.until(lambda s: s.missing_nodes == (heap, other))
+        watched.settings.publish(quick)
+        await watched.until(lambda s: not s.missing_nodes)
+
+
 async def test_nodes_that_udev_makes_late_are_taken_in(root: Path) -> None:
     (root / "dev/npu0pe1").unlink()
     async with watching(root) as watched:

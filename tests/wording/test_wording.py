@@ -63,6 +63,8 @@ FACTS: dict[str, object] = {
     "unknown": ("npu8", "npu9"),
     "node": "node-7",
     "keys": "KEY",
+    "text": "TEXT",
+    "missing": ("/dev/NODE",),
     "limit": 90.0,
     "load": 81.4,
     "first": "ID1",

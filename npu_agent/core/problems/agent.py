@@ -159,3 +159,5 @@ def _of_the_host(state: AgentState) -> Iterator[Problem]:
             unread.setdefault(skipped.reason, []).append(skipped.entry)
     for reason, entries in unread.items():
         yield Problem("EntryUnreadable", facts={"entries": tuple(entries), "error": reason})
+    if state.snapshot.missing_nodes:
+        yield Problem("HostNodeMissing", facts={"missing": state.snapshot.missing_nodes})

@@ -33,6 +33,7 @@ def notes(state: AgentState) -> Iterator[Problem]:
     for ids, limit in state.trends.alike:
         alike = [card for card in state.snapshot.cards if card.id in ids]
         yield Problem("LimitsAlike", named(alike), facts={"limit": limit})
+    yield from _odd(state)
     yield from _busy(state)
     yield from _of_services(state)
     if state.config.waiting:
@@ -77,6 +78,15 @@ def _of_card(card: CardState, state: AgentState) -> Iterator[Problem]:
         yield Problem(
             "DisabledNameMoved" if moved else "CardDisabled", cards, facts={"first": first}
         )
+
+
+def _odd(state: AgentState) -> Iterator[Problem]:
+    by_oddity: dict[tuple[Kind, str], list[CardState]] = {}
+    for card in state.snapshot.cards:
+        for oddity in dict.fromkeys(card.card.oddities):
+            by_oddity.setdefault(oddity, []).append(card)
+    for (kind, text), cards in by_oddity.items():
+        yield Problem(kind, named(cards), facts={"text": text})
 
 
 def _busy(state: AgentState) -> Iterator[Problem]:

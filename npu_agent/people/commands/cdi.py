@@ -16,6 +16,7 @@ from npu_agent.cli import CommandError, host_root
 from npu_agent.core.grant import Grant, grant
 from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.offer import Device, cut
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.kubelet.cdi import NAME, grants_spec, spec_file
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
@@ -29,13 +30,14 @@ _ALL = "all"
 
 
 def main(args: argparse.Namespace) -> int:
-    quiet(args)
-    asyncio.run(_generate(args))
+    config = quiet(args)
+    settings = ProbeSettings(host_nodes=config.containers.device_nodes, root=str(host_root(args)))
+    asyncio.run(_generate(args, settings))
     return 0
 
 
-async def _generate(args: argparse.Namespace) -> None:
-    snapshot = await read_once(vendors(args))
+async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
+    snapshot = await read_once(vendors(args), settings=settings)
     specs = host_specs(snapshot)
     for note in view.remarks(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
@@ -115,6 +117,7 @@ def host_specs(snapshot: Snapshot) -> HostSpecs:
         for kind, granted in grants.items()
     }
     offered = (f"{kind}={name}" for kind, granted in grants.items() for name in granted)
+    left_out += (f"{node}: no device node on this host" for node in snapshot.missing_nodes)
     return HostSpecs(specs, tuple(offered), tuple(left_out))
 
 

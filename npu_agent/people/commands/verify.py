@@ -20,11 +20,11 @@ from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.core.vendor import Profile
+from npu_agent.files import is_device
 from npu_agent.people import iouring
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import quiet
 from npu_agent.people.doctor.check import Check, State, failed
-from npu_agent.people.doctor.host import is_device
 from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
 from npu_agent.vendors import REGISTRY, VENDORS

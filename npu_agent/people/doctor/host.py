@@ -12,7 +12,7 @@ from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice,
 from npu_agent.core.kinds import Problem
 from npu_agent.core.problems.cards import nodes_of
 from npu_agent.core.state import Invocation
-from npu_agent.files import SIMULATION, content
+from npu_agent.files import SIMULATION, content, is_device
 from npu_agent.kubelet.pods import CGROUPS
 from npu_agent.people.cards import read_once
 from npu_agent.people.doctor import tuning
@@ -235,9 +235,3 @@ def _odd(odd: SkippedDevice) -> Check:
         f"{odd.entry} is not served: {odd.reason}",
         "" if odd.sample_of else "install a newer npu-agent if the card is newer",
     )
-
-
-def is_device(path: Path, root: Path) -> bool:
-    """Whether this is a character device, or what stands for one in a simulated tree."""
-    mode = path.stat().st_mode
-    return stat.S_ISCHR(mode) or (stat.S_ISREG(mode) and (root / SIMULATION).is_dir())

@@ -17,6 +17,7 @@ SPEC = VendorSpec(
     metric_schemas=metrics.SCHEMAS,
     metric_schema="0.8",
     dra=attributes.NAMES,
+    nodes=tuple(sorted({family.dev_dir or "npu" for family in FAMILIES.values()})),
     condition="furiosa.ai/NPUReady",
 )
 """Its defaults are the product's."""

@@ -127,7 +127,7 @@ class Furiosa:
         product = family.product(device_type, parse.text(_optional(f"{directory}/soc_rev")))
         if product is None:
             product = self._product_of_kin(entry, device_type, nodes)
-            oddities.append((Oddity.PRODUCT, device_type))
+            oddities.append(("ProductUnknown", device_type))
         if (
             family.secondary_file
             and parse.text(_optional(f"{directory}/{family.secondary_file}")) == "1"
@@ -139,11 +139,8 @@ class Furiosa:
         driver = parse.text(_optional(f"{directory}/version"))
         firmware = parse.text(_optional(f"{directory}/fw_version"))
         oddities += (
-            (oddity, text)
-            for oddity, text in (
-                (Oddity.DRIVER_VERSION, driver),
-                (Oddity.FIRMWARE_VERSION, firmware),
-            )
+            ("VersionUnreadable", text)
+            for text in (driver, firmware)
             if text and DriverVersion.of(text).semver is None
         )
         return family.card(
