@@ -33,6 +33,7 @@ COPIES = {
     "openshift.yaml": "openshift/scc.yaml",
     "networkpolicy.yaml": "network-policy/networkpolicy.yaml",
     "podmonitor.yaml": "podmonitor/podmonitor.yaml",
+    "servicemonitor.yaml": "servicemonitor/servicemonitor.yaml",
     "prometheusrule.yaml": "alerts/prometheusrule.yaml",
     "dashboard.json": "dashboard/npu-agent.json",
     "dashboard-usage.json": "dashboard/npu-agent-usage.json",
@@ -47,6 +48,9 @@ def generated() -> dict[Path, str]:
         files[K8S / "chart" / "files" / copy] = (K8S / "components" / source).read_text(
             encoding="utf-8"
         )
+    # Helm shows a template all files of a chart but this one.
+    values = K8S / "chart" / "values.yaml"
+    files[K8S / "chart" / "files" / "values.yaml"] = values.read_text(encoding="utf-8")
     schema = K8S / "chart" / "values.schema.json"
     files[schema] = _with_config(json.loads(schema.read_text(encoding="utf-8")))
     return files

@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 
 VERSIONS = ("1.30", "1.37")
-CUSTOM = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "SecurityContextConstraints"}
 """Kinds of Prometheus Operator, which tests/monitoring reads, and of OpenShift: Kubernetes has no
 schema of them."""
 NEWER = {

@@ -35,6 +35,7 @@ VALUES: dict[str, Object] = {
     "openshift": {"openshift": True},
     "network-policy": {"networkPolicy": {"enabled": True}},
     "podmonitor": {"podMonitor": {"enabled": True}},
+    "servicemonitor": {"serviceMonitor": {"enabled": True}},
     "metrics-tls": {"metricsTLS": True},
     "metrics-authorization": {"metricsAuthorization": True},
     "alerts": {"prometheusRule": {"enabled": True}},
@@ -42,7 +43,8 @@ VALUES: dict[str, Object] = {
     "simulate": {"simulate": "warboy=2,rngd=1"},
 }
 """The values that stand for each component."""
-TOGETHER = [name for name in VALUES if not name.startswith("nodes-") and name != "simulate"]
+ALONE = ("simulate", "servicemonitor")
+TOGETHER = [name for name in VALUES if not name.startswith("nodes-") and name not in ALONE]
 """Components that go with each other."""
 EVERYTHING = functools.reduce(operator.or_, (VALUES[name] for name in TOGETHER), {"nodes": "every"})
 DRA = {"dra": {"enabled": True}}
@@ -160,10 +162,11 @@ def test_the_ports_follow_the_config(metrics: Object, port: int, probes: int) ->
 
 
 @pytest.mark.parametrize("more", [(), ("metrics-authorization",)], ids=["tls", "with a token"])
-def test_a_pod_monitor_scrapes_by_https_where_that_is_served(
-    more: tuple[str, ...], overlay: Overlay
+@pytest.mark.parametrize("monitor", ["podmonitor", "servicemonitor"])
+def test_a_monitor_scrapes_by_https_where_that_is_served(
+    monitor: str, more: tuple[str, ...], overlay: Overlay
 ) -> None:
-    names = ("podmonitor", "metrics-tls", *more)
+    names = (monitor, "metrics-tls", *more)
     given = functools.reduce(operator.or_, (VALUES[name] for name in names))
     assert comparable(template(given)) == comparable(overlay(names))
 
@@ -267,7 +270,7 @@ def test_every_value_is_described() -> None:
 
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     assert undescribed(schema, "") == []
-    known = set(schema["properties"])
+    known = set(schema["properties"]) - {"enabled"}  # which Helm reads of a part
     assert known == set(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
 
 

@@ -80,14 +80,18 @@ def test_the_service_is_labelled_annotated_or_left_out() -> None:
     assert "Service" not in {thing["kind"] for thing in without}
 
 
-def test_relabelings_come_after_the_charts() -> None:
+@pytest.mark.parametrize(
+    ("value", "endpoints"),
+    [("podMonitor", "podMetricsEndpoints"), ("serviceMonitor", "endpoints")],
+)
+def test_relabelings_come_after_the_charts(value: str, endpoints: str) -> None:
     zone = {"sourceLabels": ["__meta_kubernetes_node_label_zone"], "targetLabel": "zone"}
     drop = {"action": "drop", "regex": "process_.*", "sourceLabels": ["__name__"]}
     values = {"enabled": True, "relabelings": [zone], "metricRelabelings": [drop]}
 
     def endpoint(given: Object) -> Object:
-        monitor = by_kind(template({"podMonitor": given}), "PodMonitor")
-        (found,) = monitor["spec"]["podMetricsEndpoints"]
+        monitor = by_kind(template({value: given}), value[0].upper() + value[1:])
+        (found,) = monitor["spec"][endpoints]
         assert isinstance(found, dict)
         return found
 

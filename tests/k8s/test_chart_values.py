@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,7 +163,7 @@ def test_more_of_everything_in_the_pod() -> None:
     variable = {"name": "TZ", "value": "Asia/Seoul"}
     replaced: Object = {
         "imagePullSecrets": [{"name": "registry"}],
-        "nodeSelector": {"pool": "npu"},
+        "nodeSelector": {"pool": "npu", "kubernetes.io/os": "linux"},
         "tolerations": [{"key": "npu", "operator": "Exists", "effect": "NoSchedule"}],
     }
     affinity: Object = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
@@ -210,7 +212,8 @@ def test_a_node_affinity_of_ones_own() -> None:
 def test_a_list_of_daemonsets_shows_where_it_runs() -> None:
     """`kubectl get daemonset` has a column for the node selector, and none for affinity."""
     pod = pod_of(template({"nodes": "label", "nodeSelector": {"pool": "npu"}}))
-    assert pod["nodeSelector"] == {"npu-agent/enabled": "true", "pool": "npu"}
+    os = {"kubernetes.io/os": "linux"}
+    assert pod["nodeSelector"] == {"npu-agent/enabled": "true", "pool": "npu", **os}
 
 
 def test_update_strategies() -> None:
@@ -490,6 +493,14 @@ def test_wrong_values_are_refused_with_their_places() -> None:
             {"config": {"metrics": {"probes": "127.0.0.1:9101"}}},
             "config.metrics.probes is 127.0.0.1:9101, where no kubelet reaches it: leave out the",
         ),
+        (
+            {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+            "would have each agent scraped twice: set one of both to false",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
+            "finds the agents by their Service: set service.enabled to true, or use podMonitor",
+        ),
         ({"hostNetwork": True}, "set updateStrategy.rollingUpdate.maxSurge to 0 and maxUnavail"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels may not have app.kubernetes"),
         ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels may not have app.kub"),
@@ -511,3 +522,66 @@ def test_the_cards_that_the_agent_takes_are_those_that_the_chart_takes(wanted: s
     assert parse_cards(wanted)
     container = pod_of(template({"simulate": wanted}))["containers"][0]
     assert {"name": "SIMULATE", "value": wanted} in container["env"]
+
+
+def keys(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Each key of values.yaml, and each below one."""
+    for key, value in values.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from keys(value, (*path, key))
+
+
+VALUES_FILE = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+LEFT_OUT = ("resources", "securityContext", "podSecurityContext")
+"""What is handed to Kubernetes as it is: a null below it leaves out the field, as Helm has it."""
+
+
+@pytest.mark.parametrize("key", [*keys(VALUES_FILE)], ids=".".join)
+def test_a_value_that_is_null_is_its_default(key: tuple[str, ...]) -> None:
+    """Helm removes such a key: templates would look for what is not there."""
+    given: Any = None
+    for name in reversed(key):
+        given = {name: given}
+    made = template(given)
+    if key[0] in LEFT_OUT and len(key) > 1:
+        assert "<nil>" not in json.dumps(made)
+    else:
+        assert made == template({})
+
+
+UMBRELLA: dict[str, tuple[Object, int]] = {
+    "nothing given": ({}, 1),
+    "its condition is true": ({"npu-agent": {"enabled": True}}, 1),
+    "its condition is false": ({"npu-agent": {"enabled": False}}, 0),
+    "its tag": ({"tags": {"accelerators": True}}, 1),
+    "another chart's globals": ({"global": {"storageClass": "fast", "a": {"b": "c"}}}, 1),
+    "a null below it": ({"npu-agent": {"affinity": None}}, 1),
+}
+
+
+@pytest.mark.parametrize(("given", "count"), UMBRELLA.values(), ids=UMBRELLA)
+def test_the_chart_is_a_part_of_another_one(given: Object, count: int, tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "charts/npu-agent")
+    part = {"name": "npu-agent", "version": ">=0.0.0-0", "condition": "npu-agent.enabled"}
+    parts = [{**part, "tags": ["accelerators"]}]
+    chart = {"apiVersion": "v2", "name": "platform", "version": "0.1.0", "dependencies": parts}
+    (tmp_path / "Chart.yaml").write_text(json.dumps(chart), encoding="utf-8")
+    made = objects(
+        output("helm", "template", "x", tmp_path, "--values", "-", stdin=json.dumps(given))
+    )
+    assert sum(thing["kind"] == "DaemonSet" for thing in made) == count
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_two_releases_have_no_object_in_common(*, classes: bool) -> None:
+    on = ("prometheusRule", "podMonitor", "dashboard", "networkPolicy")
+    given = {"openshift": True, "nodes": "every", **{value: {"enabled": True} for value in on}}
+    dra = {"enabled": True, "classes": classes}
+    first = template({**given, "dra": dra})
+    second = template({**given, "nameOverride": "npu-b", "dra": {**dra, "deviceClasses": False}})
+    names = [
+        {(thing["kind"], thing["metadata"]["name"]) for thing in made} for made in (first, second)
+    ]
+    assert names[0] & names[1] == set()
+    assert ("DeviceClass", "npu.furiosa.ai") in names[0]

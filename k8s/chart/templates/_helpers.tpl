@@ -1,4 +1,20 @@
 {{/*
+A null in values removes the key, so that templates would look for what is not there. Each template
+begins with this: what is missing is as in values.yaml. What is handed to Kubernetes as it is keeps
+Helm's own meaning of a null: the field is left out.
+*/}}
+{{- define "npu-agent.complete" -}}
+{{- $default := .Files.Get "files/values.yaml" | fromYaml }}
+{{- range $key := list "resources" "securityContext" "podSecurityContext" }}
+  {{- if hasKey $.Values $key }}
+    {{- $_ := unset $default $key }}
+  {{- end }}
+{{- end }}
+{{- $_ := mergeOverwrite $default .Values }}
+{{- $_ := set . "Values" $default }}
+{{- end }}
+
+{{/*
 Objects have the names of k8s/, whatever the release is called: there is one agent in a cluster.
 Two that share it (nodeSelector, affinity) take nameOverride, which is in the selectors as well.
 */}}
