@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.cluster import ClusterError
+from tests.e2e.dra.claims import CONFIG
 from tests.e2e.manifests import IMAGE, Thing, claim_pod, container, pod, request, template, thing
 from tests.e2e.node import PROJECT, SOON, Node
 
@@ -91,3 +92,26 @@ def test_a_namespace_of_level_baseline_admits_our_profile_and_not_unconfined(nod
         node.apply(verifies("ours", LOCALHOST, namespace=name))
     finally:
         node.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def test_a_node_of_the_host_comes_with_each_card_once_it_is_there(node: Node) -> None:
+    """`containers.deviceNodes`, by an edit of the config while the agent runs."""
+    heap = node.cluster.host_root / "dev/dma_heap/system"
+
+    def missing() -> list[str]:
+        status = json.loads(node.page("/status.json"))
+        return [problem["kind"] for problem in status["problems"]]
+
+    try:
+        node.configure({**CONFIG, "containers": {"deviceNodes": ["/dev/dma_heap/system"]}})
+        node.wait_equal("a problem", missing, ["HostNodeMissing"])
+        node.apply(verifies("without", {"type": "Unconfined"}))
+        assert lines(node, "without", "Succeeded")["/dev/dma_heap/system"]["state"] == "note"
+        heap.parent.mkdir()
+        heap.touch()
+        node.wait_equal("the problem's end", missing, [])
+        node.apply(verifies("with", {"type": "Unconfined"}))
+        assert lines(node, "with", "Succeeded")["/dev/dma_heap/system"]["state"] == "ok"
+    finally:
+        heap.unlink(missing_ok=True)
+        node.configure(CONFIG)
