@@ -150,6 +150,7 @@ class Agent:
             events=events.results,
             reading_failures=inventory.failures,
             page_failures=pages.page.failures,
+            kernel_error=self.hardware.kernel.news.value.trouble,
             cdi_error=allocator.specs.error,
             tls=pages.certificates.state.value if pages.certificates else None,
             authorizations=pages.authorizer.results if pages.authorizer else {},

@@ -95,6 +95,7 @@ Kind = Literal[
     "DRAStandby",
     "ConfigWaitsForRestart",
     "LabelsPending",
+    "KernelUnheard",  # Cards that come and go are searched for
 ]
 """Kinds of problems and notes. They are a contract: ``kind`` in /status.json."""
 
@@ -222,6 +223,7 @@ TRAITS: Mapping[Kind, KindTraits] = {
     "DRAStandby": KindTraits("dra", severity="info"),
     "ConfigWaitsForRestart": KindTraits("config", "npuconfigwaitsforrestart", "info"),
     "LabelsPending": KindTraits("labels", severity="info"),
+    "KernelUnheard": KindTraits("hardware", severity="info"),
 }
 
 LEAD_TO_DOCTOR = frozenset(kind for kind, traits in TRAITS.items() if traits.doctor)

@@ -321,6 +321,8 @@ class AgentState:
     """Failed probes and readings, by family, card (``npu0``) and reason. Reasons are few."""
     page_failures: Mapping[str, int] = field(default_factory=dict)
     """Families left out of the metrics page, by name."""
+    kernel_error: str = ""
+    """Why the kernel's reports of cards that come and go are not heard; empty: no fault."""
     cdi_error: str | None = None
     """Why the CDI specs cannot be written; None while they can, or are not wanted."""
     tls: TlsState | None = None

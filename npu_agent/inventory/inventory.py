@@ -223,7 +223,7 @@ class Inventory:
         )
 
     def _search_to_repeat(self, settings: ProbeSettings) -> Repeat[_Found]:
-        hears_of_cards = not self._kernel.value.trouble
+        hears_of_cards = self._kernel.value.is_open
         return Repeat(
             ask=self._searches(settings),
             expected=self._found,

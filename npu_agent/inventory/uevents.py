@@ -37,8 +37,10 @@ class KernelNews:
 
     heard: int = 0
     """Events of our drivers; a lost message counts as one."""
-    trouble: str = "not yet"
-    """Why nothing is heard; empty: the socket is open."""
+    is_open: bool = False
+    """Whether cards that come and go are reported here."""
+    trouble: str = ""
+    """Why they are not, if the system does not let us hear them."""
 
 
 class KernelEvents:
@@ -62,13 +64,13 @@ class KernelEvents:
 
         loop = asyncio.get_running_loop()
         with kernel:
-            self.news.publish(replace(self.news.value, trouble=""))
+            self.news.publish(replace(self.news.value, is_open=True, trouble=""))
             loop.add_reader(kernel, self._receive, kernel)
             try:
                 await asyncio.Event().wait()
             finally:
                 loop.remove_reader(kernel)
-                self.news.publish(replace(self.news.value, trouble="not yet"))
+                self.news.publish(replace(self.news.value, is_open=False))
 
     def _receive(self, kernel: socket.socket) -> None:
         with suppress(BlockingIOError):

@@ -256,6 +256,13 @@ def test_what_is_odd_about_cards_is_one_note_for_all_of_them() -> None:
     ]
 
 
+def test_a_kernel_that_cannot_be_heard_is_noted() -> None:
+    agent = Scene(cards=(state(),)).state()
+    assert [*notes(agent)] == []
+    (note,) = notes(replace(agent, kernel_error="Operation not permitted"))
+    assert (note.kind, note.facts) == ("KernelUnheard", {"reason": "Operation not permitted"})
+
+
 def test_a_node_of_the_host_that_is_missing_is_a_problem() -> None:
     agent = Scene(cards=(state(),)).state()
     lacking = replace(agent.snapshot, missing_nodes=("/dev/dma_heap/system",))

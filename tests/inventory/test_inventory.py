@@ -922,19 +922,19 @@ async def test_where_the_kernel_reports_cards_the_search_is_rare_and_follows_its
 ) -> None:
     host = CountedProbes(root)
     async with watching(root, host, replace(UNREAD, interval=3600)) as watched:
-        watched.kernel.publish(KernelNews(0, trouble=""))
+        watched.kernel.publish(KernelNews(0, is_open=True))
         await until(lambda: host.probes > 20)
         probes, searches = host.probes, host.searches
         await until(lambda: host.probes > probes + 40)
         assert host.searches == searches
         simulator.make(root, simulator.parse_cards("warboy=3"))
-        watched.kernel.publish(KernelNews(1, trouble=""))
+        watched.kernel.publish(KernelNews(1, is_open=True))
         await watched.names("npu0", "npu1", "npu2")
 
 
 async def test_a_card_that_leaves_is_missed_without_a_word_of_the_kernel(root: Path) -> None:
     async with watching(root, settings=replace(UNREAD, interval=3600)) as watched:
-        watched.kernel.publish(KernelNews(0, trouble=""))
+        watched.kernel.publish(KernelNews(0, is_open=True))
         watched.fault("npu1", "gone")
         await watched.names("npu0")
 

@@ -21,7 +21,7 @@ async def following(*classes: str) -> AsyncIterator[KernelEvents]:
     kernel = KernelEvents(classes)
     running = asyncio.create_task(kernel.run())
     try:
-        await kernel.news.until(lambda news: news.trouble != "not yet")
+        await kernel.news.until(lambda news: news.is_open or news.trouble)
         yield kernel
     finally:
         running.cancel()
@@ -73,7 +73,7 @@ async def test_a_kernel_that_cannot_be_heard_is_said_once(
     caplog.set_level("INFO")
     monkeypatch.setattr(socket, "socket", refused)
     async with following("rngd_mgmt") as kernel:
-        assert kernel.news.value == KernelNews(0, "Operation not permitted")
+        assert kernel.news.value == KernelNews(trouble="Operation not permitted")
     assert caplog.messages == ["the kernel reports no cards: the agent searches more often"]
 
 
@@ -84,6 +84,6 @@ NULL = Path("/sys/class/mem/null/uevent")
 async def test_the_kernel_is_heard() -> None:
     """`mem` stands for a driver's class: the kernel repeats the event of a device on request."""
     async with following("mem") as kernel:
-        assert not kernel.news.value.trouble
+        assert kernel.news.value.is_open
         NULL.write_text("change", encoding="utf-8")
         await until(lambda: kernel.news.value.heard)

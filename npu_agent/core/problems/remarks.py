@@ -41,6 +41,8 @@ def notes(state: AgentState) -> Iterator[Problem]:
     labels = state.labels
     if labels is not None and not labels.in_place and labels.error is None and labels.labels:
         yield Problem("LabelsPending")
+    if state.kernel_error:
+        yield Problem("KernelUnheard", facts={"reason": state.kernel_error})
 
 
 def _gone(state: AgentState) -> Iterator[Problem]:
