@@ -248,9 +248,8 @@ class CardWatch:
             raise answers.bug
         self.failures.update(answers.failures)
         if answers.limited:
+            # Also at first: then nothing is known, and not that there is no card.
             self._limits.failed(answers.limited)
-            if not self.view.probed:
-                self.view = View(skipped=_unread(asked.entry, answers.limited))
             return
         self._limits.works()
         now, before = time.monotonic(), self._known

@@ -790,6 +790,21 @@ async def test_limits_of_our_own_fence_no_card(
     )  # once for each card
 
 
+async def test_at_a_limit_of_our_own_nothing_is_known_at_first(root: Path) -> None:
+    class Limited(Furiosa):
+        tries = 0
+
+        def identify(self, entry: Entry) -> Card:
+            self.tries += 1
+            if self.tries < 20:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/sys/class")
+            return super().identify(entry)
+
+    async with watching(root, Limited(root)) as watched:
+        assert names(watched.record.all[0]) == ("npu0", "npu1")
+        assert not watched.record.all[0].skipped
+
+
 # IDs.
 
 
