@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from typing import Any
 
 import pytest
@@ -107,8 +109,8 @@ def test_a_node_of_the_host_comes_with_each_card_once_it_is_there(node: Node) ->
         node.wait_equal("a problem", missing, ["HostNodeMissing"])
         node.apply(verifies("without", {"type": "Unconfined"}))
         assert lines(node, "without", "Succeeded")["/dev/dma_heap/system"]["state"] == "note"
-        heap.parent.mkdir()
-        heap.touch()
+        heap.parent.mkdir(exist_ok=True)
+        os.mknod(heap, stat.S_IFCHR | 0o666, os.makedev(1, 3))
         node.wait_equal("the problem's end", missing, [])
         node.apply(verifies("with", {"type": "Unconfined"}))
         assert lines(node, "with", "Succeeded")["/dev/dma_heap/system"]["state"] == "ok"

@@ -89,6 +89,8 @@ allocation:
   method: deviceNodes                       # default
   api: device-plugin                        # default
   nodes: []                                 # default
+containers:
+  deviceNodes: []                           # default
 dra:
   deviceNames: identity                     # default
   partitions: false                         # default
