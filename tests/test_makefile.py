@@ -13,9 +13,12 @@ ROOT = Path(__file__).parents[1]
 
 def make(*arguments: str, cwd: Path = ROOT) -> tuple[int, str]:
     """The exit code, and what it prints but for make's own line at the end."""
+    own = ("MAKEFLAGS", "MAKELEVEL")  # of the make that runs the tests
+    environ = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         ["make", "--file", ROOT / "Makefile", *arguments],
         cwd=cwd,
+        env=environ,
         capture_output=True,
         text=True,
         timeout=DEADLINE,

@@ -23,9 +23,9 @@ LOCALHOST = {"type": "Localhost", "localhostProfile": "operator/npu.json"}
 @pytest.fixture(autouse=True)
 def profile_on_the_node(node: Node) -> None:
     """As the security-profiles-operator writes a SeccompProfile: its spec is the runtime's form."""
-    spec = yaml.safe_load(PROFILE.read_text())["spec"]
+    spec = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))["spec"]
     path = node.cluster.host_root / "npu.json"
-    path.write_text(json.dumps(spec))
+    path.write_text(json.dumps(spec), encoding="utf-8")
     node.cluster.enter("mkdir", "-p", "/var/lib/kubelet/seccomp/operator")
     node.cluster.enter("cp", str(path), "/var/lib/kubelet/seccomp/operator/npu.json")
     node.apply(template(RNGD, request(arch="rngd")))
