@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from npu_agent.config.schema import HealthConfig
-from tests.e2e.dra.claims import CONFIG, run, said, seen, taints, verified
-from tests.e2e.manifests import DRIVER, claim_pod, request, small, template
+from tests.e2e.dra.claims import CONFIG, devices, run, said, seen, taints, verified
+from tests.e2e.manifests import DRIVER, claim_pod, request, selected, small, template
 from tests.e2e.node import Node
 
 pytestmark = pytest.mark.since("1.36")
@@ -63,6 +63,25 @@ def test_a_card_dies_under_its_pod_and_recovers(node: Node, kill: Callable[[int]
     node.wait_for("no taint", lambda: taints(node, card) == {})
     node.wait_for("the Pod's status", lambda: is_now(node, "victim", "Healthy"))
     assert node.restarts()["victim"] == 0
+
+
+def test_a_degraded_card_is_given_last_and_a_claim_can_exclude_it(node: Node) -> None:
+    node.fault("narrow", "npu2")
+    try:
+        degraded = {"string": "link"}
+        node.wait_equal(
+            "its attribute", lambda: devices(node)[2]["attributes"].get("degraded"), degraded
+        )
+        assert taints(node, 2) == {f"{DRIVER}/link": "None"}
+        run(node, claim_pod("first"))
+        assert verified(node, "first", 1).cards == {3}, "npu2 would be the first one"
+        good = request(count=6, **selected('?degraded.orValue("") == ""'))
+        run(node, template("good", good), small("others", of_template="good"))
+        assert seen(node, "others").cards == {0, 1, 4, 5, 6, 7}
+        run(node, claim_pod("last"))
+        assert verified(node, "last", 1).cards == {2}, "it stays in service"
+    finally:
+        node.fault("ok", "npu2")
 
 
 def test_a_pod_is_evicted_if_the_config_says_so(node: Node, kill: Callable[[int], None]) -> None:
