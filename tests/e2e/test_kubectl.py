@@ -13,7 +13,8 @@ from subprocess import PIPE
 import pytest
 import yaml
 
-from tests.e2e.node import PROJECT, Node
+from tests.e2e.manifests import WORKLOAD, container, npu_pod
+from tests.e2e.node import AGENT, NAMESPACE, PROJECT, Node
 
 pytestmark = pytest.mark.one_kubelet
 PLUGIN = Path(sys.executable).with_name("kubectl-npu")
@@ -81,7 +82,7 @@ def test_kubectl_completes_it(node: Node) -> None:
 @pytest.fixture
 def viewer(node: Node) -> Iterator[str]:
     """A user with the rights of the example, and no others."""
-    things = list(yaml.safe_load_all(VIEWER.read_text(encoding="utf-8")))
+    things = list(yaml.safe_load_all(VIEWER.read_text()))
     (role,) = (one["metadata"]["name"] for one in things if one["kind"] == "ClusterRole")
     node.kubectl("apply", "-f", str(VIEWER))
     node.kubectl("create", "clusterrolebinding", "viewer", f"--clusterrole={role}", "--user=eve")
@@ -192,3 +193,61 @@ def test_without_rights_it_says_which_and_who_has_them(node: Node, viewer: str) 
     assert row["result"] == "passed"
     node.kubectl("--namespace=kube-system", "delete", "rolebinding", "verifier")
     node.kubectl("delete", "-f", str(VERIFIER))
+
+
+@pytest.fixture
+def blue(node: Node) -> Iterator[str]:
+    """The agent as a release of another name, behind a mesh's container; the resource it serves.
+
+    The name of the resource is of another domain than the vendor's.
+    """
+    resource = "example.com/npu"
+    daemon_set = json.loads(node.kubectl("get", *AGENT, "--output=json"))
+    node.configure({"resourceName": resource})
+    name = {"app.kubernetes.io/name": "npu-blue"}
+    meta = {"name": "npu-blue", "namespace": NAMESPACE, "labels": daemon_set["metadata"]["labels"]}
+    spec = daemon_set["spec"]
+    pod = spec["template"]
+    # As in manifests, without what the API server fills in: this one's port comes first.
+    mesh = container("proxy", image=WORKLOAD, ports=[{"containerPort": 15090}])
+    pod["spec"]["containers"].insert(0, mesh)
+    for labels in (meta["labels"], pod["metadata"]["labels"], spec["selector"]["matchLabels"]):
+        labels.update(name)
+    node.kubectl("delete", *AGENT)
+    node.apply({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta, "spec": spec})
+    node.wait_allocatable(2, 60.0, resource=resource)
+    yield resource
+    node.delete_pods()
+    node.kubectl("delete", "daemonset/npu-blue", "--namespace", NAMESPACE)
+    node.deploy()
+
+
+def test_an_agent_of_another_name_behind_a_mesh_with_a_resource_of_another_domain(
+    node: Node, blue: str
+) -> None:
+    def nodes() -> dict[str, str]:
+        found = row(npu(node))
+        assert (found["CARDS"], found["ALLOCATED"], found["AGENT"]) == ("2", "0", "test")
+        return found
+
+    assert node.wait_for("both cards in kubectl npu", nodes)["FREE"] == "4"
+    node.apply(npu_pod("holds", resource=blue))
+    node.wait_phase("holds", "Running")
+    card = node.environment("holds", "NPU_DEVNAME")[:4]
+
+    def held() -> bool:
+        return row(npu(node, "pods"))["CARD"] == card
+
+    node.wait_for("the holder in kubectl npu", held)
+    assert row(npu(node))["ALLOCATED"] == "2"
+    assert f"{blue}: {card}, cores 0-1" in npu(node, "why", "holds").stdout
+    assert f"agent 0.1.0 on Node {node.name}, ready" in npu(node, "node", node.name).stdout
+    dry = npu(node, "drain", node.name, card, "--dry-run")
+    assert dry.stdout == "would evict default/holds\n"
+    (verified,) = verify(node, "--all")
+    assert verified["result"] == "passed", verified
+    drained = npu(node, "drain", node.name, card, "--reason", "fan").stdout.splitlines()
+    npu(node, "uncordon", node.name, card)
+    assert drained[0] == f"{card} of Node {node.name} is cordoned: fan"
+    assert "evicted default/holds" in drained
+    assert drained[-1].startswith(f"{card} is free and can be reset")
