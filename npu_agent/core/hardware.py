@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -348,8 +349,9 @@ def same_card(one: frozenset[str], other: frozenset[str]) -> bool | None:
     return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
 
 
+@lru_cache(maxsize=256)  # an Allocate compares its devices with all that are held
 def by_kind(identities: frozenset[str]) -> dict[str, str]:
-    """`Card.identities` as a mapping: ``{"uuid": ...}``."""
+    """`Card.identities` as a mapping, not to be changed: ``{"uuid": ...}``."""
     parts = (identity.partition(":") for identity in identities)
     return {kind: text for kind, _, text in parts}
 

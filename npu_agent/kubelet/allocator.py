@@ -45,6 +45,9 @@ log = logger(__name__)
 
 _ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
 _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
+_ANSWERED = 0.02
+"""Seconds from a change to the plan for it. A Pod waits for the answer of a Prepare, which changes
+the ledger: 2 ms of planning on the event loop would delay it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,13 +290,16 @@ class Allocator:
     async def run(self) -> None:
         """Plans after each change, and after each answer of the kubelet: files are tried again."""
         async with background(self._withhold_first(), self._log_orphans()):
-            async for _ in changes_of(*self._planned_from()):
+            async for _ in changes_of(*self._planned_from(), self.prepared):
+                await asyncio.sleep(_ANSWERED)
                 await self.replan()
 
     async def _withhold_first(self) -> None:
         """Publishes what gets worse before a disk is waited for, which may hang.
 
-        It keeps the ledger and `usages` up to date meanwhile, too.
+        It keeps the ledger and `usages` up to date meanwhile, too. A claim that is prepared makes
+        nothing worse before it is on the disk: Allocate and other claims are compared with the
+        ledger itself.
         """
         async for _ in changes_of(*self._planned_from()):
             self.withhold()
@@ -302,7 +308,7 @@ class Allocator:
         return (
             *(self._snapshots, self.wishes, self.cordons.cards, self.degraded),
             *(self.pod_resources.holdings, self.drivers_in_recovery),
-            *(self.prepared, self.published),
+            self.published,
             *(
                 feed
                 for pool in self.pools.values()
@@ -624,7 +630,7 @@ class Allocator:
         self._mark_orphaned(living, self._holds(names))
         now = asyncio.get_running_loop().time
         until = now() + self._timing.holder_ends
-        while self._orphans_have(devices) and now() < until:
+        while self._ledger.orphans and self._orphans_have(devices) and now() < until:
             self.pod_resources.ask()
             await asyncio.sleep(self._timing.holder_ends_every)
             self.reconcile()

@@ -1,8 +1,9 @@
 """Prepares claims before a Pod starts, and unprepares them after it has ended.
 
 Start reading at `Claims.prepare`. Its order leaves nothing behind if a step fails: read the claim,
-ask the ledger, write the CDI spec, write the record, answer. A refusal's text is in the Pod's
-events.
+ask the ledger, write CDI spec and record, answer. The two files are written at the same time: a
+spec without a claim in the record is removed by the next agent, and one that the record's claim
+lacks is written by it (`sync_specs`). A refusal's text is in the Pod's events.
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ class Claims:
         """Whether the node is this agent's and its claims are known; calls wait for it."""
         self._api = api
         self._pool = pool
+        self._devices = pool.known.map(
+            lambda devices: {listed.name: listed.device for listed in devices or ()}
+        )
+        """All devices of this node, by name."""
         self._names = pool.names
         self._node_name = node_name
         self._allocator = allocator
@@ -176,7 +181,7 @@ class Claims:
     def _recovered(self, claim: ResourceClaim, uses: Iterable[Assignment]) -> PreparedClaim:
         used = {use.device for use in uses}
         pods = {use.pod for use in uses}
-        here = self._devices()
+        here = self._devices.value
         requests = {result.device: result.request for result in claim.results}
         return replace(
             self._prepared(claim, ()),
@@ -452,13 +457,20 @@ class Claims:
             own = [device for result, device in pairs if not result.admin]
             await self._allocator.prepare(prepared, own)
             try:
-                await self._specs.write(self._spec_name(claim.uid), spec)
-                await self._allocator.saved()
+                written = await asyncio.gather(
+                    self._specs.write(self._spec_name(claim.uid), spec),
+                    self._allocator.saved(),
+                    return_exceptions=True,  # both have come to their end before one is undone
+                )
+                for error in filter(None, written):
+                    raise error
             except OSError:
                 if before:  # its Pods still run
                     self._allocator.put_back(before)
                 else:
                     await self._end(claim.uid)
+                with contextlib.suppress(OSError):  # logged; it is tried again
+                    await self._allocator.saved()
                 raise
             return tuple(
                 v1.Device(
@@ -517,12 +529,9 @@ class Claims:
         )
         return pairs
 
-    def _devices(self) -> dict[str, Device]:
-        return {listed.name: listed.device for listed in self._pool.known.value or ()}
-
     def _device(self, claim: ResourceClaim, result: Result) -> Device:
         """Returns the device of a result; raises RefusalError if it is not of this node."""
-        device = self._devices().get(result.device)
+        device = self._devices.value.get(result.device)
         if device and result.pool == self._node_name:
             return device
         raise RefusalError(

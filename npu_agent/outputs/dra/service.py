@@ -173,19 +173,24 @@ class DraPlugin:
     async def _node_prepare(self, stream: Stream[v1.NodePrepareResourcesRequest, Encoded]) -> None:
         refs = _refs((await receive_request(stream)).claims)
         outcomes = await self._within(self._claims.prepare(refs))
-        answers = {}
+        if isinstance(outcomes, str):
+            outcomes = dict.fromkeys((ref.uid for ref in refs), outcomes)
+        answers = {
+            # An empty text would be a success to the kubelet.
+            uid: v1.NodePrepareResourceResponse(error=_cut(outcome or "no reason given"))
+            if isinstance(outcome, str)
+            else v1.NodePrepareResourceResponse(devices=[*outcome])
+            for uid, outcome in outcomes.items()
+        }
+        await stream.send_message(Encoded(bytes(v1.NodePrepareResourcesResponse(claims=answers))))
+        await stream.send_trailing_metadata()  # a Pod waits for it; the log can wait
         for ref in refs:
-            outcome = outcomes if isinstance(outcomes, str) else outcomes[ref.uid]
+            outcome = outcomes[ref.uid]
             if isinstance(outcome, str):
                 log.warning("claim not prepared", claim=_name(ref), reason=outcome)
-                # An empty text would be a success to the kubelet.
-                error = _cut(outcome or "no reason given")
-                answers[ref.uid] = v1.NodePrepareResourceResponse(error=error)
             else:
                 devices = ",".join(device.device_name for device in outcome)
                 log.info("claim prepared", claim=_name(ref), devices=devices)
-                answers[ref.uid] = v1.NodePrepareResourceResponse(devices=[*outcome])
-        await stream.send_message(Encoded(bytes(v1.NodePrepareResourcesResponse(claims=answers))))
 
     async def _node_unprepare(
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, Encoded]
