@@ -82,7 +82,7 @@ def test_kubectl_completes_it(node: Node) -> None:
 @pytest.fixture
 def viewer(node: Node) -> Iterator[str]:
     """A user with the rights of the example, and no others."""
-    things = list(yaml.safe_load_all(VIEWER.read_text()))
+    things = list(yaml.safe_load_all(VIEWER.read_text(encoding="utf-8")))
     (role,) = (one["metadata"]["name"] for one in things if one["kind"] == "ClusterRole")
     node.kubectl("apply", "-f", str(VIEWER))
     node.kubectl("create", "clusterrolebinding", "viewer", f"--clusterrole={role}", "--user=eve")
