@@ -26,13 +26,13 @@ class ChangeKind(enum.Enum):
     EXCHANGED = "exchanged"
     """Another card is in the place of one that was there."""
     FOUND = "found"
-    """It was there at the start."""
+    """The card was present when the agent started."""
     ADDED = "added"
     RENUMBERED = "renumbered"
     UNHEALTHY = "unhealthy"
     RECOVERED = "recovered"
     HEALTH = "health"
-    """Between healthy and unknown."""
+    """The health changed between healthy and unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class CardChange:
 
     kind: ChangeKind
     card: CardState
-    """As it is now, or was before its removal."""
+    """The card as it is now; of a removed card, as it was last."""
     before: CardState | None = None
-    """As it was, or the card that it has taken the place of; None: it was not there."""
+    """The same card earlier, or the card that it has replaced; None: there was neither."""
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
     """Returns the changes of cards between two Snapshots; none while incomplete.
 
-    A card that is unhealthy when it is found or added has become so.
+    A card that is already unhealthy when it is found or added has a change to unhealthy too.
     """
     if not after.complete:
         return
@@ -97,13 +97,13 @@ def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
 
 
 def without_flapping(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
-    """The changes that people should find: not each one of a card that flaps."""
+    """Returns the changes of cards that do not flap: a flapping card has one entry of its own."""
     flapping = trends.of(TrendKind.FLAPPING)
     return (change for change in changes if change.card.id not in flapping)
 
 
 def trend_changes(before: Trends, after: Trends) -> Iterator[tuple[TrendKind, Trend, bool]]:
-    """Yields the trends that have ended or begun, each with whether it began."""
+    """Yields the trends that have ended or begun; the last value is True for a beginning."""
     for at, trend in before.found.items():
         if at not in after.found:
             yield at[0], trend, False
@@ -120,8 +120,8 @@ _CARDS: Mapping[ChangeKind, tuple[EntryKind, tuple[str, ...]]] = {
     ChangeKind.UNHEALTHY: ("NPUUnhealthy", ("why",)),
     ChangeKind.RECOVERED: ("NPURecovered", ("why",)),
 }
-"""The changes that the timeline has, each with the facts that it quotes: the same again is counted.
-Cards that are found at the start are none."""
+"""The changes that are in the timeline, each with the facts that its sentence quotes. An entry with
+equal facts is counted as a repetition. Cards that are found at the start are left out."""
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:

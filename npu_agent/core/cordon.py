@@ -28,21 +28,22 @@ class Cordons:
     """The cordons of an annotation, applied to the cards of a host."""
 
     cards: Mapping[str, str] = field(default_factory=dict)
-    """By card ID, the reason."""
+    """The reasons, by card ID."""
     wrong: tuple[Problem, ...] = ()
     """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """The names that match no card here, and the reason."""
     present: Mapping[str, str] = field(default_factory=dict)
-    """By ID, the names of all cards that there are."""
+    """The names of all present cards, by card ID."""
     first_ids: Mapping[str, str] = field(default_factory=dict)
-    """As `first_ids`: also of names that the config has."""
+    """``npu3`` -> the ID of the card that had this number when the name was first used, in the
+    annotation or in disabledDevices."""
 
 
 def entries(annotation: str) -> dict[str, str]:
-    """The cards as a person has named them, each with its reason; "" has none.
+    """Parses the annotation: reasons by the cards' names as a person wrote them; "" has none.
 
-    A reason of another type than text does not keep a card in service.
+    An entry whose reason is not a text cordons its card all the same.
 
     Raises:
         ValueError: it is not a JSON object; the message says what it is.
@@ -61,9 +62,10 @@ def entries(annotation: str) -> dict[str, str]:
 def first_ids(
     named: Collection[str], snapshot: Snapshot, before: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The ID of the card that each name by a number (``npu3``, lower case) meant first.
+    """``npu3`` -> the ID of the card that had this number when the name was first used.
 
-    A driver gives new numbers when a card is moved or fails. `before` are those that are known.
+    Names are in lower case; `before` is the last result. A driver gives new numbers when a card is
+    moved or fails.
     """
     numbers: dict[str, list[str]] = {}
     for state in snapshot.cards if snapshot.complete else ():
@@ -83,8 +85,8 @@ def cordons(
     Args:
         named: the last good entries.
         snapshot: the cards.
-        unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
-        first: the `first_ids` of the names; it is those cards that are cordoned.
+        unreadable: what is wrong with the present annotation; "" if `named` are its entries.
+        first: the `first_ids` of the names: a number that has moved on cordons its first card.
     """
     called: dict[str, list[str]] = {}
     for state in snapshot.cards:

@@ -29,17 +29,17 @@ class Refusal(Enum):
     """Why a request is refused; the service turns it into a gRPC status."""
 
     INVALID = "invalid argument"
-    """No agent could answer it."""
+    """The request contradicts itself: no agent could grant it."""
     UNKNOWN = "not found"
-    """It names a device that is not listed now."""
+    """A requested device is not listed now."""
     UNFIT = "failed precondition"
-    """A device that it names is not to be used."""
+    """A requested device is out of service."""
     HELD = "held"
-    """Another holder has something of a device; that may end soon."""
+    """Another holder has cores or nodes of a requested device, perhaps not for long."""
 
 
 class RefusalError(Exception):
-    """A refused request; the message is in the events of the Pod."""
+    """A refused request; the Pod's Events show the message."""
 
     def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ def grant(devices: Iterable[Device]) -> Grant:
 def requested(
     requests: Sequence[Sequence[str]], devices: Mapping[str, Device], resource: str
 ) -> list[list[Device]]:
-    """The devices of containers that ask for these device IDs.
+    """Looks up the requested device IDs; returns the devices of each container.
 
     Raises:
         RefusalError: an ID is unknown, unhealthy or asked for twice, or there is none.

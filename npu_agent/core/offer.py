@@ -18,7 +18,7 @@ class Resource:
     name: str
     """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
-    """By family, how many cores a device has."""
+    """Cores of a device, by family."""
 
     def of_families(self, families: Collection[str]) -> Resource:
         """Returns it with the devices of these families only."""
@@ -41,9 +41,9 @@ class Device:
     """By variable, the texts of the nodes that cover the cores, or that of the whole card:
     ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
-    """Of a holder, relative to /dev; existing ones only."""
+    """Nodes that a holder gets, relative to /dev; existing ones only."""
     host_nodes: tuple[str, ...] = ()
-    """As `CardState.host_nodes`: shared, and so no part of what a holder holds."""
+    """As `CardState.host_nodes`: all containers share them, so no holder has them alone."""
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -77,7 +77,7 @@ def names(state: CardState) -> set[str]:
 
 
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
-    """Cuts the card into devices of `width` cores; the card keeps the last ones."""
+    """Cuts the card into devices of `width` cores; `Card.kept` has the last result."""
     card, health = state.card, state.health
     healthy = health.state is not HealthState.UNHEALTHY
     now = (state.id, healthy, health.reason, state.host_nodes)
@@ -129,7 +129,7 @@ def _device(
 
 
 def cover(card: Card, cores: CoreRange) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
-    """Returns the fewest core nodes, like ``0-3`` and ``4-7``, that cover `cores`, and the rest."""
+    """Returns the fewest nodes that cover `cores` (``0-3``, ``4-7``), and the uncovered cores."""
     existing = sorted(
         (covered for covered, node in card.access.core_nodes if node in card.nodes),
         key=len,

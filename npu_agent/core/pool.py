@@ -43,11 +43,11 @@ class Description:
     """The published name and attributes of a device; keys as users of the driver know them."""
 
     attributes: Mapping[str, Value]
-    """By name; one without a domain is the driver's own."""
+    """The attributes by name; a name without a domain is in the driver's."""
     capacity: Mapping[str, str]
     """Quantities in Kubernetes' form: ``{"memory": "48Gi"}``."""
     counters: Mapping[str, str]
-    """What is counted of a card that is cut, in addition to each core: at most two quantities."""
+    """Totals of a card that is cut, such as its memory, counted with its cores: at most two."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +60,9 @@ class DraNames:
     """``example.com/claim``: the kind of the CDI devices that prepared claims are."""
     describe: Callable[[Card, CoreRange], Description]
     blank: Callable[[str, int], Card]
-    """A card by family and number, with what every host shows of it and no more."""
+    """Makes a card of a family and number that has only what every host shows of such a card."""
     of_host: tuple[str, ...]
-    """The attributes that such a card lacks."""
+    """The attributes that depend on the host: a `blank` card lacks them."""
     first: str = ""
     """The family whose cards the scheduler takes first where a claim leaves it the choice."""
 
@@ -78,7 +78,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A remark on a device, or the reason not to allocate it now."""
+    """A taint of a device: a note for people, or a reason not to allocate it now."""
 
     key: str
     """``npu.example.com/unhealthy``."""
@@ -102,12 +102,12 @@ class PoolDevice:
     """Unique in the pool, a DNS label: ``npu-`` and the card's ID, or ``npu0``; of a part of a
     card, ``-cores-0-3`` follows."""
     device: Device
-    """What it stands for now; its health is the card's."""
+    """The card's cores that the name stands for now; its health is the card's."""
     description: Description
     taints: tuple[Taint, ...] = ()
     counters: CounterSet | None = None
-    """Of the card: the device consumes its own part. None where no other device of the pool has any
-    of its cores."""
+    """The card's counters, from which the device takes its part. None: no other device of the pool
+    has any of its cores."""
 
     @property
     def barred(self) -> bool:
@@ -128,9 +128,9 @@ def pool(
     partitions: bool = False,
     last: Collection[str] = (),
 ) -> tuple[PoolDevice, ...]:
-    """The devices of these families' cards: those of `dra.first`, then the others, by number.
+    """The devices of these families' cards, by number; the family `dra.first` comes first.
 
-    They have no taints: `npu_agent.core.plan.claim_pool`.
+    They have no taints yet: see `npu_agent.core.plan.claim_pool`.
 
     Args:
         snapshot: the cards.
@@ -168,7 +168,7 @@ def pool(
 
 
 def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
-    """The card, by its ID, and the cores of all names that these cards' devices can have."""
+    """All names that devices of these cards can have; of each, the card's ID and the cores."""
     called = (*_by_identity(cards), *_by_index(cards))
     return {
         _named(name, state, device.cores): (state.id, device.cores)
@@ -222,9 +222,10 @@ def _label(text: str) -> str:
 
 
 def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
-    """A name that tells cards apart.
+    """A name with a hash of the card's ID.
 
-    Their IDs may be the same as a DNS label, too long for one, or like a part of another card.
+    Without it, IDs could give one DNS label, be too long for one, or look like a part of another
+    card.
     """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
     return f"{name[: longest - 9].rstrip('-')}-{digest}"

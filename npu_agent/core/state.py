@@ -45,9 +45,9 @@ class SessionPhase(enum.Enum):
     REGISTERED = "registered"
     """The kubelet holds our stream open."""
     WAITING = "waiting"
-    """It depends on something that is not known yet; `SessionStatus.reason` has what."""
+    """Something that it depends on is not known yet: see `SessionStatus.reason`."""
     BLOCKED = "blocked"
-    """It cannot be served; `SessionStatus.reason` has why."""
+    """It cannot be served: see `SessionStatus.reason`."""
     ENDED = "ended"
 
 
@@ -61,7 +61,7 @@ class SessionStatus:
     registrations: int = 0
     """Successful registrations since the start."""
     since: float | None = field(default=None, compare=False)
-    """The time of entering this phase; None: at the start."""
+    """The start of this phase; None: the agent's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,7 @@ class ResourceState:
 
     session: SessionStatus
     counts: Counts
+    """A live object: its numbers change after this state was made. Read, never compare."""
     """Goes on counting."""
     devices: tuple[Device, ...] = ()
 
@@ -90,18 +91,18 @@ class SlicesState:
     published: bool = False
     """Whether all of the devices are in the API server, as far as is known."""
     generation: int = 0
-    """Of the pool."""
+    """The pool's generation."""
     slices: int = 0
     devices: int = 0
     incomplete: bool = False
-    """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
-    nothing of such a pool."""
+    """True if slices of the pool are missing at the API server: the scheduler allocates nothing of
+    such a pool."""
     foreign: str = ""
     """Names of slices that another client made for this driver and node, in another pool."""
     trouble: str | None = None
     """Why they cannot be published, or not be watched, with the remedy."""
     dropped: tuple[str, ...] = ()
-    """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
+    """The fields that the API server drops, as a feature is off there: ``devices.taints``."""
     writes: int = 0
     """Slices written or deleted so far."""
 
@@ -121,14 +122,15 @@ class DraState:
     """A DRA driver: its registration, its counts, and what it offers and has prepared."""
 
     session: SessionStatus
-    """Under the driver's name."""
+    """The driver's registration, under its name."""
     counts: DraCounts
+    """A live object: its numbers change after this state was made. Read, never compare."""
     """Goes on counting."""
     slices: SlicesState
     devices: tuple[PoolDevice, ...] = ()
-    """What is offered."""
+    """The offered devices."""
     claims: tuple[PreparedClaim, ...] = ()
-    """Those that are prepared."""
+    """The prepared claims."""
 
     @property
     def name(self) -> str:
@@ -142,7 +144,7 @@ class ApiState:
     as_node: bool
     """As its Node (constrained impersonation); False: by its account's own rights."""
     refusal: str = ""
-    """Why not as its Node."""
+    """Why the agent does not read as its Node; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,7 @@ class ConditionState:
     type: str
     """``example.com/NPUReady``: the config's health.condition.type."""
     status: bool | None = None
-    """As it was written last; None: this process has neither found nor written one."""
+    """The status that was written or read last; None: neither by this process."""
     reason: str = ""
     message: str = ""
     error: str | None = None
@@ -201,8 +203,8 @@ class TlsState:
     """The certificate of the public port."""
 
     expires_at: float | None = None
-    """Of the one in force, by the wall clock; None: there was no good one yet, and the port is
-    closed."""
+    """When the certificate in force expires, by the wall clock; None: there was no good one yet,
+    and the port is closed."""
     error: str | None = None
     """Why the files that are there now are refused; None if they are not."""
 
@@ -214,13 +216,13 @@ class Invocation:
     pod: str = ""
     """The agent's Pod, ``namespace/name``; empty: it runs in none."""
     config_file: str = ""
-    """Empty: it has none."""
+    """The path of the config file; empty: there is none."""
     host_root: str = "/"
 
     def command(self, *words: str) -> str:
         """The command line for a reader who has kubectl, or for the host that the agent runs on.
 
-        The environment of the agent's Pod has what elsewhere are options.
+        In the agent's Pod, the environment takes the place of options.
         """
         if self.pod:
             namespace, _, pod = self.pod.partition("/")
@@ -240,12 +242,12 @@ class GoneDevice:
     card_id: str
     """The device's own ID where its card left before this agent started."""
     name: str
-    """The former name of the card, or again the device's ID."""
+    """The last name of the card, or the device's ID if the name is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
-    """The state of the agent and its node. Its counters may go on counting."""
+    """The state of the agent and its node. Counters in it are live: read, never compare them."""
 
     version: str
     node: str | None
@@ -255,14 +257,14 @@ class AgentState:
     invocation: Invocation = field(default_factory=Invocation)
     started_at: float
     now: float
-    """By the wall clock: `time.time`."""
+    """The time of this state by the wall clock: `time.time`."""
     monotonic: float
-    """`now` by the clock of all other times."""
+    """The same time by `time.monotonic`, the clock of all other times."""
     snapshot: Snapshot
     usages: tuple[Usage, ...] = ()
     """The usages of present cards, from the ledger."""
     assignments: tuple[Assignment, ...] = ()
-    """As the kubelet reports them: of any resource of the node."""
+    """All assignments that the kubelet reports: of any resource of the node."""
     assignments_error: str | None = None
     """Why the kubelet does not report them; None if it does."""
     resources: tuple[ResourceState, ...] = ()

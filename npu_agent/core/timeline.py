@@ -123,9 +123,9 @@ class TimelineEntry(Message):
     kind: EntryKind
     subject: Subject = field(kw_only=True)
     at: float = field(default=0.0, kw_only=True)
-    """The last time."""
+    """When it happened last."""
     first: float = field(default=0.0, kw_only=True)
-    """The first time."""
+    """When it happened first."""
     count: int = field(default=1, kw_only=True)
 
     @property
@@ -145,7 +145,7 @@ class GoneCard:
     """A card that was here while the agent ran, and is not any more."""
 
     state: CardState
-    """As it was at last, without a reading."""
+    """The card's last state, without a reading."""
     since: float
 
 
@@ -154,9 +154,9 @@ class Timeline:
     """Recent events and missing cards. Every method returns a new value."""
 
     _by_subject: Mapping[Subject, tuple[TimelineEntry, ...]] = field(default_factory=dict)
-    """The latest comes last."""
+    """The entries of each subject, the latest last."""
     gone: tuple[GoneCard, ...] = ()
-    """The one that left last comes first."""
+    """Cards that left, the latest first."""
 
     def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
         by_subject = dict(self._by_subject)

@@ -37,7 +37,7 @@ class TrendKind(enum.Enum):
     ERRORS = "errors"
     """Its error counters rise, or what the driver says of its errors changes."""
     FLAPPING = "flapping"
-    """It fails and recovers, or comes and goes, repeatedly."""
+    """The card fails and recovers, or comes and goes, repeatedly."""
     TWINS = "twins"
     """Another card reports the same UUID."""
     LINK = "link"
@@ -55,13 +55,13 @@ class Trend:
     """Something that lasts on a card."""
 
     card: CardState
-    """As it was at the beginning, without a reading."""
+    """The card at the trend's beginning, without a reading."""
     detail: Detail
     since: float
     last: float
-    """When it was last seen to be so."""
+    """When the trend was seen last."""
     counted: bool = True
-    """Of errors, whether the driver counts them; else its text on them has changed."""
+    """For a trend of errors: True if the driver counts them, False if only its text has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Trends:
     slow_since: Mapping[str, float] = field(default_factory=dict)
     """The slow cards, and when each became so."""
     alike: tuple[tuple[tuple[str, ...], Message], ...] = ()
-    """Cards of one product that all have a limit, by ID, and the limit."""
+    """The IDs of cards of one product that all have one limit, and the limit."""
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
         """Returns the trends of one kind, by card ID."""
@@ -110,10 +110,9 @@ def step(
     now: float,
     policy: Policy = _DEFAULT,
 ) -> Trends:
-    """The trends at `now` once `after` has followed `before`, until when they were `known`.
+    """Returns the trends at `now`: the `known` ones, updated by the step from `before` to `after`.
 
-    `changed` are the cards that failed, recovered, came or left; one that did so twice is there
-    twice.
+    `changed` are the cards that failed, recovered, came or left, once for each time.
     """
     ends = {TrendKind.ERRORS: _QUIET, TrendKind.FLAPPING: _STEADY}
     current = {
@@ -181,7 +180,7 @@ def _risen(before: CardState, after: CardState) -> list[str]:
 
 
 def _new_text(before: CardState, after: CardState) -> str | None:
-    """Returns what the driver says of errors if that is new; zeros say that there are none."""
+    """Returns the driver's text about errors if it is new; a text of zeros means no errors."""
     if before.reading is None or after.reading is None:
         return None
     was, text = before.reading.error_text, after.reading.error_text

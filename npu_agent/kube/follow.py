@@ -26,8 +26,8 @@ _RESUMED = (ErrorKind.SERVER, ErrorKind.TOO_MANY, ErrorKind.UNAUTHORIZED, ErrorK
 """After these a watch goes on where it was, and so it does if it breaks. After others, such as 410,
 the objects are listed."""
 _BACK = 4
-"""Tries that count as made when an API server that was away refuses the next one: it has not read
-its roles yet, or is asked too much. The pauses go on from 8 s."""
+"""A server that was unreachable and now answers with an error has just started. The pauses go on as
+after four failures (8 s), so that not all nodes come at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

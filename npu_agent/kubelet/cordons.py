@@ -35,7 +35,7 @@ _START = 2.0
 class _Saved(msgspec.Struct, frozen=True):
     annotation: str
     first_ids: dict[str, str]
-    """As `core.cordon.first_ids`."""
+    """The result of `core.cordon.first_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class _Known:
     unreadable: str = ""
 
     def after(self, text: str) -> _Known:
-        """Returns the state with another annotation."""
+        """Returns the value after the annotation has changed to `text`."""
         try:
             return replace(self, text=text, named=entries(text), unreadable="")
         except ValueError as error:
             return replace(self, unreadable=str(error))
 
     def of(self, snapshot: Snapshot, disabled: Collection[str]) -> _Known:
-        """Returns the state with the cards that names mean for the first time."""
+        """Returns the value with the first card of each name that is new."""
         names = [*self.named, *disabled]
         return replace(self, first_ids=first_ids(names, snapshot, self.first_ids))
 
@@ -82,7 +82,7 @@ def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
 
 
 class CordonStore:
-    """Keeps `state`, the cordons in force, in step with an annotation; `cards`: by card ID."""
+    """Keeps `state`, the cordons in force, and `cards`, their reasons by card ID, up to date."""
 
     def __init__(
         self,

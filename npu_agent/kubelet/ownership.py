@@ -7,11 +7,20 @@ registrations when the older one's stream ends (k8s.io/kubernetes, device manage
 agents would take it from each other for ever, or hand out the same cards under two names. The
 kernel releases the lock of a dead process.
 
-A kubelet needs up to a second to find a DRA driver. So an owner that ends signs that it does, and
-waits for the next one to register (`Ownership.hand_over`), which has a byte of the file locked
-until then. Of several that wait, the one with the lock on another byte is the next. Earlier than
-that none registers: if two agents were installed, each claim would wait for one that never owns the
-node. If the next one hangs, another one takes the lock that stays free.
+A kubelet needs up to a second to find a DRA driver. So at a rollout the next agent registers before
+the owner ends (`Ownership.hand_over`):
+
+1. The owner has the lock of the whole file (flock), and its signature in it (`Owner`).
+2. Of the agents that stand by, the one that locks byte `_NEXT` is next in line.
+3. The next one also locks byte `_REGISTERS`, until all its sessions and drivers are registered.
+4. An owner that ends adds ``ends`` to its signature.
+5. The next one sees that, registers, and unlocks `_REGISTERS`.
+6. The owner releases the lock when that byte is free, or after `HAND_OVER` seconds.
+7. The next one takes the lock. If it hangs, the lock stays free, and after `Timing.free` any
+   other agent takes it.
+
+Only the next one registers, and not before step 4: if two agents were installed, the kubelet would
+call one that never owns the node, and each claim would wait for it.
 """
 
 from __future__ import annotations
@@ -49,20 +58,20 @@ class Timing:
     """The times of an ownership, in seconds."""
 
     stand_by: float = 0.25
-    """Between tries to own the node, until its owner is about to end."""
+    """Pause between tries to own the node, until its owner is about to end."""
     try_every: float = 0.02
-    """Between these, and between checks that the next owner is registered."""
+    """Pause between tries from then on, and between checks that the next owner is registered."""
     free: float = 8.0
-    """For which the lock is free before one takes it that is not the next, which then hangs: to
-    register early takes less."""
+    """If the lock stays free for so long, the next agent in line hangs, and any other takes it.
+    Longer than an early registration."""
     settle: float = 0.02
-    """From the end of the owner before us to our turn: a kubelet that has not put its stream away
-    yet would take our registration for it and drop it."""
+    """Pause after the end of the last owner: a kubelet that has not closed that one's stream yet
+    would drop our registration with it."""
     hand_over: float = HAND_OVER
 
 
 def lock_path(directory: Path) -> Path:
-    """Returns the path of the lock. The kubelet removes sockets only; plain files stay."""
+    """Returns the path of the lock: a plain file, as the kubelet removes sockets when it starts."""
     return directory / ".npu-agent.lock"
 
 
@@ -80,7 +89,7 @@ class RegistrationTracker:
         self._reporter = Reporter(log, "not registered; retrying", resource=resource)
 
     def becomes(self, phase: SessionPhase, reason: str = "", times: int | None = None) -> None:
-        """`times` counts the registrations so far; None: as many as before."""
+        """Publishes a phase; `times` is the number of registrations so far, None: unchanged."""
         now = self.status.value
         self.status.publish(
             replace(
@@ -93,14 +102,14 @@ class RegistrationTracker:
         )
 
     def waits_for(self, owner: str | None) -> None:
-        """`owner` serves the node; None: it is ours now."""
+        """Publishes that `owner` serves the node; None: this agent does."""
         if owner is None:
             self.becomes(SessionPhase.REGISTERING)
         else:
             self.becomes(SessionPhase.STANDBY, f"served by {owner}")
 
     def fails(self, reason: str, phase: SessionPhase = SessionPhase.BLOCKED) -> None:
-        """Something keeps it from being served; logged once."""
+        """Publishes why nothing can be served; logs it once."""
         self.becomes(phase, reason)
         self._reporter.failed(reason)
 
@@ -118,7 +127,7 @@ class Ownership:
         lost: Callable[[], None] = lambda: None,
         timing: Timing = Timing(),
     ) -> None:
-        """Not owned yet; `lost` is called when another agent may have the node that was ours."""
+        """Does nothing yet; `lost` is called when another agent may own the node in our place."""
         self._timing = timing
         self._path = lock_path(directory)
         self._lost = lost
@@ -138,9 +147,9 @@ class Ownership:
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]] = _nothing,
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Owns the node's devices while the context is open; waits for them without a limit.
+        """Owns the node's devices while the context is open; waits for that without a limit.
 
-        Yields a function that returns whether the lock still counts: the directory may be wiped.
+        Yields a function that is False once the lock file is gone: the directory may be wiped.
 
         Args:
             waiting: called with the present owner, and with None once the node is ours.
@@ -161,12 +170,12 @@ class Ownership:
                 await asyncio.sleep(self._timing.settle)
             if not self._ours_since:
                 self._sign()
-            # Others open another file, if this one is gone.
+            # If this file is gone, other agents open a new one.
             mine = self._held = _identity(self._descriptor)
             try:
                 yield lambda: not files.gone(self._path, mine)
             finally:
-                # Unless another part of the agent holds the file that came after it.
+                # Not if another part of this agent has the lock of the new file already.
                 if mine == self._held and files.gone(self._path, mine):
                     self._lost()
         finally:
@@ -176,7 +185,7 @@ class Ownership:
                 self._release()
 
     async def hand_over(self) -> None:
-        """Waits, if another agent stands by, until it is registered."""
+        """Waits until the agent that is next in line, if there is one, is registered."""
         if not self._owns or not _registers(self._descriptor):
             return
         self._sign(ends=True)
@@ -190,7 +199,7 @@ class Ownership:
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]],
     ) -> bool:
-        """Returns whether it had to wait."""
+        """Waits for the lock; returns False if it was free."""
         waited = registered = False
         now = asyncio.get_running_loop().time
         free_at = math.inf
@@ -228,7 +237,7 @@ class Ownership:
         return waited
 
     def _open(self) -> None:
-        """Opens, or makes, the file that is there now."""
+        """Opens the lock file that is at the path now, or makes it."""
         if self._descriptor != -1 and _is_at(self._path, self._descriptor):
             return
         fresh = files.regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
@@ -237,7 +246,10 @@ class Ownership:
         self._descriptor, self._ours_since = fresh, ""
 
     def _owned(self) -> bool:
-        """Whether the lock is ours on the file that is there: an owner removes its own."""
+        """Tries to lock the file that is at the path now; returns whether the lock is ours.
+
+        An owner that ends removes its file, so that the path may have another one.
+        """
         while _locked(self._descriptor):
             if _is_at(self._path, self._descriptor):
                 return True
@@ -252,7 +264,7 @@ class Ownership:
         self._descriptor, self._owns = -1, False
 
     def _sign(self, *, ends: bool = False) -> None:
-        """Writes who we are: once for each lock file, and once more when the agent ends."""
+        """Writes our signature: once for each lock file, and once more when the agent ends."""
         now = stamp()
         self._ours_since = self._ours_since or now
         who = Owner(
@@ -277,7 +289,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_free(descriptor: int) -> bool:
-    """Whether no other agent has the lock; not to be asked by its owner, who would lose it."""
+    """Whether no other agent has the lock. The owner must not call it: it would lose the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -287,13 +299,13 @@ def _is_free(descriptor: int) -> bool:
 
 
 _NEXT, _REGISTERS = 1, 2
-"""Bytes of the lock file: the next owner has the first locked, and the second until it
-registers."""
+"""Bytes of the lock file. The agent that is next in line locks the first, and the second until it
+is registered."""
 _BYTE = "hhqqi"
 
 
 def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
-    """Locks or unlocks a byte; returns whether no other agent has it."""
+    """Locks or unlocks a byte; returns False if another agent has it locked."""
     kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
     try:
         lock = struct.pack(_BYTE, kind, os.SEEK_SET, byte, 1, 0)
@@ -327,15 +339,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The agent that signed the lock file; for people by ``str``."""
+    """The agent that signed the lock file; ``str`` gives the text for people."""
 
     host: str | None = None
-    """The Pod's name in a Pod; None: it has not signed, or not as we do."""
+    """The host's name, in a Pod the Pod's; None: there is no signature that we can read."""
     version: str = ""
     pid: int = 0
     since: str = ""
     ends: bool = False
-    """Whether it ends, and waits until the next one is registered."""
+    """True while the agent ends and waits until the next one is registered."""
 
     def __str__(self) -> str:
         if self.host is None:

@@ -94,7 +94,7 @@ class Recorder:
 
 
 def _is_retry(before: object, after: object) -> bool:
-    """Whether it says nothing new: a retry that fails again is not recorded again."""
+    """Whether the state after is only another failed retry, which is not recorded again."""
     return (
         isinstance(before, SessionStatus)
         and isinstance(after, SessionStatus)
@@ -107,15 +107,15 @@ class EventLimits:
     """How many Events there may be; times in seconds."""
 
     burst: int = 25
-    """Without a pause; then one each `every`."""
+    """Events without a pause; then one each `every`."""
     every: float = 10.0
     kept_for: float = 600.0
-    """In which the same Event again is counted and not created a second time. Also those that one
-    waits for an API server that does not answer; then it counts as lost."""
+    """For so long a repetition counts up the first Event, and no second one is created. An Event
+    that waits longer for the API server is lost."""
     most: int = 256
-    """That are kept; more are lost."""
+    """The most Events that are kept; more are lost."""
     longest_pause: float = 60.0
-    """Between two tries."""
+    """The longest pause between two tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Event:
     """For people. Two Events with the same words are one that repeats."""
     warning: bool
     pods: tuple[str, ...] = ()
-    """Those that use the card, ``namespace/pod``."""
+    """The Pods that use the card, ``namespace/pod``."""
 
 
 def events(
@@ -138,7 +138,7 @@ def events(
 ) -> Iterator[Event]:
     """Yields the Events among `entries`; warnings have the users of the card and the remedy.
 
-    `cards` and `usages` are also those that have just left.
+    `cards` and `usages` include those that have just left.
     """
     by_id = {state.id: state for state in cards}
     for entry in entries:
@@ -177,14 +177,14 @@ class _Sent:
     count: int = 0
     sent: int = 0
     name: str = field(default_factory=lambda: secrets.token_hex(8))
-    """The end of its name at the API server."""
+    """The end of the Event's name at the API server."""
 
 
 class Events:
     """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
-    What happens while the API server does not answer, or faster than the limits allow, waits, and
-    what repeats meanwhile is counted: nothing grows, and no other part waits for it.
+    Events wait while the API server does not answer, or while the limits do not allow more. A
+    repetition meanwhile is counted. So the queue is bounded, and no other part waits.
     """
 
     def __init__(
@@ -266,13 +266,13 @@ class Events:
             allowed -= works
 
     async def _send(self, event: Event, record: _Sent, pause: Backoff) -> bool:
-        """Sends what there is of an Event; more of it may happen meanwhile."""
+        """Sends an Event with its present count, which may rise meanwhile."""
         count = record.count
         try:
             await self._api.ask(_request(event, record, self._node_name))
         except ApiError as error:
             self.sending.failed(error)
-            if error.kind is ErrorKind.REFUSED:  # it would be refused again
+            if error.kind is ErrorKind.REFUSED:  # the API server would refuse it again
                 if self._records.pop(event, None):
                     self.results["lost"] += 1
             elif event in self._records:  # the others first: a webhook may refuse this one only
@@ -286,7 +286,7 @@ class Events:
 
 
 def _request(event: Event, record: _Sent, node: str) -> Request[object]:
-    """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
+    """Creates the Event or counts it up, by server-side apply: a repetition changes nothing."""
     # A Node's name may have 253 characters, and so may an Event's. What is before a dot ends with
     # a letter or digit.
     name = f"{node[:230].rstrip('.-')}.{record.name}"

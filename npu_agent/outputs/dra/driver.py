@@ -2,10 +2,11 @@
 
 Start reading at `Driver.run`. The kubelet is served while DRA offers cards here, while a claim is
 prepared (else its Pod would stay Terminating), and until the slices have no card that the device
-plugin offers now. Where these cannot be seen it is not, so that the kubelet deletes them.
+plugin offers now. If we may not list slices and no claim is prepared, we stay unregistered: after
+30 s the kubelet deletes the slices of a driver that is not registered.
 
-At a rollout the kubelet has this instance before the one before it ends (`Driver._register`): a
-claim that finds no driver is late by a minute.
+At a rollout the kubelet knows this instance before the last one ends (`Driver._register`): a claim
+that finds no driver is late by a minute.
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ class DriverTiming:
 
     socket_check: float = 1.0
     linger: float = 30.0
-    """To go on after the last claim and slice. A kubelet without our answer to Unprepare asks again
-    after 10 to 15 s, and a claim may have been allocated just before its card left the slice."""
+    """The driver stays registered for so long after its last claim and slice. A kubelet without our
+    answer to Unprepare asks again after 10 to 15 s, and a claim may have been allocated just before
+    its card left the slice."""
     register: float = 5.5
-    """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
+    """Deadline for the kubelet to find us while the last agent still serves, which waits 6 s."""
     collect_every: float = 600.0
     """Pause between searches for claims that ended without an Unprepare."""
     withdraw_timeout: float = 60.0
-    """Unregistered, until the slices of a node that may not list them are gone: a kubelet deletes
-    those of a driver that has not been registered for 30 s."""
+    """A driver without the right to list slices stays unregistered for so long. Then they count as
+    deleted: the kubelet deletes those of a driver after 30 s without a registration."""
     claims: claims.PrepareTiming = field(default_factory=claims.PrepareTiming)
     slices: publisher.SliceTiming = field(default_factory=publisher.SliceTiming)
 
@@ -83,8 +85,8 @@ class _Duty(Enum):
     BLOCKED = "cards are to be offered, and this node cannot do DRA, or it is not known yet"
     SERVE = "the kubelet is served"
     WITHDRAW = "the driver is not registered, so that the kubelet deletes its slices"
-    """It may not see them, and serves nothing else: the component of DRA, with that right, was
-    removed."""
+    """The driver may not list its slices, and has no other duty: kustomize's component for DRA,
+    with that right, was removed."""
 
 
 class Driver:
@@ -99,7 +101,7 @@ class Driver:
         api: Api,
         timing: DriverTiming = DriverTiming(),
     ) -> None:
-        """Does nothing yet."""
+        """Starts nothing yet."""
         self.pool = pool
         self._driver = pool.names.driver
         self._allocator = allocator
@@ -184,7 +186,7 @@ class Driver:
         """Serves and publishes while the node is ours and there is a need; raises OSError."""
         sweep_all(self._driver, self._host.kubelet_root)
         await self._allocator.renew()
-        await self.claims.recover()  # before anything is dropped or prepared
+        await self.claims.recover()  # before garbage collection and Prepare
         self.claims.ready.publish(True)
         async with background(
             self.slices.run(), self._collect_garbage(), self._keep_specs(), self._identify_pods()
@@ -195,15 +197,15 @@ class Driver:
                         await self._wait_for_slice_deletion(still_ours)
                     else:
                         await self._serve(still_ours)
-                        pause.reset()  # those sockets were made
+                        pause.reset()  # its sockets were made
                 except OSError as error:
-                    self._tracker.fails(str(error))  # slices and claims go on
+                    self._tracker.fails(str(error))  # the tasks of slices and claims go on
                     await asyncio.sleep(pause.next())
 
     async def _wait_for_slice_deletion(self, still_ours: Callable[[], bool]) -> None:
-        """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.
+        """Stays unregistered until the kubelet has deleted the slices; the Allocator notes that.
 
-        Ends before that if they can be seen, or one is needed.
+        Ends earlier if the slices can be listed, or the driver has another duty.
         """
         until = time.monotonic() + self._timing.withdraw_timeout
         self._tracker.fails(
@@ -226,7 +228,7 @@ class Driver:
 
     async def _keep_specs(self) -> None:
         while True:
-            await self.claims.recover()  # if the kubelet had not said before what is in use
+            await self.claims.recover()  # if the kubelet's answer was missing at the start
             await self.claims.sync_specs()
             await asyncio.sleep(cdi.RESYNC_INTERVAL)
 

@@ -51,9 +51,9 @@ class Known:
     available: bool | None = None
     """Whether `auto` stands for DRA; None: not known."""
     impossible: str | None = None
-    """Why `dra` cannot be followed; "": it can; None: not known."""
+    """Why `allocation.api: dra` is impossible here; "": it is possible; None: not known."""
     waits: str = ""
-    """Why `auto` has not been settled; empty: it has, or nothing asks for it."""
+    """Why `auto` is not settled yet; empty: it is, or the config has no `auto`."""
 
 
 class SupportWatch:

@@ -27,7 +27,7 @@ class LabelTiming:
     """Seconds."""
 
     settle: float = 1.0
-    """That new labels have to stay the same before they are written: a driver that is reloaded
+    """New labels are written after they stayed the same for so long: a driver that is reloaded
     removes its cards one by one, and each step would be a write."""
     longest_pause: float = 60.0
     """Pause between attempts, and between writes while another program writes the same labels."""
@@ -50,7 +50,7 @@ class LabelSettings:
 
 
 class Labeller:
-    """Keeps the labels in one place; `state` has their status, `results` counts what was done."""
+    """Keeps the labels in one place; `state` has their status, `results` counts writes by kind."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from npu_agent.outputs.prometheus.text import MetricFamily, Samples, finite, lab
 
 @dataclass(frozen=True, slots=True)
 class CardSeries:
-    """A card, and what the labels of its series are."""
+    """A card, with the labels of its series."""
 
     state: CardState
     identity: str
@@ -97,7 +97,7 @@ def _holder(assignment: Assignment) -> dict[str, str | None]:
 
 
 def _readings(cards: Cards) -> Iterator[tuple[str, Reading]]:
-    """The cards that were read: the labels of their series, and the reading."""
+    """Yields the labels of a card's series with its reading, for cards that have one."""
     for card in cards:
         if card.state.reading:
             yield card.labels, card.state.reading

@@ -170,7 +170,7 @@ def _kind(name: str) -> Kind:
 
 
 def of_process(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
-    """What this process uses now, under the names that every Prometheus client gives it.
+    """The CPU, memory and files of this process, under the names that all Prometheus clients use.
 
     Why not prometheus_client's own: it has 1.4 MiB, for six numbers that are read here.
 
@@ -213,7 +213,7 @@ def of_process(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
 # that it stays what it was when the wall clock is set.
 @cache
 def _started_at(proc: Path) -> float:
-    """Seconds since 1970."""
+    """The start of this process, in seconds since 1970."""
     # What comes after the name of the program, which may have spaces and brackets.
     stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
     booted_at = next(
@@ -225,7 +225,7 @@ def _started_at(proc: Path) -> float:
 
 
 class LoopLag:
-    """Measures how much later than asked the loop wakes it, as all on it: Allocate, too.
+    """Measures how late the event loop wakes a sleeper: all calls wait as long, Allocate too.
 
     A histogram serves any number of scrapers, and loses nothing with a lost scrape.
     """

@@ -1,8 +1,8 @@
 """Authorizes readers of pages by the API server (`metrics.authorization: kubernetes`).
 
 A client sends a bearer token. A TokenReview says whose it is, a SubjectAccessReview whether that
-user may get the path. That it may is kept for two minutes, so that a scraper costs the API server
-two requests in that time, and is served for as long while the API server is away.
+user may get the path. A positive answer is kept for two minutes: a scraper costs the API server two
+requests in that time, and is served while the API server is away for as long.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ReviewTiming:
     """Seconds, and the limits that go with them."""
 
     allowed: float = 120.0
-    """For which a client is served without asking again: so long lasts a right that is revoked."""
+    """A client is served without asking again for so long, also after its right was revoked."""
     deadline: float = 5.0
-    """For the API server's answers, and for the turn to ask it; scrapers wait 10."""
+    """Deadline of the API server's answers, with the wait for a turn; scrapers wait 10 s."""
     window: float = 5.0
-    """In which an address has `questions`."""
+    """The time for which an address has `questions`."""
     questions: int = 10
-    """New ones about one address's clients: ever new tokens do not flood the API server."""
+    """New questions about the clients of one address: random tokens do not flood the API server."""
 
 
 _AT_ONCE = 4

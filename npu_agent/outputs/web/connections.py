@@ -55,13 +55,13 @@ class _Handler(web.RequestHandler):
         self.unanswered = 0
 
     def data_received(self, data: bytes) -> None:
-        """Drops what is too much: a head then has no end, and an answer ends the connection."""
+        """Drops bytes above the limit: the request has no end, or an answer ends the connection."""
         room = max(0, _UNANSWERED - self.unanswered)
         self.unanswered += len(data)
         super().data_received(data[:room])
 
     def answered(self) -> None:
-        """Goes on with the next request, unless a part of it was dropped."""
+        """Continues with the next request, unless a part of it was dropped."""
         if self.unanswered > _UNANSWERED:
             self.close()
         self.unanswered = 0
@@ -83,7 +83,7 @@ class _Handler(web.RequestHandler):
 class Connections(web.Server):
     """The open connections of a port; asyncio's factory for the protocol of each new one.
 
-    One more than `PortLimits.connections` ends the oldest.
+    A connection above `PortLimits.connections` ends the oldest.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Connections(web.Server):
         self, listener: socket.socket, context: ssl.SSLContext | None
     ) -> AsyncIterator[None]:
         limits = self._limits
-        # Started apart: who is cancelled in there would leave a socket that listens.
+        # In a task of its own: a cancellation within it would leave a socket that listens.
         server = await asyncio.get_running_loop().create_server(
             self,
             sock=listener.dup(),

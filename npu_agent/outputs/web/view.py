@@ -1,4 +1,4 @@
-"""What the templates of the status page ask, in addition to the state. Pure."""
+"""What the templates of the status page show in addition to the state. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Held(NamedTuple):
     usage: Usage | None = None
     card: CardState | None = None
     number: int = 0
-    """Tells apart the links to one card: ids keep the focus."""
+    """A number for each link to one card: its id in HTML, which keeps the focus."""
     device: GoneDevice | None = None
 
 
@@ -121,7 +121,7 @@ class PageView:
         return Tiles(urgent if len(urgent) <= _IN_FULL else [], gone[:_IN_FULL], small=shown)
 
     def _urgency(self, card: CardState) -> int:
-        """Cards are sorted by it; among equals the order stays that of their numbers."""
+        """The sort key of a card's tile; cards of one urgency stay sorted by number."""
         state = self._state
         if is_fenced(card):
             return 0
@@ -138,11 +138,11 @@ class PageView:
         return sum(bool(self._state.usages_of(card)) for card in self._state.snapshot.cards)
 
     def look(self, card: CardState) -> str:
-        """The class of a card's tile."""
+        """The CSS class of a card's tile."""
         return "fenced" if is_fenced(card) else "warm" if self.is_hot(card) else ""
 
     def reading(self, card: CardState) -> Reading:
-        """The card's reading; one that says nothing if there is none."""
+        """The card's reading; an empty one if there is none."""
         return card.reading or Reading(at=0.0)
 
     def present(self, card: CardState) -> Figures:
@@ -164,7 +164,7 @@ class PageView:
             yield Figure(title, unit, now[column], lines, *ends)
 
     def loads(self, card: CardState) -> Sequence[tuple[int, str, float]]:
-        """Of each core its load in per cent, and how full its bar is; nothing if none is known."""
+        """Core, load in per cent and length of the bar, for each core; empty: no load is known."""
         cores, stale = self.reading(card).cores, self._state.is_stale(card)
         if all(core.utilization is None for core in cores):
             return ()
@@ -176,7 +176,7 @@ class PageView:
         return f"{load:.0f}", self.bar(load)
 
     def bar(self, load: float) -> float:
-        """How full a bar is, in per cent."""
+        """The length of a bar, in per cent."""
         return 0.0 if math.isnan(load) else min(100.0, max(0.0, load))
 
     def errors(self, reading: Reading) -> str:
@@ -199,7 +199,7 @@ class PageView:
         )
 
     def marks(self, entries: Sequence[TimelineEntry]) -> Sequence[tuple[str, int]]:
-        """Tone and minute of each minute of the last day in which something happened."""
+        """Tone and minute of each minute of the last day that has an entry."""
         now = self._state.monotonic
         marks = dict.fromkeys(
             (tone, int(1440 * (1 - (now - at) / SPAN)))
