@@ -26,13 +26,13 @@ class ChangeKind(enum.Enum):
     EXCHANGED = "exchanged"
     """Another card is in the place of one that was there."""
     FOUND = "found"
-    """The card was present when the agent started."""
+    """It was there at the start."""
     ADDED = "added"
     RENUMBERED = "renumbered"
     UNHEALTHY = "unhealthy"
     RECOVERED = "recovered"
     HEALTH = "health"
-    """The health changed between healthy and unknown."""
+    """Between healthy and unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class CardChange:
 
     kind: ChangeKind
     card: CardState
-    """The card as it is now; of a removed card, as it was last."""
+    """As it is now, or was before its removal."""
     before: CardState | None = None
-    """The same card earlier, or the card that it has replaced; None: there was neither."""
+    """As it was, or the card that it has taken the place of; None: it was not there."""
 
 
 def card_changes(before: Snapshot, after: Snapshot) -> Iterator[CardChange]:
     """Returns the changes of cards between two Snapshots; none while incomplete.
 
-    A card that is already unhealthy when it is found or added has a change to unhealthy too.
+    A card that is unhealthy when it is found or added has become so.
     """
     if not after.complete:
         return
@@ -97,13 +97,13 @@ def flaps(changes: Iterable[CardChange]) -> tuple[CardState, ...]:
 
 
 def without_flapping(changes: Iterable[CardChange], trends: Trends) -> Iterator[CardChange]:
-    """Returns the changes of cards that do not flap: a flapping card has one entry of its own."""
+    """The changes that people should find: not each one of a card that flaps."""
     flapping = trends.of(TrendKind.FLAPPING)
     return (change for change in changes if change.card.id not in flapping)
 
 
 def trend_changes(before: Trends, after: Trends) -> Iterator[tuple[TrendKind, Trend, bool]]:
-    """Yields the trends that have ended or begun; the last value is True for a beginning."""
+    """Yields the trends that have ended or begun, each with whether it began."""
     for at, trend in before.found.items():
         if at not in after.found:
             yield at[0], trend, False
@@ -120,8 +120,8 @@ _CARDS: Mapping[ChangeKind, tuple[EntryKind, tuple[str, ...]]] = {
     ChangeKind.UNHEALTHY: ("NPUUnhealthy", ("why",)),
     ChangeKind.RECOVERED: ("NPURecovered", ("why",)),
 }
-"""The changes that are in the timeline, each with the facts that its sentence quotes. An entry with
-equal facts is counted as a repetition. Cards that are found at the start are left out."""
+"""The changes that the timeline has, each with the facts that it quotes: the same again is counted.
+Cards that are found at the start are none."""
 
 
 def card_entries(changes: Iterable[CardChange]) -> Iterator[TimelineEntry]:
@@ -237,7 +237,8 @@ def usage_entries(
     """Returns timeline entries for Pods that got or released a present card."""
     stayed = {state.id for state in old.cards}
     present = {state.id: NamedCard.of(state) for state in new.cards if state.id in stayed}
-    had, has = _holders(before), _holders(after)
+    had = _holders(before)
+    has = _holders(after)
     changed: tuple[tuple[EntryKind, set[tuple[str, str]]], ...] = (
         ("NPUReleased", had - has),
         ("NPUGiven", has - had),

@@ -24,7 +24,7 @@ class Slow:
     detail: tuple[Message, ...]
     """``1700 MHz, its siblings 2000; power limit 225 W, default 300 W; driver: app power cap``."""
     limited: bool
-    """True if a limit slows the card down; a mere reason to throttle may be over in a moment."""
+    """Whether it is for a limit; a mere reason to throttle may be over in a moment."""
 
 
 def slow(cards: Sequence[CardState]) -> Mapping[str, Slow]:
@@ -42,7 +42,7 @@ def alike(cards: Sequence[CardState]) -> Iterator[tuple[tuple[CardState, ...], M
 
 
 def begun(before: Reading | None, after: Reading) -> tuple[tuple[str, int], ...]:
-    """How often each reason to throttle has begun: the counts of `before`, and `after` added."""
+    """How often each reason to throttle has begun, once `after` has followed `before`."""
     counts = dict(before.throttled) if before else {}
     active = before.throttle or () if before else ()
     for reason in after.throttle or ():
@@ -55,9 +55,10 @@ def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
         return None
     siblings = _siblings(card, cards)
     own = card.reading.limits
-    power, clock = _power(own, siblings), _clock_limit(own, siblings)
+    power = _power(own, siblings)
+    clock = _clock_limit(own, siblings)
     excused = {IDLE}
-    # A card that runs at its normal limit is busy, not slow.
+    # What holds a card at a limit that is as it should be is full load.
     if own.power is not None and power is None:
         excused.add("app_power_cap")
     if own.clock is not None and clock is None:
@@ -75,7 +76,8 @@ def _slow(card: CardState, cards: Sequence[CardState]) -> Slow | None:
 def slow_link(card: CardState, cards: Sequence[CardState]) -> tuple[Message, ...]:
     """``8 of 16 lanes; 16 GT/s, its siblings 32``; empty: its PCIe link is as fast as it can be."""
     detail: list[Message] = []
-    lanes, speed = card.card.lanes, card.card.link_speed
+    lanes = card.card.lanes
+    speed = card.card.link_speed
     if lanes and lanes[0] < lanes[1]:
         detail.append(_compared("FewerLanes", *lanes))
     if speed:
@@ -90,7 +92,7 @@ def slow_link(card: CardState, cards: Sequence[CardState]) -> tuple[Message, ...
 
 
 def _compared(clause: Clause, own: float | None, other: float | None) -> Message:
-    """A message with a card's figure and the expected one."""
+    """A figure of a card, and the one that it should have."""
     return Message(clause, facts={"own": own, "other": other})
 
 

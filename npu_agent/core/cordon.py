@@ -28,22 +28,21 @@ class Cordons:
     """The cordons of an annotation, applied to the cards of a host."""
 
     cards: Mapping[str, str] = field(default_factory=dict)
-    """The reasons, by card ID."""
+    """By card ID, the reason."""
     wrong: tuple[Problem, ...] = ()
     """What is wrong with the annotation; the rest of it still counts."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """The names that match no card here, and the reason."""
     present: Mapping[str, str] = field(default_factory=dict)
-    """The names of all present cards, by card ID."""
+    """By ID, the names of all cards that there are."""
     first_ids: Mapping[str, str] = field(default_factory=dict)
-    """``npu3`` -> the ID of the card that had this number when the name was first used, in the
-    annotation or in disabledDevices."""
+    """As `first_ids`: also of names that the config has."""
 
 
 def entries(annotation: str) -> dict[str, str]:
-    """Parses the annotation: reasons by the cards' names as a person wrote them; "" has none.
+    """The cards as a person has named them, each with its reason; "" has none.
 
-    An entry whose reason is not a text cordons its card all the same.
+    A reason of another type than text does not keep a card in service.
 
     Raises:
         ValueError: it is not a JSON object; the message says what it is.
@@ -62,10 +61,9 @@ def entries(annotation: str) -> dict[str, str]:
 def first_ids(
     named: Collection[str], snapshot: Snapshot, before: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """``npu3`` -> the ID of the card that had this number when the name was first used.
+    """The ID of the card that each name by a number (``npu3``, lower case) meant first.
 
-    Names are in lower case; `before` is the last result. A driver gives new numbers when a card is
-    moved or fails.
+    A driver gives new numbers when a card is moved or fails. `before` are those that are known.
     """
     numbers: dict[str, list[str]] = {}
     for state in snapshot.cards if snapshot.complete else ():
@@ -85,8 +83,8 @@ def cordons(
     Args:
         named: the last good entries.
         snapshot: the cards.
-        unreadable: what is wrong with the present annotation; "" if `named` are its entries.
-        first: the `first_ids` of the names: a number that has moved on cordons its first card.
+        unreadable: what is wrong with the annotation that is there now; "" if it is `named`.
+        first: the `first_ids` of the names; it is those cards that are cordoned.
     """
     called: dict[str, list[str]] = {}
     for state in snapshot.cards:
@@ -100,7 +98,8 @@ def cordons(
         facts = {"annotation": ANNOTATION, "error": unreadable}
         wrong.append(Problem("CordonUnreadable", facts=facts))
     for name, reason in named.items():
-        ids, id_ = called.get(name.lower(), []), first.get(name.lower())
+        ids = called.get(name.lower(), [])
+        id_ = first.get(name.lower())
         if id_ is not None and ids and id_ not in ids:
             wrong.append(_renumbered(name, reason, id_, ids, present))
         elif id_ is None and len(ids) > 1:

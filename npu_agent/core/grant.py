@@ -29,17 +29,17 @@ class Refusal(Enum):
     """Why a request is refused; the service turns it into a gRPC status."""
 
     INVALID = "invalid argument"
-    """The request contradicts itself: no agent could grant it."""
+    """No agent could answer it."""
     UNKNOWN = "not found"
-    """A requested device is not listed now."""
+    """It names a device that is not listed now."""
     UNFIT = "failed precondition"
-    """A requested device is out of service."""
+    """A device that it names is not to be used."""
     HELD = "held"
-    """Another holder has cores or nodes of a requested device, perhaps not for long."""
+    """Another holder has something of a device; that may end soon."""
 
 
 class RefusalError(Exception):
-    """A refused request; the Pod's Events show the message."""
+    """A refused request; the message is in the events of the Pod."""
 
     def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ def grant(devices: Iterable[Device]) -> Grant:
 def requested(
     requests: Sequence[Sequence[str]], devices: Mapping[str, Device], resource: str
 ) -> list[list[Device]]:
-    """Looks up the requested device IDs; returns the devices of each container.
+    """The devices of containers that ask for these device IDs.
 
     Raises:
         RefusalError: an ID is unknown, unhealthy or asked for twice, or there is none.

@@ -41,19 +41,19 @@ class CoreRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a container gets a card: the vendor's device nodes, environment and CDI kind.
+    """How a container is given a card: device nodes, environment and CDI kind of its vendor.
 
-    Nodes are paths relative to /dev that such a card may have; `Card.nodes` are those that exist.
+    Nodes, relative to /dev, that such a card may have; `Card.nodes` are those that exist.
     """
 
     shared_nodes: tuple[str, ...]
-    """Nodes for every holder of a core."""
+    """For every holder of a core."""
     whole_nodes: tuple[str, ...]
-    """Nodes for the holder of the whole card."""
+    """For the holder of the whole card."""
     core_nodes: tuple[tuple[CoreRange, str], ...]
-    """Nodes of single and of fused cores, the narrow ones first."""
+    """Of single and of fused cores, the narrow ones first."""
     optional_nodes: tuple[str, ...] = ()
-    """Nodes for every holder of a core, where the driver makes them."""
+    """For every holder of a core, from drivers that have them."""
     environment: tuple[tuple[str, str], ...]
     """Variables, each with the text for one range of cores, of which several are joined by commas:
     ``("ANVIL_CORES", "0:{cores}")``."""
@@ -64,7 +64,8 @@ class Access:
 
     def nodes(self, cores: CoreRange | None = None) -> tuple[str, ...]:
         if cores is None:
-            inside, whole = [node for _, node in self.core_nodes], self.whole_nodes
+            inside = [node for _, node in self.core_nodes]
+            whole = self.whole_nodes
         else:
             inside = [node for covered, node in self.core_nodes if cores.includes(covered)]
             whole = ()
@@ -111,20 +112,20 @@ class Card:
     firmware_version: str | None = None
     numa_node: int | None = None
     switches: tuple[str, ...] = ()
-    """The PCI path above the card, from the root complex (``pci0000:00``) down."""
+    """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     lanes: tuple[int, int] | None = None
-    """Lanes of the PCIe link: those in use, and the most that both ends support."""
+    """Of its PCIe link: those in use, and those that both of its ends can have."""
     link_speed: tuple[float, float] | None = None
-    """GT/s of a lane of the PCIe link: now, and the most that both ends support."""
+    """GT/s of each lane: now, and what both ends can do."""
     nodes: frozenset[str] = frozenset()
     """Device nodes that exist, relative to /dev: ``npu0pe0-1``, ``anvil/npu0mgmt``."""
     simulated: bool = False
     """True for a simulated card: its containers get /dev/null under each node name."""
     oddities: tuple[tuple[Oddity, str], ...] = ()
-    """What is odd about the card, each with the driver's text."""
+    """Each with the driver's text."""
     kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Memo for `offer.cut` and a vendor's description of its cards, by a key of the module that
-    computes it. On the card, and not in an lru_cache, so that it goes with the card."""
+    """What is computed from it with every claim that comes or goes, by the module that does: a
+    cache of its own would keep cards that have left."""
 
     @property
     def name(self) -> str:
@@ -136,7 +137,7 @@ class Card:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Family and number: unique at one moment."""
+        """Unique at one moment: numbers are only unique within a family."""
         return (self.family, self.index)
 
     @property
@@ -148,7 +149,7 @@ class Card:
     def switch(self) -> str | None:
         """The PCIe switch above the card, by its upstream port: ``0000:17:00.0``.
 
-        None: the card is directly below a root port.
+        None of a card right below a root port.
         """
         # Root complex, root port, then for each switch its upstream port and the downstream port
         # that is the card's alone.
@@ -181,7 +182,7 @@ class Card:
 
 
 class SensorKind(enum.Enum):
-    """Kinds of sensors, by the unit of `Sensor.value`."""
+    """The value is the unit of `Sensor.value`."""
 
     TEMPERATURE = "m°C"
     POWER = "µW"
@@ -210,11 +211,11 @@ class CoreReading:
     frequency: int | None = None
     cycles: int | None = None
     task_cycles: int | None = None
-    """Cycles spent on tasks; some counters start again from 0 at 2**32."""
+    """Of its cycles, those spent on tasks; some counters start again from 0 at 2**32."""
     dram_total: int | None = None
     """Bytes of the card's memory that the core's user may take."""
     dram_used: int | None = None
-    """Bytes of that memory in use."""
+    """Bytes of it taken."""
     source: CoreRange | None = None
     """Whose counters these are: the core's own, or those of fused cores, counted together."""
 
@@ -240,7 +241,7 @@ class Reading:
     at: float
     """When, in seconds of `time.monotonic`."""
     alive: bool | None = None
-    """Whether the card works, by its driver; None: the driver does not say."""
+    """None: the driver does not say."""
     uptime: int | None = None
     """Seconds since the card's firmware started."""
     errors: tuple[tuple[str, int], ...] = ()
@@ -249,9 +250,9 @@ class Reading:
     error_text: str | None = None
     """What the driver says of errors in a form that is not known."""
     throttle: tuple[str, ...] | None = None
-    """Why the driver slows the card down now: ``app_power_cap``; None: it does not say."""
+    """Why it slows the card down now: ``app_power_cap``; None: it does not say."""
     throttled: tuple[tuple[str, int], ...] = ()
-    """How often each reason to throttle has begun, counted from reading to reading."""
+    """How often each of them has begun in these readings."""
     limits: Limits = Limits()
     sensors: tuple[Sensor, ...] = ()
     cores: tuple[CoreReading, ...] = ()
@@ -292,7 +293,7 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The health of a card, with reason and start (seconds of `time.monotonic`)."""
+    """Why, and since when (seconds of `time.monotonic`)."""
 
     state: HealthState
     reason: str
@@ -321,7 +322,7 @@ class SkippedDevice:
     """Where it was seen, e.g. ``/sys/class/anvil/npu3``."""
     reason: str
     unread: bool = False
-    """True if it could not be read: it may be a card, and is tried again."""
+    """It may be a card: it could not be read, and is tried again."""
     sample_of: str | None = None
     """The family of which it is an FPGA sample."""
 
@@ -333,10 +334,10 @@ class Snapshot:
     cards: tuple[CardState, ...] = ()
     skipped: tuple[SkippedDevice, ...] = ()
     complete: bool = False
-    """True once the first search has ended and each of its cards was read, or failed to answer.
-    While it is False, no output may act as if there were no cards."""
+    """Whether cards were searched for, and every card of the first search was read or does not
+    answer. Before that no output may act as if there were no cards."""
     missing_nodes: tuple[str, ...] = ()
-    """Paths that the config wants in containers, and that are not device nodes of the host."""
+    """Nodes of the host that containers should get, and that are no device nodes on it."""
 
     def without_readings(self) -> Snapshot:
         """A copy without the values that change all the time."""
@@ -344,8 +345,9 @@ class Snapshot:
 
 
 def same_card(one: frozenset[str], other: frozenset[str]) -> bool | None:
-    """Whether both identify one card, by the best kind that both have; None: they have none."""
-    mine, its = by_kind(one), by_kind(other)
+    """Whether both identify one card, by the best kind that both have; None: neither is known."""
+    mine = by_kind(one)
+    its = by_kind(other)
     return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
 
 

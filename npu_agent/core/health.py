@@ -3,16 +3,9 @@
 It takes several bad probes in a row to fence a card and several good ones to bring it back. What
 the driver does not say is unknown, and never fences.
 
-How a probe counts for the streak of bad or good probes depends on the last word of the driver,
-which says 1 (the card works) or 0, or has no file for it:
-
-| this probe               | after a 1, or without a word | after a 0 |
-|--------------------------|------------------------------|-----------|
-| 1                        | good                         | good      |
-| the driver does not say  | good                         | ignored   |
-| 0, or any other fault    | bad                          | bad       |
-
-So a card without such a file, fenced for a missing node or a hung read, recovers without help.
+No answer counts as good, except after a 0: then only a 1 recovers the card, and no answer neither
+recovers, nor fences, nor breaks a streak. A card that was fenced for a missing node or a hung read
+has to recover without help, also if its driver has no such file.
 """
 
 from __future__ import annotations
@@ -58,11 +51,11 @@ class HealthTracker:
     dead: bool = False
     """Whether the driver's last word was that the card does not work."""
     hot: bool = False
-    """Whether the card is fenced, and was too hot at some probe since then."""
+    """Whether it is fenced, and has been too hot since."""
 
 
 def begin(verdict: Verdict, now: float) -> HealthTracker:
-    """The tracker after the first probe, which decides alone.
+    """The tracker after the first probe, which is believed.
 
     A card that is dead at the agent's start is never offered.
     """
@@ -75,9 +68,9 @@ def begin(verdict: Verdict, now: float) -> HealthTracker:
 def with_heat(
     verdict: Verdict, temperature: float | None, tracker: HealthTracker | None, policy: Policy
 ) -> Verdict:
-    """The verdict, or unhealthy if the card is too hot: `temperature` is in °C; None: unknown.
+    """The verdict in view of the card's temperature in °C; None: unknown.
 
-    A card that was fenced for heat has to cool to some degrees below the limit: else it would flap.
+    A card that was fenced for heat has to cool down by some degrees more, or it would come and go.
     """
     limit = policy.max_temperature
     if limit is None or temperature is None or verdict.state is HealthState.UNHEALTHY:

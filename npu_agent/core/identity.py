@@ -52,9 +52,9 @@ def remember(
 ) -> dict[str, frozenset[str]]:
     """`known` for the next `identify`, after these cards were given these IDs.
 
-    Identifiers that cannot be read now are kept. So is the card's name on the host: it tells apart
-    two cards that report one identity. An ID made of the number alone is dropped. Of the rest only
-    the latest are kept: a card with a new identity after each reset would fill the memory.
+    Identifiers that cannot be read now are kept, as is the card's name on the host, by which cards
+    differ that claim to be the same. An ID that is only the number is not kept. Of all others the
+    latest are: a card that has another identity after each reset would fill the memory.
     """
     identities = dict(known)
     for card, id_ in zip(cards, ids, strict=True):
@@ -86,12 +86,14 @@ def _known_ids(cards: tuple[Card, ...], known: Mapping[str, frozenset[str]]) -> 
 def _fit(before: frozenset[str], card: Card) -> int:
     """Returns how well a card fits known identifiers; 0: it is another card.
 
-    An identifier that only one side has counts neither way. An equal UUID is not enough if serial
-    number and place differ.
+    What is said only once counts neither way. The UUID alone is not enough if the serial number and
+    the place are others.
     """
     if not same_card(before, card.identities):
         return 0
-    old, new = by_kind(before), by_kind(card.identities)
+
+    old = by_kind(before)
+    new = by_kind(card.identities)
     differ = sum(old[kind] != new[kind] for kind in old.keys() & new.keys())
     agree = len(before & card.identities)
     return 2 * agree + (old.get("name") == _name(card)) if agree >= differ else 0

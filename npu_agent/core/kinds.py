@@ -273,7 +273,7 @@ class Problem(Message):
 
     @property
     def _traits(self) -> KindTraits:
-        """Those of the kind; for an API server that is away, of the first waiting problem."""
+        """An API server that is away matters as much as the first thing that waits for it."""
         first = self.parts[0] if self.kind == "APIServerAway" else self
         return TRAITS[first.kind]
 

@@ -159,7 +159,7 @@ class PreparedClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """A device that containers use, or may use."""
+    """An allocation: a device that is in use, or may be."""
 
     footprints: tuple[Footprint, ...]
     """The cores that it may stand for; empty: any."""
@@ -170,15 +170,15 @@ class Allocation:
     since: float
     """Answers requested earlier say nothing about this allocation."""
     kept_until: float = 0.0
-    """No answer that was asked for earlier ends the allocation."""
+    """An earlier answer does not end it."""
     first_absent: float | None = None
     """When the first answer without it was asked for. Only a second one ends it: a kubelet that has
     just started does not list its Pods yet."""
     pod_uids: frozenset[str] = frozenset()
     """The Pods that the kubelet had for this device since it began."""
     unlisted: bool = False
-    """True if one of these Pods was on the node but not in the list, as while its init container
-    has the device."""
+    """Whether one of them was on the node without being listed, as while an init container has the
+    device."""
 
     @property
     def holder(self) -> str:
@@ -187,7 +187,7 @@ class Allocation:
         return f"Pod {self.containers[0].pod_name}"
 
     def after_absence(self, asked_at: float, patience: float = SETTLED) -> Allocation | None:
-        """The allocation after an answer without it; None: it ends, after `patience` seconds."""
+        """Applies an answer that lacks it; None: absent for `patience` seconds."""
         if asked_at < max(self.since, self.kept_until):
             return self
         if self.first_absent is None:
@@ -197,7 +197,7 @@ class Allocation:
     def after_unlisted(
         self, answer: _Answer, name: DeviceName, orphaned: Collection[str]
     ) -> Allocation | None:
-        """Returns the allocation after an answer that does not list it; None: it has ended.
+        """Applies an answer that does not list it; None: it has ended.
 
         Args:
             answer: what the kubelet says, and the host of its Pods.
@@ -249,7 +249,7 @@ class OrphanedPod:
     by: str
     by_claim: bool
     since: float
-    """Only an answer that is asked for later ends the orphan."""
+    """Only a later answer ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class _Answer(NamedTuple):
     asked_at: float
     listed: Mapping[DeviceName, Sequence[Assignment]]
     pods: Mapping[DeviceName, frozenset[str]]
-    """UIDs of the Pods of each device, from the kubelet's checkpoint."""
+    """UIDs that the kubelet notes for each device."""
     listed_pods: frozenset[str]
     """UIDs of the Pods that have a listed device."""
     cgroups: Mapping[str, bool]
@@ -370,9 +370,9 @@ class Ledger:
         cards: Collection[Card],
         resources: Collection[str],
     ) -> Ledger:
-        """Adds an allocation for each entry of the kubelet's checkpoint that nothing else explains.
+        """Adds an allocation for each note of the kubelet's that nothing else explains.
 
-        Pod-resources lacks Pods that were deleted by force, and the devices of init containers; the
+        No list has a Pod that was deleted by force, nor the devices of an init container, and the
         record may be lost or older. An allocation whose card was absent gets its footprints when
         the card is present.
 
@@ -424,7 +424,7 @@ class Ledger:
         return replace(self, prepared=prepared)
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
-        """Returns a ledger with the UIDs of each device's Pods, by the kubelet's checkpoint."""
+        """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
         changed = {
             name: replace(hold, pod_uids=hold.pod_uids | pods[name])
             for name, hold in self.allocations.items()
@@ -433,7 +433,7 @@ class Ledger:
         return replace(self, allocations={**self.allocations, **changed})
 
     def has_pods_beyond(self, before: Ledger) -> bool:
-        """Whether an allocation has a Pod that it does not have in `before`."""
+        """Whether it knows of a Pod of an allocation that `before` does not know of."""
         return any(
             not hold.pod_uids <= before.allocations.get(name, _FREE).pod_uids
             for name, hold in self.allocations.items()
@@ -442,7 +442,7 @@ class Ledger:
     def orphan_candidates(
         self, listed: Collection[DeviceName], pods: Mapping[DeviceName, frozenset[str]]
     ) -> frozenset[str]:
-        """Returns UIDs of Pods that may hold devices which are not in `listed`."""
+        """Returns UIDs of Pods that may have what an answer with `listed` lacks."""
         absent = (hold.pod_uids for name, hold in self.allocations.items() if name not in listed)
         noted = (uids for name, uids in pods.items() if name not in listed)
         return frozenset(self.orphans).union(*absent, *noted)
@@ -486,14 +486,14 @@ class Ledger:
     def before_replacing(
         self, claim: PreparedClaim, running: Collection[str], now: float
     ) -> Ledger:
-        """Returns a ledger in which a claim can be prepared again, for other devices or Pods too.
+        """Returns the ledger before a claim is prepared again, perhaps for other devices or Pods.
 
         A kubelet does that after its restart, without an unprepare (k8s.io/kubernetes,
-        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Its earlier Pods that are
-        `running` keep their devices as orphans; if `claim` is for them too, only the devices that
-        it lacks.
+        pkg/kubelet/cm/dra/claiminfo.go, `newClaimInfoFromState`). Of the Pods from before, those
+        that are `running` keep what they had, or what `claim` lacks of it if it is for them.
         """
-        ledger, before = self, self.prepared.get(claim.uid)
+        ledger = self
+        before = self.prepared.get(claim.uid)
         if before is None:  # it was unprepared meanwhile
             return self
         for uid in (uid for uid in before.pod_uids if uid in running):
@@ -639,8 +639,8 @@ class Ledger:
     def pending_release(self) -> bool:
         """Whether another answer of pod-resources would soon end an allocation.
 
-        A grant that no answer has shown yet counts: the cores of a Pod that ends unseen are kept
-        for `UNSEEN` seconds. After that, an init container may have the device for days.
+        A grant that none has shown yet counts: of a Pod that ends before it is seen, the cores
+        are kept for `UNSEEN` seconds. After these, an init container may have it for days.
         """
         held = [*self.allocations.values(), *([self.unreadable] if self.unreadable else [])]
         return bool(self.orphans) or any(
@@ -713,7 +713,7 @@ def _without_ended_orphans(ledger: Ledger, answer: _Answer) -> Ledger:
 def _with_listed(
     ledger: Ledger, answer: _Answer, cards: Sequence[Card], resources: Collection[str]
 ) -> Ledger:
-    """Adds the devices that the answer lists, with their containers."""
+    """Adds what the answer lists, with its containers."""
     allocations = dict(ledger.allocations)
     for name, containers in answer.listed.items():
         held = allocations.get(name, _FREE)
@@ -735,9 +735,9 @@ def _with_listed(
 
 
 def _after_absences(ledger: Ledger, answer: _Answer) -> Ledger:
-    """Ends the allocations that the answer lacks, unless another source has them.
+    """Ends what the answer lacks, if nothing else says that it is held.
 
-    A Pod that runs on, though the kubelet no longer lists it, is an orphan with its devices.
+    What a Pod that runs on had, and the kubelet no longer lists, is an orphan's from then on.
     """
     running = frozenset(uid for uid, populated in answer.cgroups.items() if populated)
     allocations: dict[DeviceName, Allocation] = {}
@@ -819,10 +819,10 @@ class Conflicts:
     def against(
         self, holder: Holder | None, device: Device, pods: Collection[str] = ()
     ) -> str | None:
-        """Why `device` must not be given to this holder; None: no other holder has a part of it.
+        """Why `device` must not be given to this holder; None: no other one has any of it.
 
-        Devices that this holder has already do not count. Nor do those of the orphaned `pods` that
-        are to get the device.
+        What this holder has already does not count, nor what the orphaned `pods` keep that get the
+        device now.
         """
         if self._unreadable:
             return f"{self._unreadable.holder} may hold its cores"
@@ -850,8 +850,7 @@ class Conflicts:
         if wanted.keys & held.keys:
             if wanted.cores.overlaps(held.cores):
                 return "its cores"
-            # The cores of one card share nodes. Both are of one card for sure only if no other card
-            # reports the same identifiers, and none of them differs.
+            # The cores of one card share nodes. That it is one card is sure only if no other card
             # says the same of itself, and nothing speaks against it.
             alike = {card for key in held.keys for card in self._cards.get(key, ())}
             if len(alike) == 1 and not contradict(wanted.keys, held.keys):
@@ -913,7 +912,8 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 
 
 def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    ids, other_ids = by_kind(one), by_kind(other)
+    ids = by_kind(one)
+    other_ids = by_kind(other)
     return any(ids[kind] != other_ids[kind] for kind in ids.keys() & other_ids.keys())
 
 

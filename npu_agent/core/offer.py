@@ -18,7 +18,7 @@ class Resource:
     name: str
     """As Pods ask for it: ``example.com/npu``."""
     widths: tuple[tuple[str, int], ...]
-    """Cores of a device, by family."""
+    """By family, how many cores a device has."""
 
     def of_families(self, families: Collection[str]) -> Resource:
         """Returns it with the devices of these families only."""
@@ -41,9 +41,9 @@ class Device:
     """By variable, the texts of the nodes that cover the cores, or that of the whole card:
     ``("ANVIL_CORES", ("0:0-1",))``."""
     nodes: tuple[str, ...]
-    """Nodes that a holder gets, relative to /dev; existing ones only."""
+    """Of a holder, relative to /dev; existing ones only."""
     host_nodes: tuple[str, ...] = ()
-    """As `CardState.host_nodes`: all containers share them, so no holder has them alone."""
+    """As `CardState.host_nodes`: shared, and so no part of what a holder holds."""
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -77,8 +77,9 @@ def names(state: CardState) -> set[str]:
 
 
 def cut(state: CardState, width: int) -> tuple[Device, ...]:
-    """Cuts the card into devices of `width` cores; `Card.kept` has the last result."""
-    card, health = state.card, state.health
+    """Cuts the card into devices of `width` cores; the card keeps the last ones."""
+    card = state.card
+    health = state.health
     healthy = health.state is not HealthState.UNHEALTHY
     now = (state.id, healthy, health.reason, state.host_nodes)
     devices: tuple[Device, ...]
@@ -105,7 +106,8 @@ def _device(
     of_card = dict(card.access.whole_environment) if whole else {}
     if healthy and uncovered:
         node = dict(card.access.core_nodes)[CoreRange(uncovered[0], uncovered[0])]
-        healthy, reason = False, f"no device node for core {uncovered[0]}: /dev/{node} is missing"
+        healthy = False
+        reason = f"no device node for core {uncovered[0]}: /dev/{node} is missing"
     return Device(
         id=device_id(card_id, None if whole else cores),
         card_id=card_id,
@@ -129,7 +131,7 @@ def _device(
 
 
 def cover(card: Card, cores: CoreRange) -> tuple[tuple[CoreRange, ...], tuple[int, ...]]:
-    """Returns the fewest nodes that cover `cores` (``0-3``, ``4-7``), and the uncovered cores."""
+    """Returns the fewest core nodes, like ``0-3`` and ``4-7``, that cover `cores`, and the rest."""
     existing = sorted(
         (covered for covered, node in card.access.core_nodes if node in card.nodes),
         key=len,

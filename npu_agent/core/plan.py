@@ -45,7 +45,7 @@ class PluginWishes:
     disabled: frozenset[str]
     """Names of cards that are not offered on this node."""
     families: Collection[str]
-    """Families that the device plugin offers; the others are DRA's, or not decided yet."""
+    """Those that the device plugin offers; the others are for claims, or it is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class DraWishes:
     families: frozenset[str]
     """Families that DRA offers on this node; empty: only present claims are served."""
     decided: bool = True
-    """False while one of these wishes is unknown: the slices stay as they are."""
+    """Whether all of these are known; else the slices stay as they are."""
     disabled: Collection[str] = frozenset()
     """Names of cards that are not offered on this node, in lower case."""
     by_index: bool = False
     partitions: bool = False
-    """As `partitions` of `npu_agent.core.pool.pool`."""
+    """As `pool` takes it."""
     evict: bool = False
     """Whether an unhealthy card's Pods are to be evicted."""
     impossible: str | None = ""
@@ -79,7 +79,7 @@ class Facts:
     """Drivers of claims in use that no record has: until they are found, their cores are
     unknown."""
     degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
-    """Trends of cards that work, by card ID."""
+    """Remarks on working cards, by ID."""
 
     @property
     def cards(self) -> list[Card]:
@@ -109,10 +109,10 @@ def device_lists(facts: Facts, wishes: PluginWishes) -> dict[str, tuple[Device, 
 
 
 def withheld(published: Iterable[Device], planned: Collection[Device]) -> tuple[Device, ...]:
-    """Applies to the published devices only what gets worse by the plan: that needs no disk.
+    """Returns published devices, without what the plan for their resource no longer offers.
 
-    Devices of a card that is not planned are removed; devices that are planned as unhealthy become
-    unhealthy. Another shape, or a recovery, waits for the record.
+    Those of a card that is not planned are gone, and those that are planned as unhealthy are that
+    already. What is planned in another shape, or as healthy again, stays as it is.
     """
     cards = {device.card_id for device in planned}
     unhealthy = {device.id: device for device in planned if not device.healthy}
@@ -169,14 +169,14 @@ def claim_pool(
     unwritten: Collection[str],
     slices: SlicesState,
 ) -> tuple[PoolDevice, ...]:
-    """The devices that a driver publishes, with taints: of cards that the record has as published.
+    """The devices that a driver publishes, with taints: those of cards that are on disk as such.
 
     Args:
         facts: the cards, and who holds what.
         wishes: the config.
         dra: the driver's names.
         families: all of the vendor's: a name is unique among their cards.
-        unwritten: IDs of published cards that the record lacks, or has otherwise.
+        unwritten: IDs of published cards that are not on disk as they are now.
         slices: what the API server's slices can express.
     """
     on_disk = published_by(facts.ledger, dra.driver).difference(unwritten)
@@ -221,7 +221,7 @@ def claim_pool(
 
 
 def _remarked(device: PoolDevice, facts: Facts) -> Description:
-    """The device's description, with the trends of its card."""
+    """The description, with what is degraded."""
     kinds = sorted(kind.value for kind in facts.degraded.get(device.device.card_id, ()))
     remark = {DEGRADED: ",".join(kinds)} if kinds else {}
     attributes = {**device.description.attributes, **remark}
@@ -281,7 +281,7 @@ def published_by(ledger: Ledger, driver: str) -> set[str]:
 
 
 def unwritten(ledger: Ledger, driver: str, recorded: Mapping[str, PublishedCard]) -> set[str]:
-    """The IDs of a driver's published cards that are not in `recorded`, or differ there."""
+    """The IDs of a driver's published cards that are not in `recorded`, or otherwise there."""
     lacking = ledger.published.items() - recorded.items()
     return {id_ for id_, card in lacking if card.driver == driver}
 
@@ -289,7 +289,7 @@ def unwritten(ledger: Ledger, driver: str, recorded: Mapping[str, PublishedCard]
 def withdrawn(
     facts: Facts, wishes: DraWishes, driver: str, confirmed: Iterable[PoolDevice]
 ) -> set[str]:
-    """The IDs of cards that have left a driver's slices; `confirmed` are the devices in them."""
+    """The IDs of cards that have left a driver's slices, which have these devices now."""
     stay = {device.device.card_id for device in confirmed}
     stay |= {state.id for state in cards_for_claims(facts.snapshot, wishes)}
     return published_by(facts.ledger, driver) - stay
@@ -334,7 +334,7 @@ class AllocatedDevice:
     """A device that the scheduler has allocated to a claim."""
 
     name: str
-    """The device's name in the pool."""
+    """In the pool."""
     device: Device
     admin: bool
     """As `PreparedDevice.admin`."""
@@ -347,9 +347,8 @@ def check_claim(
 ) -> None:
     """Raises RefusalError if no Pod of this claim must get its devices, even if all are free.
 
-    If it is `prepared`, its Pods may have the devices already: only cores that it has twice are
-    refused. Devices with admin access are not checked: an administrator may look at one that is out
-    of service.
+    If it is `prepared`, its Pods may have them already: only what no scheduler allocates is
+    refused. An administrator may have come to see why a device is out of service.
     """
     own = [use for use in allocated if not use.admin]
     if not prepared:
@@ -379,11 +378,11 @@ def _check_in_service(facts: Facts, driver: str, use: AllocatedDevice) -> None:
 
 
 def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:
-    """Raises RefusalError if a claim's Pods must not get these devices, as their only holders."""
+    """Raises RefusalError if a claim's Pods must not get these devices, theirs alone."""
     before = facts.ledger.prepared.get(claim.uid)
     same_pods = before is not None and set(claim.pod_uids) <= set(before.pod_uids)
     for device in devices:
-        # An orphan that has a device which these Pods have too was a Pod of this claim.
+        # A Pod that lives on with what these Pods have too was a Pod of this claim.
         shared = same_pods and before and footprint(device) in before.footprints
         pods = facts.ledger.orphans if shared else claim.pod_uids
         _check_free(facts, ClaimHolder(claim.uid), device, pods)

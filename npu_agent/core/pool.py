@@ -43,11 +43,11 @@ class Description:
     """The published name and attributes of a device; keys as users of the driver know them."""
 
     attributes: Mapping[str, Value]
-    """The attributes by name; a name without a domain is in the driver's."""
+    """By name; one without a domain is the driver's own."""
     capacity: Mapping[str, str]
     """Quantities in Kubernetes' form: ``{"memory": "48Gi"}``."""
     counters: Mapping[str, str]
-    """Totals of a card that is cut, such as its memory, counted with its cores: at most two."""
+    """What is counted of a card that is cut, in addition to each core: at most two quantities."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +60,9 @@ class DraNames:
     """``example.com/claim``: the kind of the CDI devices that prepared claims are."""
     describe: Callable[[Card, CoreRange], Description]
     blank: Callable[[str, int], Card]
-    """Makes a card of a family and number that has only what every host shows of such a card."""
+    """A card by family and number, with what every host shows of it and no more."""
     of_host: tuple[str, ...]
-    """The attributes that depend on the host: a `blank` card lacks them."""
+    """The attributes that such a card lacks."""
     first: str = ""
     """The family whose cards the scheduler takes first where a claim leaves it the choice."""
 
@@ -78,7 +78,7 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A taint of a device: a note for people, or a reason not to allocate it now."""
+    """A remark on a device, or the reason not to allocate it now."""
 
     key: str
     """``npu.example.com/unhealthy``."""
@@ -102,12 +102,12 @@ class PoolDevice:
     """Unique in the pool, a DNS label: ``npu-`` and the card's ID, or ``npu0``; of a part of a
     card, ``-cores-0-3`` follows."""
     device: Device
-    """The card's cores that the name stands for now; its health is the card's."""
+    """What it stands for now; its health is the card's."""
     description: Description
     taints: tuple[Taint, ...] = ()
     counters: CounterSet | None = None
-    """The card's counters, from which the device takes its part. None: no other device of the pool
-    has any of its cores."""
+    """Of the card: the device consumes its own part. None where no other device of the pool has any
+    of its cores."""
 
     @property
     def barred(self) -> bool:
@@ -128,9 +128,9 @@ def pool(
     partitions: bool = False,
     last: Collection[str] = (),
 ) -> tuple[PoolDevice, ...]:
-    """The devices of these families' cards, by number; the family `dra.first` comes first.
+    """The devices of these families' cards: those of `dra.first`, then the others, by number.
 
-    They have no taints yet: see `npu_agent.core.plan.claim_pool`.
+    They have no taints: `npu_agent.core.plan.claim_pool`.
 
     Args:
         snapshot: the cards.
@@ -149,7 +149,8 @@ def pool(
     called = _by_index(cards) if by_index else _by_identity(cards)
     devices: list[PoolDevice] = []
     for state, name in zip(cards, called, strict=True):
-        card, counters = state.card, None
+        card = state.card
+        counters = None
         widths = _widths(card) if partitions else (card.core_count,)
         if len(widths) > 1:
             sums = dra.describe(card, card.all_cores).counters
@@ -168,7 +169,7 @@ def pool(
 
 
 def devices_by_name(cards: Collection[CardState]) -> Mapping[str, tuple[str, CoreRange]]:
-    """All names that devices of these cards can have; of each, the card's ID and the cores."""
+    """The card, by its ID, and the cores of all names that these cards' devices can have."""
     called = (*_by_identity(cards), *_by_index(cards))
     return {
         _named(name, state, device.cores): (state.id, device.cores)
@@ -222,10 +223,9 @@ def _label(text: str) -> str:
 
 
 def _hashed(name: str, id_: str, longest: int = _LONGEST_NAME) -> str:
-    """A name with a hash of the card's ID.
+    """A name that tells cards apart.
 
-    Without it, IDs could give one DNS label, be too long for one, or look like a part of another
-    card.
+    Their IDs may be the same as a DNS label, too long for one, or like a part of another card.
     """
     digest = hashlib.sha256(id_.encode()).hexdigest()[:8]
     return f"{name[: longest - 9].rstrip('-')}-{digest}"

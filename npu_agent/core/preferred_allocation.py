@@ -140,7 +140,7 @@ def _place(id_: str, devices: Mapping[str, Device]) -> _Place:
 
 
 def _home(left: Mapping[_Place, Sequence[str]], wanted: int, near: Collection[str]) -> str:
-    """The switch to start behind: one in the smallest neighbourhood with enough free devices."""
+    """The switch to start behind: in the tightest neighbourhood that holds all that is wanted."""
     by_switch: Counter[str] = Counter()
     by_numa: Counter[str] = Counter()
     for place, ids in left.items():

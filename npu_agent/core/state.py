@@ -45,9 +45,9 @@ class SessionPhase(enum.Enum):
     REGISTERED = "registered"
     """The kubelet holds our stream open."""
     WAITING = "waiting"
-    """Something that it depends on is not known yet: see `SessionStatus.reason`."""
+    """It depends on something that is not known yet; `SessionStatus.reason` has what."""
     BLOCKED = "blocked"
-    """It cannot be served: see `SessionStatus.reason`."""
+    """It cannot be served; `SessionStatus.reason` has why."""
     ENDED = "ended"
 
 
@@ -61,7 +61,7 @@ class SessionStatus:
     registrations: int = 0
     """Successful registrations since the start."""
     since: float | None = field(default=None, compare=False)
-    """The start of this phase; None: the agent's start."""
+    """The time of entering this phase; None: at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,6 @@ class ResourceState:
 
     session: SessionStatus
     counts: Counts
-    """A live object: its numbers change after this state was made. Read, never compare."""
     """Goes on counting."""
     devices: tuple[Device, ...] = ()
 
@@ -91,18 +90,18 @@ class SlicesState:
     published: bool = False
     """Whether all of the devices are in the API server, as far as is known."""
     generation: int = 0
-    """The pool's generation."""
+    """Of the pool."""
     slices: int = 0
     devices: int = 0
     incomplete: bool = False
-    """True if slices of the pool are missing at the API server: the scheduler allocates nothing of
-    such a pool."""
+    """Whether the API server has fewer slices of the pool than they say: the scheduler allocates
+    nothing of such a pool."""
     foreign: str = ""
     """Names of slices that another client made for this driver and node, in another pool."""
     trouble: str | None = None
     """Why they cannot be published, or not be watched, with the remedy."""
     dropped: tuple[str, ...] = ()
-    """The fields that the API server drops, as a feature is off there: ``devices.taints``."""
+    """The fields that the API server drops, such as ``devices.taints``: a feature is off there."""
     writes: int = 0
     """Slices written or deleted so far."""
 
@@ -122,15 +121,14 @@ class DraState:
     """A DRA driver: its registration, its counts, and what it offers and has prepared."""
 
     session: SessionStatus
-    """The driver's registration, under its name."""
+    """Under the driver's name."""
     counts: DraCounts
-    """A live object: its numbers change after this state was made. Read, never compare."""
     """Goes on counting."""
     slices: SlicesState
     devices: tuple[PoolDevice, ...] = ()
-    """The offered devices."""
+    """What is offered."""
     claims: tuple[PreparedClaim, ...] = ()
-    """The prepared claims."""
+    """Those that are prepared."""
 
     @property
     def name(self) -> str:
@@ -144,7 +142,7 @@ class ApiState:
     as_node: bool
     """As its Node (constrained impersonation); False: by its account's own rights."""
     refusal: str = ""
-    """Why the agent does not read as its Node; empty: it does."""
+    """Why not as its Node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +189,7 @@ class ConditionState:
     type: str
     """``example.com/NPUReady``: the config's health.condition.type."""
     status: bool | None = None
-    """The status that was written or read last; None: neither by this process."""
+    """As it was written last; None: this process has neither found nor written one."""
     reason: str = ""
     message: str = ""
     error: str | None = None
@@ -203,8 +201,8 @@ class TlsState:
     """The certificate of the public port."""
 
     expires_at: float | None = None
-    """When the certificate in force expires, by the wall clock; None: there was no good one yet,
-    and the port is closed."""
+    """Of the one in force, by the wall clock; None: there was no good one yet, and the port is
+    closed."""
     error: str | None = None
     """Why the files that are there now are refused; None if they are not."""
 
@@ -216,13 +214,13 @@ class Invocation:
     pod: str = ""
     """The agent's Pod, ``namespace/name``; empty: it runs in none."""
     config_file: str = ""
-    """The path of the config file; empty: there is none."""
+    """Empty: it has none."""
     host_root: str = "/"
 
     def command(self, *words: str) -> str:
         """The command line for a reader who has kubectl, or for the host that the agent runs on.
 
-        In the agent's Pod, the environment takes the place of options.
+        The environment of the agent's Pod has what elsewhere are options.
         """
         if self.pod:
             namespace, _, pod = self.pod.partition("/")
@@ -242,12 +240,12 @@ class GoneDevice:
     card_id: str
     """The device's own ID where its card left before this agent started."""
     name: str
-    """The last name of the card, or the device's ID if the name is not known."""
+    """The former name of the card, or again the device's ID."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentState:
-    """The state of the agent and its node. Counters in it are live: read, never compare them."""
+    """The state of the agent and its node. Its counters may go on counting."""
 
     version: str
     node: str | None
@@ -257,14 +255,14 @@ class AgentState:
     invocation: Invocation = field(default_factory=Invocation)
     started_at: float
     now: float
-    """The time of this state by the wall clock: `time.time`."""
+    """By the wall clock: `time.time`."""
     monotonic: float
-    """The same time by `time.monotonic`, the clock of all other times."""
+    """`now` by the clock of all other times."""
     snapshot: Snapshot
     usages: tuple[Usage, ...] = ()
     """The usages of present cards, from the ledger."""
     assignments: tuple[Assignment, ...] = ()
-    """All assignments that the kubelet reports: of any resource of the node."""
+    """As the kubelet reports them: of any resource of the node."""
     assignments_error: str | None = None
     """Why the kubelet does not report them; None if it does."""
     resources: tuple[ResourceState, ...] = ()

@@ -123,9 +123,9 @@ class TimelineEntry(Message):
     kind: EntryKind
     subject: Subject = field(kw_only=True)
     at: float = field(default=0.0, kw_only=True)
-    """When it happened last."""
+    """The last time."""
     first: float = field(default=0.0, kw_only=True)
-    """When it happened first."""
+    """The first time."""
     count: int = field(default=1, kw_only=True)
 
     @property
@@ -145,7 +145,7 @@ class GoneCard:
     """A card that was here while the agent ran, and is not any more."""
 
     state: CardState
-    """The card's last state, without a reading."""
+    """As it was at last, without a reading."""
     since: float
 
 
@@ -154,9 +154,9 @@ class Timeline:
     """Recent events and missing cards. Every method returns a new value."""
 
     _by_subject: Mapping[Subject, tuple[TimelineEntry, ...]] = field(default_factory=dict)
-    """The entries of each subject, the latest last."""
+    """The latest comes last."""
     gone: tuple[GoneCard, ...] = ()
-    """Cards that left, the latest first."""
+    """The one that left last comes first."""
 
     def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
         by_subject = dict(self._by_subject)

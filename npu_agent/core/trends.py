@@ -16,15 +16,20 @@ from npu_agent.core.hardware import CardState, Snapshot
 from npu_agent.core.health import Policy
 from npu_agent.core.kinds import Message
 
-HOT, VERY_HOT = 90.0, 100.0
-"""°C above which a card is hot, and so hot that the load has to go now: as the alerts have it."""
+HOT = 90.0
+"""°C above which a card is hot, as the alert has it."""
+VERY_HOT = 100.0
+"""°C above which the load has to go now, as the alert has it."""
 _COOLED = 5.0
 """°C below the limit at which a hot card is so no longer."""
 _QUIET = 900.0
 """Seconds without a new error after which errors no longer rise: as the alert has it."""
-_FLAPS, _WITHIN, _STEADY = 6, 1800.0, 300.0
-"""Changes within so many seconds that make a card flap, as the alert has it; seconds without a
-change after which it is steady."""
+_FLAPS = 6
+"""Changes that make a card flap, as the alert has it."""
+_WITHIN = 1800.0
+"""Seconds in which these changes come."""
+_STEADY = 300.0
+"""Seconds without a change after which a card is steady."""
 _MOST = 128
 """Cards whose changes are counted."""
 _DEFAULT = Policy()
@@ -37,7 +42,7 @@ class TrendKind(enum.Enum):
     ERRORS = "errors"
     """Its error counters rise, or what the driver says of its errors changes."""
     FLAPPING = "flapping"
-    """The card fails and recovers, or comes and goes, repeatedly."""
+    """It fails and recovers, or comes and goes, repeatedly."""
     TWINS = "twins"
     """Another card reports the same UUID."""
     LINK = "link"
@@ -55,13 +60,13 @@ class Trend:
     """Something that lasts on a card."""
 
     card: CardState
-    """The card at the trend's beginning, without a reading."""
+    """As it was at the beginning, without a reading."""
     detail: Detail
     since: float
     last: float
-    """When the trend was seen last."""
+    """When it was last seen to be so."""
     counted: bool = True
-    """For a trend of errors: True if the driver counts them, False if only its text has changed."""
+    """Of errors, whether the driver counts them; else its text on them has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Trends:
     slow_since: Mapping[str, float] = field(default_factory=dict)
     """The slow cards, and when each became so."""
     alike: tuple[tuple[tuple[str, ...], Message], ...] = ()
-    """The IDs of cards of one product that all have one limit, and the limit."""
+    """Cards of one product that all have a limit, by ID, and the limit."""
 
     def of(self, kind: TrendKind) -> Mapping[str, Trend]:
         """Returns the trends of one kind, by card ID."""
@@ -110,9 +115,10 @@ def step(
     now: float,
     policy: Policy = _DEFAULT,
 ) -> Trends:
-    """Returns the trends at `now`: the `known` ones, updated by the step from `before` to `after`.
+    """The trends at `now` once `after` has followed `before`, until when they were `known`.
 
-    `changed` are the cards that failed, recovered, came or left, once for each time.
+    `changed` are the cards that failed, recovered, came or left; one that did so twice is there
+    twice.
     """
     ends = {TrendKind.ERRORS: _QUIET, TrendKind.FLAPPING: _STEADY}
     current = {
@@ -140,7 +146,8 @@ def step(
     uuids = Counter(card.card.uuid for card in after.cards)
     for card in after.cards:
         limit = hot_above(card, policy.max_temperature)
-        if is_above(card, limit - _COOLED * ((TrendKind.HOT, card.id) in known.found)):
+        was_hot = (TrendKind.HOT, card.id) in known.found
+        if is_above(card, limit - _COOLED if was_hot else limit):
             lasts(TrendKind.HOT, card, (Message("AboveLimit", facts={"limit": limit}),))
         if risen := _risen(old.get(card.id, card), card):
             lasts(TrendKind.ERRORS, card, (", ".join(risen),))
@@ -180,8 +187,10 @@ def _risen(before: CardState, after: CardState) -> list[str]:
 
 
 def _new_text(before: CardState, after: CardState) -> str | None:
-    """Returns the driver's text about errors if it is new; a text of zeros means no errors."""
+    """Returns what the driver says of errors if that is new; zeros say that there are none."""
     if before.reading is None or after.reading is None:
         return None
-    was, text = before.reading.error_text, after.reading.error_text
+
+    was = before.reading.error_text
+    text = after.reading.error_text
     return text if was and text and text != was and text.strip("0x") else None

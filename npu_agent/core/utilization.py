@@ -24,8 +24,8 @@ LONGEST_PAUSE = 2.0
 def interval(before: CoreReading, after: CoreReading, *, wraps: bool) -> tuple[int, int] | None:
     """``(cycles, task cycles)`` between two samples of one core, the latter not above the former.
 
-    None: a sample has no counters, or another source's, the device was reset, or the first sample
-    is too old. `wraps`: task cycles are counted in 32 bits.
+    None where that cannot be known: a sample has no counters, or another entry's, the device was
+    reset, or it is too long ago. `wraps`: task cycles are counted in 32 bits.
     """
     if before.source != after.source:
         return None
@@ -54,10 +54,10 @@ class Tally:
     cycles: int = 0
     task_cycles: int = 0
     free: bool = False
-    """True if at least one sample since the last reading showed the core free."""
+    """Whether any sample had it not in use."""
 
     def add(self, sample: CoreReading, *, wraps: bool) -> Tally:
-        """Adds a sample; its `utilization` is 0 where the core is free, else None."""
+        """Adds a sample; its `utilization` is 0 where the core is not in use, else None."""
         between = interval(self.last, sample, wraps=wraps) if self.last else None
         cycles, task_cycles = between or (0, 0)
         return Tally(
@@ -73,7 +73,7 @@ class Tally:
     def utilization(self) -> float | None:
         """Per cent of the cycles that were counted.
 
-        If none were counted: 0 if the core was `free`, else None, since 0 of 0 is not a ratio.
+        Without any: 0 if it was not in use at some sample, else None: 0 of 0 is not a ratio.
         """
         if self.cycles:
             return 100 * self.task_cycles / self.cycles
@@ -92,12 +92,12 @@ class UtilizationTracker:
         """When the counters were read last."""
 
     def due(self, now: float, pause: float, longest: float = LONGEST_PAUSE) -> bool:
-        """Whether counters have to be read now: in `pause` seconds, one may have wrapped unseen."""
+        """Whether counters have to be read now, as `pause` seconds later may be too late."""
         return self.wraps and now + pause > self.read_at + longest
 
     def add(self, samples: Collection[CoreReading], now: float) -> None:
         self.read_at = now
-        # A core without a sample this time starts with an empty tally.
+        # A core of which nothing is known this time begins again.
         self._tallies = {
             sample.core: self._tallies.get(sample.core, Tally()).add(sample, wraps=self.wraps)
             for sample in samples
@@ -112,7 +112,10 @@ class UtilizationTracker:
         less often than it is read, which health.maxTemperature makes every half second.
         """
         self.add(samples, now)
-        cores, before, self._counted = [], self._counted, {}
+        cores = []
+        before = self._counted
+        self._counted = {}
+
         for sample in samples:
             tally = self._tallies[sample.core]
             utilization = tally.utilization()

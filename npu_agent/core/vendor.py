@@ -66,7 +66,7 @@ class Probe:
     reason: str
     """Why it is not alive, for people: ``alive says 0``."""
     nodes: frozenset[str]
-    """The device nodes that exist now, as `Card.nodes`."""
+    """Those that exist now, as `Card.nodes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class KernelDriver:
     family: str
     title: str
     directory: str
-    """A directory below the host's root that exists once the driver is loaded."""
+    """Below the host's root: there once the driver is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Profile:
     io_uring: tuple[str, ...] = ()
     """Families whose jobs cannot start without io_uring."""
     huge_pages: int = 0
-    """The number of 2 MiB pages that the vendor advises for these families."""
+    """Of 2 MiB: how many the vendor advises for these families."""
     host_nodes: tuple[tuple[str, str], ...] = ()
     """Nodes of the host below /dev that some jobs on these families open, and which do."""
 
@@ -127,14 +127,14 @@ class Label:
     """A label of a set."""
 
     key: str
-    """The label's key without the prefix of its set."""
+    """Without the prefix of its set."""
     source: LabelSource
     part: str = "version"
     """Of a version: ``version``, ``major``, ``minor``, ``patch``, ``prerelease`` or ``commit``."""
     named: Callable[[str], str] = str
-    """Returns the set's name of a family or product."""
+    """What the set calls a family or product."""
     sample: Callable[[str], str] | None = None
-    """Returns the set's name of a family's FPGA sample; None: samples are left out."""
+    """What it calls an FPGA sample of a family; None: samples are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -188,9 +188,9 @@ class MetricName:
     source: MetricSource
     kind: Literal["gauge", "counter"] = "gauge"
     sensors: SensorKind | None = None
-    """The kind of sensors, if they are the source."""
+    """Of which kind, if its source is sensors."""
     per_unit: float = 1
-    """The divisor of values, which are in the unit of `MetricSource` or `SensorKind`."""
+    """By what values, in the unit of `MetricSource` or `SensorKind`, are divided."""
     unproven: tuple[str, ...] = ()
     """Families whose driver has it in a file of a format that is not public: a guess."""
 
@@ -231,9 +231,9 @@ class VendorSpec:
     metric_schema: str
     """The default of metrics.schema."""
     dra: DraNames | None = None
-    """The vendor's names for DRA; None: its cards are not offered by DRA."""
+    """What DRA calls its cards; None: they are not offered by DRA."""
     nodes: tuple[str, ...] = ()
-    """Prefixes of the vendor's device nodes, relative to /dev."""
+    """What the paths of its device nodes below /dev begin with."""
     condition: str = "example.com/NPUReady"
     """The usual type of the Node's condition."""
 
@@ -287,7 +287,7 @@ class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
     spec: ClassVar[VendorSpec]
-    """The vendor's names in config files, labels and metrics."""
+    """What config files, labels and metrics call things."""
     profile: ClassVar[Profile]
 
     def __init__(self, root: Any, *, simulated: bool = False) -> None:
@@ -320,7 +320,7 @@ class Vendor(Protocol):
         """The telemetry of `card`, which is at `entry`; what cannot be read is left out."""
 
     def read_cores(self, entry: Entry) -> tuple[CoreReading, ...]:
-        """The counters of each core that the driver reports.
+        """The counters of each core of which the driver says something.
 
         `CoreReading.utilization` is 0 for a core that is not in use, else None.
         """

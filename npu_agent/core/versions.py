@@ -23,7 +23,7 @@ class DriverVersion:
     """The parts of a version's text, each stripped; empty where there is none."""
 
     version: str
-    """The text before prerelease and commit; all of it where its form is not known."""
+    """All before prerelease and commit; the whole text where that is in no known form."""
     prerelease: str
     commit: str
 
@@ -51,7 +51,7 @@ class DriverVersion:
 
     @property
     def semver(self) -> str | None:
-        """The text as a semantic version; None: it has no such form, so its order is not known.
+        """As a semantic version; None: it is none, and what order it has is not known.
 
         A commit that no semantic version can have is left out: it has no part in the order.
         """

@@ -143,7 +143,8 @@ def _ask(vendor: Vendor, questions: Questions, answers: Answers) -> None:
     if questions.read:
         answers.reading = vendor.read(entry, questions.card)
     elif questions.count:
-        answers.cores, answers.at = vendor.read_cores(entry), time.monotonic()
+        answers.cores = vendor.read_cores(entry)
+        answers.at = time.monotonic()
 
 
 def _failure(error: OSError | ValueError, answers: Answers) -> str:
@@ -219,7 +220,9 @@ class CardWatch:
         if probe:
             self._probe_at = now + until_tick(settings.health_interval)
         read = probe and now >= self._read_at
-        pause, longest = settings.health_interval, settings.counter_interval
+        pause = settings.health_interval
+        longest = settings.counter_interval
+
         self._plan(now, settings)
         return Questions(
             entry=entry,
@@ -231,7 +234,9 @@ class CardWatch:
         )
 
     def _plan(self, now: float, settings: ProbeSettings) -> None:
-        pause, longest = settings.health_interval, settings.counter_interval
+        pause = settings.health_interval
+        longest = settings.counter_interval
+
         self.due = self._probe_at
         if self.repeats:  # a thread probes, and the loop has all cards read at the same moment
             self.due = max(self._probe_at, math.ceil(self._read_at / pause) * pause)
@@ -252,7 +257,9 @@ class CardWatch:
             self._limits.failed(answers.limited)
             return
         self._limits.works()
-        now, before = time.monotonic(), self._known
+        now = time.monotonic()
+        before = self._known
+
         if answers.card:
             self._identified(answers.card, asked.entry, now + settings.interval)
         elif before is None:
@@ -295,8 +302,10 @@ class CardWatch:
         self._identity = card
         self._known, self._proposed = _agreed(before, self._proposed, card)
         if before is None or not before.same_as(self._known):
-            self._health, self._utilization = None, UtilizationTracker(wraps=entry.counters_wrap)
-            self.view, self._read_at = replace(self.view, reading=None), 0.0
+            self._health = None
+            self._utilization = UtilizationTracker(wraps=entry.counters_wrap)
+            self.view = replace(self.view, reading=None)
+            self._read_at = 0.0
         self._identify_at = 0.0 if self._proposed else again_at
 
     def _judge(
@@ -360,7 +369,9 @@ class CardWatch:
         self._plan(reading.at, settings)
 
     def _step(self, verdict: Verdict, settings: ProbeSettings, now: float) -> None:
-        before, reading = self._health, self.view.reading
+        before = self._health
+        reading = self.view.reading
+
         if before is None:
             self._health = health.begin(verdict, now)
         else:

@@ -262,7 +262,9 @@ class Inventory:
     def _note_found(self, search: _Found) -> None:
         if self._found.trouble and not search.trouble:
             log.info("cards can be searched for again")
-        before, self._found = self._found.entries, search
+
+        before = self._found.entries
+        self._found = search
         if search.entries is None or search.entries == before:
             return
         present = {entry.key: (vendor, entry) for vendor, entry in search.entries}
@@ -280,7 +282,8 @@ class Inventory:
         Before the first search has succeeded there is only the trouble, for people: no Snapshot
         without cards, by which slices and condition would say that the cards are gone.
         """
-        before, trouble = self.snapshots.value, self._found.trouble
+        before = self.snapshots.value
+        trouble = self._found.trouble
         searched = self._found.entries is not None
         if not searched and not trouble:
             return
@@ -320,8 +323,10 @@ class Inventory:
 
     def _follow(self, before: Snapshot, after: Snapshot) -> None:
         """Updates the trends, and logs changes."""
-        changes, earlier = tuple(card_changes(before, after)), self.trends.value
+        changes = tuple(card_changes(before, after))
+        earlier = self.trends.value
         policy = self._settings.value.policy
+
         now = trends.step(earlier, before, after, flaps(changes), time.monotonic(), policy)
         self.trends.publish(now)
         for entry in lost_entries(self.recorded, before, after):
@@ -366,8 +371,12 @@ def _log_trends(before: Trends, after: Trends) -> None:
 
 def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange]) -> None:
     for change in changes:
-        card, health, was = change.card.card, change.card.health, change.before
-        name, id_ = card.name, change.card.id
+        card = change.card.card
+        health = change.card.health
+        was = change.before
+        name = card.name
+        id_ = change.card.id
+
         match change.kind:
             case ChangeKind.REMOVED:
                 log.warning("card removed", card=name, id=id_)
@@ -386,7 +395,8 @@ def _log_changes(before: Snapshot, after: Snapshot, changes: Sequence[CardChange
                 log.warning("card renumbered", card=name, id=id_, before=was.card.name)
             case _ if was:  # its health; of a new card that has been logged
                 report = log.warning if change.kind is ChangeKind.UNHEALTHY else log.info
-                what, state = f"card {health.state.value}", was.health.state.value
+                what = f"card {health.state.value}"
+                state = was.health.state.value
                 report(what, card=name, id=id_, reason=ENGLISH.reason(health), was=state)
     for entry in after.skipped:
         if entry not in before.skipped:
@@ -449,7 +459,8 @@ class Prober:
 
         That takes two deadlines at most, however many hang.
         """
-        loop, waiting = asyncio.get_running_loop(), deque(jobs)
+        loop = asyncio.get_running_loop()
+        waiting = deque(jobs)
         futures: list[asyncio.Future[None]] = []
         try:
             futures.append(loop.run_in_executor(self._worker, _run_each, waiting))

@@ -40,7 +40,7 @@ def problems(state: AgentState) -> Iterator[Problem]:
 def _merged(
     every: Sequence[Problem], alike: Sequence[Problem], merged: Problem
 ) -> Iterator[Problem]:
-    """Yields every problem, with `merged` in the place of the `alike` ones."""
+    """Yields one problem in the place of those that are alike."""
     for problem in every:
         if problem is alike[0]:
             yield merged
@@ -49,7 +49,7 @@ def _merged(
 
 
 def _served(state: AgentState) -> list[Problem]:
-    """Returns problems of resources and drivers that are not served; one if the kubelet is away."""
+    """Returns resources and drivers that new Pods do not get; one if the kubelet is away."""
     every: list[Problem] = []
     for resource in state.resources:
         if not state.snapshot.complete or _has_cards(resource.session, state):
@@ -64,7 +64,7 @@ def _served(state: AgentState) -> list[Problem]:
 
 
 def _has_cards(session: SessionStatus, state: AgentState) -> bool:
-    """Whether the hardware has cards for a session, which learns of them a moment later."""
+    """Computed from the hardware: a session gets its cards a moment after they were found."""
     return session.phase not in (SessionPhase.NO_CARDS, SessionPhase.REGISTERING) or any(
         advertise(state.snapshot, resource, state.disabled)
         for resource in state.wanted
@@ -124,7 +124,7 @@ def _of_config(state: AgentState) -> Iterator[Problem]:
 
 
 def _of_allocation(state: AgentState, has_kubelet: bool) -> Iterator[Problem]:
-    """Yields what keeps the agent from knowing who holds devices."""
+    """Yields what is not known about devices."""
     if state.assignments_error is not None and has_kubelet:
         yield Problem(
             "AssignmentsUnknown",

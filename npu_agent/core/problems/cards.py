@@ -71,7 +71,7 @@ def nodes_of(cards: Iterable[CardState]) -> tuple[tuple[str, ...], ...]:
 
 
 def is_served_by_person(card: CardState, state: AgentState) -> bool:
-    """Whether the card is cordoned and no Pod holds it: neither a problem nor an alert."""
+    """Whether a person works on the card already, and no Pod holds it: no alerts either."""
     return card.id in state.cordons and not state.usages_of(card)
 
 
@@ -162,7 +162,7 @@ def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Problem:
 
 
 def _replaced(state: AgentState) -> Iterator[Problem]:
-    """Yields Pods whose card was exchanged: another card is in its place now."""
+    """Yields Pods that were given a card in whose place there is another one now."""
     for card in state.snapshot.cards:
         usages = state.usages_of(card)
         pods = [use.assignment.pod_name for use in usages if _is_of_another(use.assignment, card)]
@@ -175,7 +175,8 @@ def _replaced(state: AgentState) -> Iterator[Problem]:
 
 def _is_of_another(assignment: Assignment, state: CardState) -> bool:
     """Whether the device plugin gave out this ID for another card in the same place."""
-    card, device = state.card, assignment.device
+    card = state.card
+    device = assignment.device
     by_number = device.startswith(f"{card.family}-") or not (card.uuid or card.serial)
     return not (assignment.claim or by_number or footprints_of(device, [card]))
 
@@ -218,7 +219,7 @@ def _lasting(
     state: AgentState,
     kind: Kind | None = None,
 ) -> Iterator[Problem]:
-    """Yields one problem for the cards that have this trend, if there are any."""
+    """Yields one problem for those of the cards that have a trend, if any."""
     trends = state.trends.of(trend_kind)
     flaps = trend_kind is TrendKind.FLAPPING
     cards = [
@@ -242,7 +243,7 @@ def _lasting(
 
 
 def _detail(kind: TrendKind, card: CardState, trend: Trend) -> Detail:
-    """The present value of a trend, or the one at its beginning where that is not known."""
+    """What is so now; as it began where that is not known."""
     reading = card.reading
     if kind is TrendKind.HOT and reading:
         return (Message("Temperature", facts={"celsius": reading.temperature()}),)

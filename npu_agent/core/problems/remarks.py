@@ -103,7 +103,7 @@ def _busy(state: AgentState) -> Iterator[Problem]:
 
 
 def _stray_load(card: CardState, state: AgentState) -> float:
-    """The load of the busiest core of a card that no Pod holds; 0 if one may hold it."""
+    """The load of its busiest core where no Pod holds it, as far as the kubelet says that."""
     known = state.assignments_error is None and (state.resources or state.dra)
     if (
         not known

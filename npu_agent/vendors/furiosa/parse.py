@@ -18,7 +18,8 @@ _HEX = re.compile(r"(?:0[xX])?[0-9a-fA-F]{1,16}")
 _LONGEST_TEXT = 256
 _MOST_NUMBERS = 256
 """Drivers write about twenty lines."""
-_UNSIGNED_32, _UNSIGNED_64 = 1 << 32, 1 << 64
+_UNSIGNED_32 = 1 << 32
+_UNSIGNED_64 = 1 << 64
 _HEX_LINE = re.compile(
     r"^(\w+)[ \t]*:[ \t]*(?:0[xX])?([0-9a-fA-F]{1,16})[ \t\r]*$", re.ASCII | re.MULTILINE
 )
@@ -111,7 +112,8 @@ def numbers(raw: bytes | None) -> tuple[tuple[str, int], ...]:
     by_name: dict[str, int] = {}
     for line in (raw or b"").decode("ascii", "replace").splitlines()[:_MOST_NUMBERS]:
         name, colon, value = line.rpartition(":")
-        name, value = name.strip(), value.strip()
+        name = name.strip()
+        value = value.strip()
         if not colon or not name or len(name) > _LONGEST_TEXT:
             continue
         if not name.isascii() or not name.isprintable():

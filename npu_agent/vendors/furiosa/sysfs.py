@@ -109,7 +109,8 @@ class Furiosa:
                 )
 
     def identify(self, entry: Entry) -> Card:
-        family, directory = self._families[entry.family], entry.path
+        family = self._families[entry.family]
+        directory = entry.path
         platform = parse.text(_read(f"{directory}/platform_type"))
         if platform == "VITIS":
             raise NotServedError(
@@ -198,7 +199,9 @@ class Furiosa:
         return Probe(alive, f"{file} says 0" if alive is False else "", nodes)
 
     def read(self, entry: Entry, card: Card) -> Reading:
-        family, directory = self._families[entry.family], entry.path
+        family = self._families[entry.family]
+        directory = entry.path
+
         try:
             alive = parse.liveness(_optional(f"{directory}/{family.liveness_file}"))
         except ValueError:
@@ -423,7 +426,8 @@ def _core(
     total = used = None
     if holder and not isinstance(memory, _NoReading):
         # What fused cores have together is split into equal parts, so that cores can be summed.
-        total, used = memory[0] // len(holder), memory[1] // len(holder)
+        total = memory[0] // len(holder)
+        used = memory[1] // len(holder)
     if frequency is None and total is None and source is None and not free:
         return None
     return CoreReading(
