@@ -168,8 +168,13 @@ def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
     assert {p["name"] for p in score["disabled"]} < {p["name"] for p in everywhere}
     assert profile["schedulerName"] == "npu-binpack-scheduler"
     (fit,) = (p["args"] for p in profile["pluginConfig"] if p["name"] == "NodeResourcesFit")
-    assert fit["scoringStrategy"]["type"] == "MostAllocated"
-    assert {"cpu", "memory"}.isdisjoint(r["name"] for r in fit["scoringStrategy"]["resources"])
+    strategy = fit["scoringStrategy"]
+    assert strategy["type"] == "RequestedToCapacityRatio"
+    shape = strategy["requestedToCapacityRatio"]["shape"]
+    assert shape == [{"utilization": 0, "score": 0}, {"utilization": 100, "score": 10}]
+    weights = {resource["name"]: resource["weight"] for resource in strategy["resources"]}
+    assert (weights.pop("cpu"), weights.pop("memory")) == (1, 1)
+    assert set(weights.values()) == {100}
     assert seen["leaderElection"]["leaderElect"] is False
 
 
