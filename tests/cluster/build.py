@@ -147,10 +147,17 @@ ACTIONLINT = GoBuild(
     packages=("cmd/actionlint",),
 )
 OPA = GoBuild(
-    name="opa-1.22.0",
+    name="opa-1.22.4",
     module="github.com/open-policy-agent/opa",
-    version="v1.22.0",
-    checksum="h1:CwxTSHfk5GmA1CaySVWyxRvggY2xZYxKL6bhDuWOCuU=",
+    version="v1.22.4",
+    checksum="h1:/sKtqt7GVSvXQn1sML2PSzl8tD/mTHF2pzQC3x1CV8k=",
+    packages=("",),
+)
+OPA_OLDEST = GoBuild(
+    name="opa-0.44.0",
+    module="github.com/open-policy-agent/opa",
+    version="v0.44.0",
+    checksum="h1:sEZthsrWBqIN+ShTMJ0Hcz6a3GkYsY4FaB2S/ou2hZk=",
     packages=("",),
 )
 NODE_READINESS_CONTROLLER = GoBuild(
@@ -183,6 +190,13 @@ GPU_PLUGIN = GoBuild(
 )
 SAMPLE_PLUGIN = replace(
     KUBERNETES, name=f"sample-plugin-{RELEASE}", packages=("test/images/sample-device-plugin",)
+)
+NFD = GoBuild(
+    name="nfd-0.18.3",
+    module="sigs.k8s.io/node-feature-discovery",
+    version="v0.18.3",
+    checksum="h1:q5/qpyxrasI/F6838lflFNGAUszpMNRuFwornPLYdxQ=",
+    packages=("cmd/nfd-worker", "cmd/nfd-master"),
 )
 NODE_EXPORTER = GoBuild(
     name="node-exporter-1.12.1",
@@ -267,9 +281,16 @@ _MANIFESTS = {
     ),
     KUBERAY: ("config/crd/bases/ray.io_rayclusters.yaml",),
     JOB_SET: ("config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",),
+    NFD: ("deployment/helm/node-feature-discovery",),
 }
-"""By build, the manifests of its module that are kept, with its programs if it has some."""
-_INSTEAD = {NODE_HEALTHCHECK_OPERATOR: {"k8s.io/kube-aggregator": "v0.34.8"}}
+"""By build, the manifests of its module that are kept, with its programs if it has some.
+
+A directory is a chart.
+"""
+_INSTEAD = {
+    NODE_HEALTHCHECK_OPERATOR: {"k8s.io/kube-aggregator": "v0.34.8"},
+    NFD: {f"{NFD.module}/api/nfd": NFD.version},
+}
 """By build, versions of modules in place of those that it names: not every proxy has those."""
 KUBELETS = {RELEASE: KUBERNETES, **({OLDEST: OLDEST_KUBELET} if RELEASE == NEWEST else {})}
 """Those to test under this control plane: the newest has the oldest kubelet that we support too."""
@@ -348,7 +369,12 @@ def _build(build: GoBuild, directory: Path) -> None:
         logger.info("building %s: minutes, but only this once", build.name)
         _compile(build, source, directory, go, env)
     for name in _MANIFESTS.get(build, ()):
-        shutil.copyfile(source / name, directory / Path(name).name)
+        kept = directory / Path(name).name
+        if (source / name).is_dir():
+            # Files of a module are read-only.
+            shutil.copytree(source / name, kept, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(source / name, kept)
 
 
 def _compile(build: GoBuild, source: Path, directory: Path, go: str, env: dict[str, str]) -> None:

@@ -45,6 +45,10 @@ TYPED = {
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/people/commands/test_demo.py runs the tour, CI the tests",
+    ("docs/scheduling.md", "With Node Feature Discovery"): "the chart is of a public registry; "
+    "tests/k8s/test_nfd.py renders it with these values",
+    ("docs/scheduling.md", "By Open Policy Agent"): "the chart is on a public site; "
+    "tests/k8s/test_opa.py runs OPA with this policy and the values' answer",
     ("docs/platforms.md", "k3s"): ELSEWHERE,
     ("docs/platforms.md", "OpenShift"): ELSEWHERE,
 }

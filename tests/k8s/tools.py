@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.build import HELM, HELM_3, KUBE_SCORE, KUBERNETES, OPA, GoBuild, ensure_binaries
+from tests.cluster.build import (
+    HELM,
+    HELM_3,
+    KUBE_SCORE,
+    KUBERNETES,
+    OPA,
+    OPA_OLDEST,
+    GoBuild,
+    ensure_binaries,
+)
 
 K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
@@ -31,14 +41,20 @@ PARTS_BUT_NODES = [name for name in PARTS if not name.startswith("nodes-")]
 
 Object = dict[str, Any]
 
-_BUILDS = {"helm": HELM, "helm-3": HELM_3, "kube-score": KUBE_SCORE, "opa": OPA}
+_BUILDS = {
+    "helm": HELM,
+    "helm-3": HELM_3,
+    "kube-score": KUBE_SCORE,
+    "opa": OPA,
+    "opa-0": OPA_OLDEST,
+}
 
 
 @functools.cache
 def program(name: str) -> Path:
     """A program by its name, built if it is not in the cache yet."""
     build: GoBuild = _BUILDS.get(name, KUBERNETES)
-    return ensure_binaries(build)[name.removesuffix("-3")]
+    return ensure_binaries(build)[re.sub(r"-\d$", "", name)]
 
 
 def run(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
 # A Pod that asks for an NPU has to name npu-binpack-scheduler: scheduler-name-refuse, for OPA.
 package kubernetes.admission
 
-import rego.v1
+# Not rego.v1: OPA before 0.59 cannot read it. Newer ones read both.
+import future.keywords
 
 # With a prefix of their own, as other policies live in this package too.
 npu_scheduler := "npu-binpack-scheduler"

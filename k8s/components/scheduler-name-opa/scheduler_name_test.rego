@@ -1,7 +1,7 @@
 package kubernetes.admission_test
 
 import data.kubernetes.admission
-import rego.v1
+import future.keywords
 
 request(spec) := {"request": {
 	"kind": {"group": "", "version": "v1", "kind": "Pod"},
