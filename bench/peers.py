@@ -8,7 +8,6 @@ of a stand-in. Claims are prepared with a real API server, and Pods run on a rea
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import re
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench.claims import rounds
 from bench.figure import Figure, quantiles
@@ -254,7 +255,7 @@ async def _idle(process: Process, what: str, seconds: float) -> AsyncIterator[Fi
 
 def _account(judged: World) -> tuple[str, str, str]:
     """The API server's URL, the file with its CA, and a token."""
-    config = json.loads(judged.api.kubeconfig.read_bytes())
+    config = yaml.safe_load(judged.api.kubeconfig.read_bytes())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     return cluster["server"], cluster["certificate-authority"], user["token"]
 

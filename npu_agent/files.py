@@ -110,7 +110,7 @@ def _replaced(
     with contextlib.suppress(IrregularError, PermissionError, FileNotFoundError):
         if _content(path, len(content) + 1, follow=False) == content:
             return False
-    if make:
+    if make and not path.parent.is_dir():
         _make(path.parent)
     # Hidden, and without an ending: some readers take every *.json of a directory. Random, as the
     # two agents of a rolling update may both be process 1 of their containers.

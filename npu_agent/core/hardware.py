@@ -158,8 +158,11 @@ class Card:
     @property
     def identities(self) -> frozenset[str]:
         """Identifiers of the card: ``uuid:...``, ``serial:...``, ``pci:...``."""
-        texts = (self.uuid, self.serial, self.pci_bus_id)
-        return frozenset(f"{kind}:{text}" for kind, text in zip(_KINDS, texts, strict=True) if text)
+        known: frozenset[str] | None = self.kept.get("identities")
+        if known is None:
+            texts = zip(_KINDS, (self.uuid, self.serial, self.pci_bus_id), strict=True)
+            known = self.kept["identities"] = frozenset(f"{kind}:{t}" for kind, t in texts if t)
+        return known
 
     def as_json(self) -> dict[str, str | int | bool | None]:
         """The JSON of a card for status.json, `info -o json` and other programs."""

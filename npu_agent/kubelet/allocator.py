@@ -45,7 +45,7 @@ log = logger(__name__)
 
 _ENDING = "this npu-agent is shutting down: the kubelet asks the next one"
 _NOT_OURS = "this npu-agent does not own the node now: it takes over when it can"
-_ANSWERED = 0.02
+_ANSWERED = 0.05
 """Seconds from a change to the plan for it. A Pod waits for the answer of a Prepare, which changes
 the ledger: 2 ms of planning on the event loop would delay it."""
 
@@ -524,7 +524,8 @@ class Allocator:
     async def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
 
-        Of the Pods that had the claim before, those that run on keep what they had.
+        Who asks for it has called `read_notes`. Of the Pods that had the claim before, those that
+        run on keep what they had.
 
         Args:
             claim: as it is to be.
@@ -533,7 +534,6 @@ class Allocator:
         Raises:
             RefusalError: another holder has cores or nodes of one of them.
         """
-        await self._read_notes()
         before = self._ledger.prepared.get(claim.uid)
         if before and before != claim:
             living = await self.pod_resources.pods.running(before.pod_uids)
@@ -623,7 +623,7 @@ class Allocator:
     async def _orphans_end(self, resource: str, devices: Sequence[Device]) -> None:
         """Waits until the orphaned Pods that had the devices have ended: 10 s at most."""
         names = [DeviceName(resource, device.id) for device in devices]
-        living = await self._read_notes(names)
+        living = await self.read_notes(names)
         if self._ledger.has_pods_beyond(self._recorded):
             # The kubelet forgets now who has ended, and this agent may be killed.
             await self._save()
@@ -635,7 +635,7 @@ class Allocator:
             await asyncio.sleep(self._timing.holder_ends_every)
             self.reconcile()
 
-    async def _read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
+    async def read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
         """Records who has what by the kubelet's notes, which tell also while pod-resources fails.
 
         Returns the UIDs of running Pods that no list has, and of those that had these devices.

@@ -346,7 +346,9 @@ class Claims:
         await self._ready()
         if self._allocator.drivers_in_recovery.value:
             await self.recover()
-        claim, single_container = await self._checked(ref), None
+        # An API server takes longer than the kubelet's notes: both are read at the same time.
+        claim, _ = await asyncio.gather(self._checked(ref), self._allocator.read_notes())
+        single_container = None
         while True:
             changed = self._allocator.states.changed  # before it is tried: no change is missed
             try:
@@ -363,6 +365,7 @@ class Claims:
                 until = call.began + self._timing.holder_ends
                 if not await set_within(changed, until - time.monotonic()):
                     raise
+                await self._allocator.read_notes()
 
     async def _ready(self) -> None:
         """Waits for the cards and their holders to be known; raises RefusalError."""
