@@ -914,7 +914,9 @@ def _meant(id_: str, card: Card) -> Footprint | None:
 def contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     ids = by_kind(one)
     other_ids = by_kind(other)
-    return any(ids[kind] != other_ids[kind] for kind in ids.keys() & other_ids.keys())
+    return one != other and any(
+        ids[kind] != other_ids[kind] for kind in ids.keys() & other_ids.keys()
+    )
 
 
 def _with_remark(holder: str, remark: str) -> str:

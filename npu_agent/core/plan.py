@@ -81,7 +81,7 @@ class Facts:
     degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
     """Remarks on working cards, by ID."""
 
-    @property
+    @cached_property
     def cards(self) -> list[Card]:
         return [state.card for state in self.snapshot.cards]
 

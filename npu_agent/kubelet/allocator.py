@@ -671,7 +671,7 @@ class Allocator:
     ) -> None:
         """Records those of the living Pods whose devices the kubelet treats as free."""
         now, ledger = self._clock(), self._ledger
-        for hold in holds:
+        for hold in holds if living else ():
             ledger = ledger.with_orphans(living.intersection(hold.pod_uids), hold, now)
         self.states.publish(ledger)
 
