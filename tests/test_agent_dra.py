@@ -243,7 +243,7 @@ async def test_while_the_first_search_for_cards_is_late_no_output_says_that_ther
     assert features.read_bytes() == labels
 
 
-async def test_what_a_claim_holds_no_container_gets_by_the_device_plugin(room: Room) -> None:
+async def test_no_container_gets_a_claims_device_by_the_device_plugin(room: Room) -> None:
     room.node.timing = timing(linger=1.0)
     room.node.cards("warboy=2")
     ref = room.claim("c", NAMES[0])
@@ -298,7 +298,7 @@ async def test_the_driver_is_ended_before_the_rest(room: Room) -> None:
 
 
 @pytest.mark.parametrize("allocation", [AUTO, DRA], ids=["auto", "dra"])
-async def test_nothing_is_offered_before_it_is_known_whether_dra_can_be(
+async def test_no_device_is_offered_before_it_is_known_whether_dra_can_be(
     room: Room, allocation: AllocationConfig
 ) -> None:
     """It is not ready either: else a rollout would end the agent that works."""
@@ -368,7 +368,7 @@ async def test_evict_and_disabled_are_followed(room: Room) -> None:
         await room.free(NAMES[1])
 
 
-async def test_it_is_not_ready_without_the_nodes_name(room: Room) -> None:
+async def test_the_agent_is_not_ready_without_the_nodes_name(room: Room) -> None:
     room.node.cards("warboy=1")
     async with room.node.agent(node_name=None, allocation=DRA, **NOTHING_ELSE) as agent:
         await until(lambda: any("set NODE_NAME" in one for one in reasons(agent)))

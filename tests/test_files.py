@@ -38,7 +38,7 @@ async def test_the_mode_of_a_directory_that_is_there_is_its_owners(tmp_path: Pat
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
-async def test_what_is_so_already_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_with_the_same_content_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     await files.replace(path, b"content")
     before = files.identity(path)
@@ -73,7 +73,7 @@ async def test_a_pipe_is_replaced_and_a_directory_is_not(tmp_path: Path) -> None
     assert {each.name for each in tmp_path.iterdir()} == {"file", "directory"}
 
 
-async def test_what_somebody_made_unreadable_is_replaced(
+async def test_a_file_that_was_made_unreadable_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -122,7 +122,9 @@ async def test_a_missing_directory_is_made_only_where_it_may_be(tmp_path: Path) 
     ("make", "what"),
     [(Path.mkdir, "this is a directory"), (os.mkfifo, "this is not a regular file")],
 )
-async def test_what_is_no_file(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
+async def test_paths_that_are_no_files(
+    tmp_path: Path, make: Callable[[Path], None], what: str
+) -> None:
     make(tmp_path / "file")
     descriptors = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(20):
@@ -147,7 +149,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-async def test_one_that_hangs_holds_up_no_other_and_is_written_by_nobody_later(
+async def test_a_hung_write_delays_no_other_file_and_never_lands_later(
     tmp_path: Path, free: threading.Event
 ) -> None:
     slow = tmp_path / "slow"

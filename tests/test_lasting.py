@@ -110,7 +110,7 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
 
 
 @pytest.mark.usefixtures("hurried", "unheard")
-async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
+async def test_memory_and_files_stay_the_same_over_200_kubelet_restarts(node: Node) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
         await first(agent.pages.server.listening, bool)
@@ -137,7 +137,7 @@ async def test_nothing_grows_over_200_kubelet_restarts(node: Node) -> None:
 @pytest.mark.usefixtures("hurried", "unheard")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("times", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
-async def test_nothing_grows_over_allocations(node: Node, times: int) -> None:
+async def test_memory_and_files_stay_the_same_over_allocations(node: Node, times: int) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
         await first(agent.pages.server.listening, bool)

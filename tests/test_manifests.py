@@ -189,7 +189,7 @@ def test_only_the_agent_sees_the_host() -> None:
         assert paths == (wanted if name == "npu-agent" else set()), name
 
 
-def test_what_is_mounted_below_the_hosts_folders_is_not_writable_either() -> None:
+def test_mounts_below_the_hosts_folders_are_not_writable_either() -> None:
     """`readOnly` is about the mount itself: cgroups and /dev/shm are mounts of their own."""
     pod = one("DaemonSet")["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}

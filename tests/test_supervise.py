@@ -88,7 +88,9 @@ async def test_a_part_that_ran_for_long_starts_at_the_first_pause_again(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_what_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(fails: bool) -> None:
+async def test_a_part_that_fails_or_goes_on_while_it_is_cancelled_ends_all_the_same(
+    fails: bool,
+) -> None:
     started = asyncio.Event()
 
     async def run() -> None:

@@ -29,7 +29,7 @@ def test_quoted_is_always_in_quotes() -> None:
     assert quoted("x" * 81) == f"'{'x' * 80}'..."
 
 
-def test_one_line_of_foreign_words() -> None:
+def test_foreign_text_becomes_one_line() -> None:
     assert one_line("a\n  b\x1b[31m") == "a b?[31m"
     assert one_line("x" * 300) == "x" * 300
     assert one_line("x" * 301) == "x" * 299 + "…"
@@ -52,7 +52,7 @@ def test_natural_order() -> None:
         ("", None),
     ],
 )
-def test_what_was_likely_meant(word: str, meant: str | None) -> None:
+def test_the_likely_meant_name(word: str, meant: str | None) -> None:
     """A card with another number is none that was misspelt."""
     assert closest(word, ("rngd", "Warboy", "npu3")) == meant
 

@@ -23,7 +23,7 @@ def free() -> threading.Event:
     return threading.Event()
 
 
-async def test_it_returns_and_raises_what_the_function_does() -> None:
+async def test_a_call_returns_and_raises_what_the_function_does() -> None:
     thread = DaemonThread()
     assert await thread.call(lambda: 1 + 1, deadline=DEADLINE) == 2
     with pytest.raises(FileNotFoundError):
@@ -81,7 +81,7 @@ async def test_want_of_memory_is_an_error_of_the_system() -> None:
         await DaemonThread().call(fail, deadline=DEADLINE)
 
 
-def test_a_thread_without_memory_to_begin_holds_up_nobody() -> None:
+def test_a_thread_without_memory_to_begin_delays_no_caller() -> None:
     """Its stack is that of an ended thread; there is no memory for Python's first frame."""
     python(
         """

@@ -18,7 +18,7 @@ class Node(msgspec.Struct, frozen=True):
     taints: list[Meta] | None = None
 
 
-def test_what_is_read_and_what_is_ignored() -> None:
+def test_known_fields_are_read_and_others_ignored() -> None:
     answer = '{"metadata": {"resourceVersion": "7", "labels": null, "uid": 1}, "spec": {}}'
     assert decode(answer, Node) == Node(Meta("7"))
     assert convert({"resourceVersion": "7"}, Meta) == Meta("7")
@@ -43,7 +43,7 @@ def test_what_is_read_and_what_is_ignored() -> None:
         ),
     ],
 )
-def test_one_error_that_names_the_field(document: bytes | str, words: str) -> None:
+def test_an_error_names_the_field(document: bytes | str, words: str) -> None:
     with pytest.raises(InvalidJsonError) as raised:
         decode(document, Node)
     assert str(raised.value) == words

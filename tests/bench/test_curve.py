@@ -12,7 +12,7 @@ MINUTES = [10.0 * each for each in range(60)]
 """Ten of them, a sample each ten seconds."""
 
 
-def test_what_comes_and_goes_is_no_rise() -> None:
+def test_a_value_that_comes_and_goes_is_no_rise() -> None:
     chance = Random(1)
     assert abs(risen([(at, 50 + chance.choice((0, 0, 0, 9))) for at in MINUTES])) < 1
 

@@ -96,7 +96,7 @@ def test_wrong_use_is_exit_2_with_what_is_wrong(
     assert line.startswith("npu-agent: error: ")
 
 
-def test_a_bad_host_root_of_the_environment_is_one_of_the_commands_that_use_it(
+def test_a_bad_npu_agent_host_root_fails_only_commands_that_read_the_host(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NPU_AGENT_HOST_ROOT", "/missing")
@@ -288,7 +288,7 @@ def test_a_full_disk_behind_stdout_is_an_error_of_one_line() -> None:
         ("ascii:backslashreplace", "info", "\\xb0C |"),
     ],
 )
-def test_what_stdout_has_no_character_for_is_shown_as_a_question_mark(
+def test_a_character_that_stdout_lacks_is_shown_as_a_question_mark(
     root: Path, encoding: str, command: str, words: str
 ) -> None:
     done = subprocess.run(
@@ -349,7 +349,7 @@ def hostile(root: Path) -> Path:
         f"simulate /tmp/{RED} fault npu{RED} dead",
     ],
 )
-def test_nothing_that_is_shown_steers_the_terminal(
+def test_output_never_steers_the_terminal(
     hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for variable in ("NPU_DEVNAME", "FURIOSA_DEVICES"):

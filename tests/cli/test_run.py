@@ -31,7 +31,7 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_its_cards_are_alive_break_and_are_null_in_containers(
+def test_simulated_cards_are_alive_break_and_are_null_in_containers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--simulate", "warboy=1,rngd=1", "--host-root", str(tmp_path), *QUIET)

@@ -49,7 +49,7 @@ events: FALSE
         "health:\nresources:  # none\n",
     ],
 )
-def test_nothing_is_the_defaults(text: str) -> None:
+def test_an_empty_file_is_the_defaults(text: str) -> None:
     assert config_of(text) == default_config(REGISTRY)
 
 

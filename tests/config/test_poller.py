@@ -200,7 +200,7 @@ async def test_an_edit_whose_parse_was_given_up_is_judged_again(
         assert followed.configs.value.interval == 7
 
 
-async def test_a_file_that_hangs_is_reported_and_holds_up_nothing(
+async def test_a_file_that_hangs_is_reported_and_blocks_no_other_part(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, opened = threading.Event(), files.regular

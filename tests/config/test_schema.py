@@ -71,7 +71,7 @@ def test_device_nodes_for_all_containers(path: str) -> None:
         *("/dev/npu0", "/dev/npu3pe0-1", "/dev/rngd/npu0mgmt"),
     ],
 )
-def test_what_is_no_device_node_or_a_cards_is_refused(path: str) -> None:
+def test_a_path_that_is_no_device_node_or_a_cards_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="a path below /dev"):
         device_nodes(path)
 

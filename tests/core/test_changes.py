@@ -75,7 +75,7 @@ def test_a_card_that_is_exchanged_is_neither_gone_nor_added() -> None:
     assert changes.flaps([found]) == ()
 
 
-def test_what_lasts_is_news_when_it_begins_and_when_it_ends() -> None:
+def test_a_trend_is_an_entry_when_it_begins_and_when_it_ends() -> None:
     trend = Trend(card=ONE, detail=("above 90 °C",), since=1.0, last=1.0)
     none, hot = Trends(), Trends({(TrendKind.HOT, ONE.id): trend})
     (began,) = changes.trend_entries(none, hot)
@@ -172,7 +172,7 @@ def holds(card: CardState, pod: str, core: int) -> Usage:
     return Usage(card.id, CoreRange(core, core), who)
 
 
-def test_who_is_given_a_card_and_releases_one() -> None:
+def test_pods_that_are_given_a_card_and_release_one() -> None:
     both = seen(ONE, TWO)
     train, other = holds(ONE, "train", 0), holds(TWO, "other", 0)
     released, given = changes.usage_entries([train], [other], both, both)

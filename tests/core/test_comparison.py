@@ -69,7 +69,7 @@ def test_each_reason_to_throttle_but_idle_counts() -> None:
     assert found(card(0, throttle=("idle",)), card(1, throttle=None)) == {}
 
 
-def test_what_is_no_fault() -> None:
+def test_cards_that_are_not_slow() -> None:
     for cards in (
         # Full load at the limit that it should have, next to idle cards.
         (card(0, mhz=1800, throttle=("app_power_cap", "app_clock_cap")), card(1)),

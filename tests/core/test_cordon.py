@@ -24,7 +24,7 @@ def test_a_card_goes_by_name_uuid_and_pci_address_in_any_case() -> None:
     assert not found.wrong
 
 
-def test_what_names_no_card_is_wrong_and_the_rest_counts() -> None:
+def test_an_entry_that_names_no_card_is_wrong_and_the_rest_counts() -> None:
     found = cordons(entries('{"npu3": "swap fan", "npu9": "", "npu8": ""}'), HOST)
     assert found.cards == {THREE.id: "swap fan"}
     assert not found.wrong
@@ -140,5 +140,5 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert len(str(wrong)) < 600
 
 
-def test_none() -> None:
+def test_no_annotation_cordons_no_card() -> None:
     assert entries("") == entries(" ") == entries("{}") == {}

@@ -107,7 +107,7 @@ def test_ids(known: dict[str, str], claims: list[Claims], ids: tuple[str, ...]) 
     assert identify(tuple(warboy(at, *claim) for at, claim in enumerate(claims)), before) == ids
 
 
-def test_what_cannot_be_read_any_more_is_remembered() -> None:
+def test_identifiers_that_cannot_be_read_any_more_are_remembered() -> None:
     whole, half = warboy(0, "U", "S", "P"), warboy(0, None, "S", "P")
     known = remember(remember({}, (whole,), ("U",)), (half,), ("U",))
     assert known == {"U": frozenset({"uuid:U", "serial:S", "pci:P", "name:warboy-0"})}

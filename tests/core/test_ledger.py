@@ -83,7 +83,7 @@ def test_an_id_that_is_a_whole_cards_is_no_part_of_it(uuid: str, serial: str) ->
     assert found.cores == A.all_cores
 
 
-def test_another_shape_of_the_held_cores_is_not_free() -> None:
+def test_held_cores_are_not_free_in_another_shape() -> None:
     assert against(held(A, B, by="U0"), A, B, cores=1) == {
         "U0_cores_0": "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
         "U0_cores_1": "Pod team/train still holds its cores as U0 of beta.furiosa.ai/npu",
@@ -96,7 +96,7 @@ def test_other_cores_of_the_card_are_free_although_they_share_nodes() -> None:
     assert against(held(A, by="U0_cores_0", cores=1), A, cores=1)["U0_cores_1"] is None
 
 
-def test_another_resource_of_the_held_cores_is_not_free() -> None:
+def test_held_cores_are_not_free_for_another_resource() -> None:
     ledger = answered(Ledger(), pod("U0", resource="furiosa.ai/warboy"), at=1.0, cards=[A, B])
     assert against(ledger, A, B) == {
         "U0": "Pod team/train still holds its cores as U0 of furiosa.ai/warboy",
@@ -237,7 +237,7 @@ def test_after_a_restart_all_that_was_offered_may_be_held() -> None:
     assert not answered(ledger, at=101.0, cards=[A]).allocations
 
 
-def test_what_was_held_is_known_over_two_restarts() -> None:
+def test_a_held_device_is_known_over_two_restarts() -> None:
     """The first of the two agents never offered what the one before it had granted."""
     record = held(A, by="U0")
     for _ in range(2):
@@ -394,7 +394,7 @@ def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() 
     assert left(ledger, one) == f"Pod team/train {KEEPS} still holds its cores"
 
 
-def test_what_was_prepared_since_counts_and_not_an_older_record() -> None:
+def test_a_claim_prepared_since_counts_and_not_an_older_record() -> None:
     one, other = offered(A, B)
     record = Ledger().with_claim(claim(prepared("r", one)))
     since = Ledger().with_claim(claim(prepared("r", other)))
@@ -646,7 +646,7 @@ def test_a_pod_with_a_device_of_no_card_blocks_all_until_the_card_is_known() -> 
     }
 
 
-def test_what_the_kubelet_has_noted_is_added_to_what_is_known() -> None:
+def test_pods_of_the_kubelets_checkpoint_are_added_to_known_allocations() -> None:
     ledger = noted(Ledger(), pod("U0"), at=1.0)
     assert ledger.with_pods({DeviceName(NPU, "U0"): frozenset({UID})}) == ledger
     assert ledger.with_pods({DeviceName(NPU, "U1"): frozenset({UID})}) == ledger

@@ -70,7 +70,7 @@ def test_a_sick_card_is_tainted_and_evicts_only_if_asked_to(evict: bool, effect:
     assert taints(*cards, evict=evict) == [(), (Taint(key=UNHEALTHY, effect=Effect(effect)),), ()]
 
 
-def test_what_one_should_know_of_a_card_has_no_effect() -> None:
+def test_a_taint_for_information_has_no_effect() -> None:
     known = state("rngd", 0)
     degraded = {known.id: {TrendKind.LINK, TrendKind.HOT}}
     (device,) = pool_of(known, degraded=degraded)
@@ -85,7 +85,7 @@ def test_what_one_should_know_of_a_card_has_no_effect() -> None:
     assert device.taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
 
 
-def test_what_somebody_holds_is_tainted_but_evicts_nobody() -> None:
+def test_a_held_device_is_tainted_but_evicts_no_pod() -> None:
     def held(device: Device) -> str | None:
         return "a container of Pod a/b has it" if device.card.index == 1 else None
 

@@ -102,7 +102,7 @@ def test_readiness(found: Scene, reasons: tuple[Kind, ...]) -> None:
     assert len(found.unready()) == len(reasons)
 
 
-def test_what_a_resource_waits_for_is_known() -> None:
+def test_the_reason_that_a_resource_waits_is_a_fact() -> None:
     def facts(phase: SessionPhase, reason: str, registrations: int) -> dict[str, object]:
         (problem,) = unready(scene(phase, reason, registrations).state())
         return dict(problem.facts)
@@ -177,7 +177,7 @@ def test_stale_readings_are_a_problem() -> None:
     assert kinds(scene) == []
 
 
-def test_each_trouble_of_the_agent_is_one_problem() -> None:
+def test_a_fault_of_the_agent_is_one_problem() -> None:
     scene = Scene(
         cards=(state(),), phase=SessionPhase.REGISTERING, reason="kubelet.sock is missing"
     )
@@ -222,7 +222,7 @@ def test_a_condition_that_cannot_be_written_is_a_problem() -> None:
     assert note.runbook == "npuconditionnotwritten"
 
 
-def test_what_is_out_of_the_ordinary_is_noted() -> None:
+def test_unusual_states_are_notes() -> None:
     unknown = state(health=HealthState.UNKNOWN, reason="the driver does not say")
     unlisted = state(index=1, missing=("pe1", "pe0-1"))
     scene = Scene(
@@ -246,7 +246,7 @@ def test_what_is_out_of_the_ordinary_is_noted() -> None:
     assert found[3].facts == {"service": RESOURCE, "reason": "by 7"}
 
 
-def test_what_is_odd_about_cards_is_one_note_for_all_of_them() -> None:
+def test_oddities_of_cards_are_one_note_for_all_of_them() -> None:
     odd = (("ProductUnknown", "RNGD+"), ("VersionUnreadable", "x"), ("VersionUnreadable", "x"))
     scene = Scene(cards=(state(index=0, oddities=odd), state(index=1, oddities=odd[:1])))
     assert kinds(scene) == []
@@ -288,7 +288,7 @@ def test_a_disabled_name_that_means_another_card_than_before_is_noted() -> None:
     assert found[0].facts == {"first": scene.cards[1].id}
 
 
-def test_what_corrects_a_cordon_has_the_name_of_the_node() -> None:
+def test_the_command_that_corrects_a_cordon_has_the_nodes_name() -> None:
     scene = Scene(cards=(state(index=1),))
     wrong = cordons({}, scene.state().snapshot, "not JSON").wrong
     found = problems(replace(scene.state(), cordons_lost={"npu9": ""}, cordons_wrong=wrong))
@@ -308,7 +308,7 @@ def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
     assert found(SlicesState(published=True, foreign="a")) == ["npudrapreparefailing"]
 
 
-def test_that_cards_are_simulated_is_noted() -> None:
+def test_simulated_cards_are_a_note() -> None:
     real = state()
     simulated = replace(real, card=replace(real.card, simulated=True))
     assert noted(Scene(cards=(real,))) == []
@@ -434,7 +434,7 @@ def test_the_most_harmful_comes_first() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.DEAD, Cause.HOT])
-def test_one_cause_of_every_card_is_one_problem_of_the_node(cause: Cause) -> None:
+def test_a_cause_of_every_card_is_one_problem_of_the_node(cause: Cause) -> None:
     scene = Scene(cards=tuple(dead(index, cause, 60 + index) for index in range(64)))
     (problem,) = problems(scene.state())
     assert (problem.kind, problem.cause) == ("AllCardsUnhealthy", cause)
@@ -448,7 +448,7 @@ def test_one_cause_of_every_card_is_one_problem_of_the_node(cause: Cause) -> Non
     assert not words.last_command, "no other card of this Node would take them"
 
 
-def test_one_cause_of_some_cards_is_one_problem_that_names_them() -> None:
+def test_a_cause_of_some_cards_is_one_problem_that_names_them() -> None:
     scene = Scene(cards=(dead(0), dead(1), well(2), dead(3, Cause.HANGS)))
     assert [(problem.cause, names(problem)) for problem in problems(scene.state())] == [
         (Cause.DEAD, ["npu0", "npu1"]),
@@ -499,7 +499,7 @@ def test_a_problem_is_as_severe_as_its_alert() -> None:
     assert seen.items() - severities.items() == {(name, "warning") for name in without_alert}
 
 
-def test_what_is_about_to_be_needs_no_remedy() -> None:
+def test_a_search_for_cards_needs_no_remedy() -> None:
     (note,) = problems(scene(SessionPhase.NO_CARDS, complete=False).state())
     assert note.kind == "ResourceSearching"
     assert ENGLISH.remedy(note) == ""
@@ -771,7 +771,7 @@ def causes(found: Faults) -> int:
         st.booleans(),
     )
 )
-def test_one_cause_is_one_problem(found: Faults) -> None:
+def test_a_cause_is_one_problem(found: Faults) -> None:
     now = found.state()
     # Without the kubelet, cards that wait for nothing are its only consequence.
     away = found.kubelet and bool(now.snapshot.cards or now.dra)
@@ -790,7 +790,7 @@ def test_one_cause_is_one_problem(found: Faults) -> None:
 
 
 @pytest.mark.parametrize("pending", ["", _AWAY])
-def test_that_cards_are_still_served_is_said_only_where_it_is_so(pending: str) -> None:
+def test_cards_are_called_served_only_while_they_are(pending: str) -> None:
     scene = Scene(cards=(read(well(0)),), holdings=Holdings(error="no answer"))
     now = replace(scene.state(), api_error=_AWAY, node_error=_AWAY, auto_pending_reason=pending)
     found = problems(now)

@@ -9,7 +9,7 @@ from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import Scene, held, read
 
 
-def test_who_holds_which_cores_of_which_card() -> None:
+def test_usages_of_a_card() -> None:
     card, other = state(), state(index=1)
     pods = (held(card, "b", CoreRange(1, 1)), held(card, "a", CoreRange(0, 0)))
     found = Scene(cards=(card, other), holdings=Holdings(assignments=pods)).state()

@@ -31,7 +31,7 @@ def test_the_latest_comes_first() -> None:
     assert [entry.at for entry in found.entries(4.0)] == [3.0, 2.0, 1.0]
 
 
-def test_what_repeats_is_counted() -> None:
+def test_a_repeated_entry_is_counted() -> None:
     found = Timeline()
     for at in range(6):
         found = found.noted([one("down"), one("up")], float(at))
@@ -42,7 +42,7 @@ def test_what_repeats_is_counted() -> None:
     assert (down.count, down.first, down.at) == (6, 0.0, 5.0)
 
 
-def test_it_is_bounded_for_each_subject() -> None:
+def test_the_timeline_is_bounded_for_each_subject() -> None:
     """A Job that makes a Pod a second does not displace the card that died at night."""
     found = Timeline().noted([one("npu0 died")], 0.0)
     for at in range(500):
@@ -53,7 +53,7 @@ def test_it_is_bounded_for_each_subject() -> None:
     assert shown[0] == "pod-499"
 
 
-def test_it_forgets_after_a_day() -> None:
+def test_the_timeline_forgets_after_a_day() -> None:
     found = Timeline().noted([one("a")], 0.0)
     assert texts(found, SPAN - 1) == ["a"]
     assert texts(found, SPAN + 1) == []

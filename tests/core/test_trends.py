@@ -92,7 +92,7 @@ def test_cards_are_not_compared_where_that_is_off() -> None:
     assert step(known, seen(slow), seen(slow), (), 9_999.0, Policy(slow_after=0)).found == {}
 
 
-def test_one_moment_shows_a_limit_but_not_what_may_be_over_in_the_next() -> None:
+def test_a_limit_shows_in_one_moment_but_a_reason_to_throttle_does_not() -> None:
     limits = Limits(power=225.0, default_power=300.0)
     limited = replace(ONE, reading=Reading(at=1.0, limits=limits, throttle=("app_power_cap",)))
     throttled = replace(TWO, reading=Reading(at=1.0, throttle=("hw_power_cap",)))

@@ -20,13 +20,13 @@ def _first_column(heading: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_it_has_every_attribute() -> None:
+def test_the_reference_has_every_attribute() -> None:
     card = NAMES.blank("rngd", 0)
     known = NAMES.describe(card, card.all_cores).attributes.keys() | {*NAMES.of_host}
     assert _first_column("Attributes") == known | {DEGRADED}
 
 
-def test_it_has_every_taint() -> None:
+def test_the_reference_has_every_taint() -> None:
     health = Health(state=HealthState.UNHEALTHY, reason="", since=0.0)
     (device,) = cut(CardState(id="a", card=NAMES.blank("rngd", 0), health=health), 8)
     found = taints(NAMES.driver, device, held=True, cordoned=True, trends=[*TrendKind])

@@ -116,7 +116,7 @@ def test_a_new_label(clone: Path) -> None:
     passes(clone, tests)
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_files_that_the_page_names_exist() -> None:
     [(text, where)] = re.findall(r'`grep -rn "(.+)" (\w+)`', PAGE.prose)
     assert any(text in file.read_text(encoding="utf-8") for file in (ROOT / where).rglob("*.py"))
     for name in re.findall(r"`((?:npu_agent|tests)/[\w/.]+)`", PAGE.prose):

@@ -20,7 +20,7 @@ OTHERS = pytest.mark.parametrize("other", [KOREAN, JAPANESE], ids=["ko", "ja"])
 
 
 @OTHERS
-def test_both_have_the_same_commands(other: Page) -> None:
+def test_both_readmes_have_the_same_commands(other: Page) -> None:
     def commands(blocks: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [(language, re.sub(r" +#.*", "", code)) for language, code in blocks]
 
@@ -29,7 +29,7 @@ def test_both_have_the_same_commands(other: Page) -> None:
 
 
 @OTHERS
-def test_both_lead_to_the_same_places(other: Page) -> None:
+def test_both_readmes_link_to_the_same_places(other: Page) -> None:
     def places(links: list[str]) -> list[str]:
         """English pages; the README of a language may lead to its own."""
         plain = {re.sub(r"^docs/(ko|ja)/", "docs/", link).partition("#")[0] for link in links}

@@ -29,7 +29,7 @@ def packed(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-def test_it_is_the_tour_as_it_is_today() -> None:
+def test_the_recording_is_the_tour_as_it_is_today() -> None:
     recorded = packed("".join(rows(MOVING)))
     assert recorded == packed(TOUR), "the tour has changed since: make recording"
 

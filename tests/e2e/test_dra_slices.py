@@ -159,7 +159,7 @@ async def publishing(node: Node, directory: Path) -> AsyncIterator[World]:
     ],
     ids=["mixed", "none", "all-unhealthy", "many", "cut-on-demand"],
 )
-async def test_it_is_taken_as_it_was_sent_and_not_written_again(
+async def test_a_slice_is_taken_as_it_was_sent_and_not_written_again(
     node: Node, tmp_path: Path, devices: tuple[PoolDevice, ...]
 ) -> None:
     async with publishing(node, tmp_path) as world:
@@ -255,7 +255,7 @@ def of_another(name: str) -> dict[str, Any]:
     }
 
 
-async def test_what_others_make_for_this_node_is_named_and_hinders_nothing(
+async def test_slices_of_others_for_this_node_are_named_and_hinder_nothing(
     node: Node, tmp_path: Path
 ) -> None:
     names = [f"theirs-{n:02}" for n in range(17)]

@@ -111,7 +111,7 @@ def address(node: Node) -> str:
     return str(found["targets"][0])
 
 
-def test_who_may_is_answered_and_who_may_not_is_told_why(
+def test_a_client_with_the_right_is_answered_and_another_gets_the_reason(
     node: Node, ours: Authority, prometheus: Prometheus
 ) -> None:
     assert len(prometheus.wait("furiosa_npu_alive == 1", 2)) == 2

@@ -15,7 +15,7 @@ def clean() -> None:
     """No node is needed, so none is started."""
 
 
-async def test_what_the_agents_of_four_nodes_ask_of_a_real_api_server(
+async def test_requests_of_four_nodes_agents_at_a_real_api_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run, "_CALM", 3.0)

@@ -106,7 +106,7 @@ def attempts(
     return node.wait_for("the Pod's attempts", tried)
 
 
-def test_nothing_of_the_hosts_sys_and_dev_is_writable(node: Node, directory: Path) -> None:
+def test_the_hosts_sys_and_dev_are_not_writable(node: Node, directory: Path) -> None:
     found = attempts(node, directory)
     assert found["written"] == []
     # It does see the host's classes; and of /dev/shm neither what is there nor what comes.

@@ -137,7 +137,7 @@ def of_type(type_: str, status: str = "False", **more: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": type_, "status": status, **more}]}}
 
 
-def test_its_own_condition_is_its_own(node: Node, token: str) -> None:
+def test_an_agent_may_write_its_own_condition(node: Node, token: str) -> None:
     applied = {**thing("Node", node.name, namespace=""), **of_type(TYPE, "Unknown")}
     for asked in (
         status(node, of_type(TYPE)),
@@ -160,7 +160,7 @@ FOREIGN: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_nothing_else_of_its_status(node: Node, token: str) -> None:
+def test_an_agent_may_write_nothing_else_of_its_nodes_status(node: Node, token: str) -> None:
     attacks = [status(node, body) for body in FOREIGN]
     attacks.append(status(node, of_type(TYPE), MERGE))  # a list in place of all
     for asked in attacks:
@@ -172,7 +172,7 @@ def test_nothing_else_of_its_status(node: Node, token: str) -> None:
     assert "cannot update resource" in refusal(replaced)
 
 
-def test_what_is_no_status_stays_by_this_way_too(node: Node, token: str) -> None:
+def test_fields_outside_the_status_stay_by_this_way_too(node: Node, token: str) -> None:
     taints = [{"key": "furiosa.ai/x", "effect": "NoExecute"}]
     for spec in ({"taints": taints}, {"unschedulable": True}):
         answer = ask(node, token, *status(node, {"spec": spec}))

@@ -209,7 +209,7 @@ REFUSED = {
 """What each policy says of another Node."""
 
 
-def test_its_own_node_alone(node: Node, token: str, other: str) -> None:
+def test_an_agent_changes_its_own_node_alone(node: Node, token: str, other: str) -> None:
     unbound = node.cluster.token_for(ACCOUNT, NAMESPACE)
     for policy, write in WRITES.items():
         assert accepted(node, token, write(node.name))
@@ -287,7 +287,9 @@ def test_each_agent_has_its_own_node_whatever_the_namespace(node: Node, other: s
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}
 
 
-def test_it_may_cordon_its_own_cards_and_no_others(node: Node, token: str, other: str) -> None:
+def test_an_agent_may_cordon_its_own_cards_and_no_others(
+    node: Node, token: str, other: str
+) -> None:
     for value in ('{"npu0": "x"}', None):
         cordon = {"metadata": {"annotations": {CORDONED: value}}}
         assert ask(node, token, *patch(node.name, cordon), real=True).status == 200
@@ -357,7 +359,7 @@ def test_other_slices_are_refused(node: Node, token: str) -> None:
             assert words in refusal(ask(node, token, *asked)), asked
 
 
-def test_what_the_policy_reads_of_a_slice_never_changes(node: Node) -> None:
+def test_fields_of_a_slice_that_the_policy_reads_never_change(node: Node) -> None:
     """So of an update it need not read the old one."""
     make(node, slice_("mine", node.name))
     for changed in ({"nodeName": OTHER}, {"driver": "gpu.example.com"}, {"pool": {"name": OTHER}}):

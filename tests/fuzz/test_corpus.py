@@ -60,7 +60,7 @@ def _broken(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"a", b"long", b"steer"])
-def test_what_is_not_allowed_is_a_failure(data: bytes) -> None:
+def test_an_error_that_is_not_allowed_is_a_failure(data: bytes) -> None:
     target = Target(name="broken", parse=_broken, allowed=(ValueError,))
     with pytest.raises((KeyError, AssertionError)):
         attempt(target, data)

@@ -240,7 +240,7 @@ async def test_cancelling_while_a_read_hangs_leaves_only_its_thread(root: Path) 
 # Cards that come and go.
 
 
-async def test_another_card_behind_the_same_entry_has_a_health_of_its_own(root: Path) -> None:
+async def test_a_new_card_behind_the_same_entry_has_a_health_of_its_own(root: Path) -> None:
     """No event tells of it, only what the card says of itself."""
     async with watching(root) as watched:
         watched.fault("npu0", "dead")
@@ -320,7 +320,7 @@ async def test_a_type_that_cannot_be_read_fences_after_a_while_and_comes_back(ro
         await watched.card("npu0", HEALTHY)
 
 
-async def test_one_wrong_answer_changes_no_card(root: Path) -> None:
+async def test_a_single_wrong_answer_changes_no_card(root: Path) -> None:
     class Lying(Furiosa):
         lies = 0
 
@@ -655,7 +655,7 @@ async def test_64_cards_are_published_once_each_was_looked_at(tmp_path: Path) ->
         assert len(fenced.cards) == 64
 
 
-async def test_what_stays_the_same_is_not_published(root: Path) -> None:
+async def test_an_equal_snapshot_is_not_published(root: Path) -> None:
     host = Counted(root)
     async with watching(root, host, replace(QUICK, telemetry_interval=3600)) as watched:
         before = len(watched.record.all)
@@ -742,7 +742,7 @@ async def test_threads_that_the_system_refuses_take_no_card_away(
         assert watched.record.value.skipped == ()
 
 
-async def test_what_is_counted_of_a_card_ends_with_it(root: Path) -> None:
+async def test_a_cards_counts_end_with_it(root: Path) -> None:
     async with watching(root) as watched:
         watched.fault("npu0", "unreadable")
         await until(lambda: watched.inventory.failures)

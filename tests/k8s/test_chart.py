@@ -101,7 +101,7 @@ def test_a_value_is_its_component(component: str, overlay: Overlay) -> None:
     assert made != comparable(template({}))
 
 
-def test_everything_at_once_in_another_namespace_with_another_image(overlay: Overlay) -> None:
+def test_all_values_together_in_another_namespace_with_another_image(overlay: Overlay) -> None:
     image = {"repository": "registry.example.com/npu-agent", "tag": "1.2.3"}
     # kustomize cannot have an address follow namespace and scheme.
     runbook = "http://npu-agent.kube-system.svc:9100/runbook"

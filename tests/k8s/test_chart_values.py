@@ -91,7 +91,7 @@ def test_labels_and_annotations_of_ones_own() -> None:
     assert selectors(made) == [SELECTOR] * 4
 
 
-def test_another_name_is_in_every_name_and_in_what_refers_to_it() -> None:
+def test_a_name_override_is_in_every_name_and_reference() -> None:
     everything = {
         "dra": {"enabled": True},
         "metricsAuthorization": True,
@@ -282,7 +282,7 @@ def one_dashboard(values: Object) -> Object:
     return next(thing for thing in made if thing["metadata"]["name"] == "npu-agent-dashboard")
 
 
-def test_who_gets_through_the_network_policy() -> None:
+def test_clients_that_the_network_policy_admits() -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"name": "openshift-monitoring"}}}]
     made = template({"networkPolicy": {"enabled": True, "from": peers}})
     (rule,) = by_kind(made, "NetworkPolicy")["spec"]["ingress"]
@@ -296,7 +296,7 @@ def alerts(**values: Any) -> dict[str, Object]:
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
-def test_each_threshold_is_in_its_own_alert_and_in_what_that_says() -> None:
+def test_a_threshold_is_in_its_own_alert_and_in_its_description() -> None:
     """And the component has the chart's defaults: test_chart compares the two."""
     default = alerts()
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

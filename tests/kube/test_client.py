@@ -179,7 +179,7 @@ async def test_no_answer_sets_a_cookie(server: Server, tmp_path: Path) -> None:
     assert ["Cookie" in asked.headers for asked in server.asked] == [False, False]
 
 
-async def test_something_that_is_no_http(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_speak_http(tmp_path: Path) -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example ESMTP\r\n\r\n")
         await writer.drain()

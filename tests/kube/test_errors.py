@@ -64,7 +64,7 @@ def test_statuses(status: int, message: str, kind: ErrorKind, words: list[str]) 
         ("create", "TokenReview", "check that this is a Kubernetes API server"),
     ],
 )
-def test_what_was_not_found(verb: str, kind: str, words: str) -> None:
+def test_a_404_names_the_missing_object_or_api(verb: str, kind: str, words: str) -> None:
     request = Request(verb=verb, kind=kind, answer=object)
     assert words in answered(request, 404, {}, b"404 page not found", HERE).remedy
 

@@ -88,7 +88,7 @@ async def test_reads_are_the_nodes_and_writes_the_accounts() -> None:
     assert server.calls == [PROBE, PROBE, "get c", "list", "apply n1"], "one probe"
 
 
-async def test_what_a_node_may_not_ask_is_asked_as_the_account() -> None:
+async def test_a_request_that_a_node_may_not_make_is_made_as_the_account() -> None:
     asked: list[str | None] = []
 
     async def reply(request: web.Request) -> web.StreamResponse:

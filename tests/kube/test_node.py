@@ -53,7 +53,7 @@ async def world(tmp_path: Path, name: str | None = NODE) -> AsyncIterator[World]
             await asyncio.wait([task])
 
 
-async def test_one_watch_has_the_node_and_its_changes(tmp_path: Path) -> None:
+async def test_a_watch_has_the_node_and_its_changes(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         assert (await here.sees(None)).labels == {"kubernetes.io/hostname": NODE}
         await here.watching()
@@ -73,7 +73,7 @@ async def test_one_watch_has_the_node_and_its_changes(tmp_path: Path) -> None:
         assert here.server.calls == ["watch nodes"]
 
 
-async def test_what_is_not_followed_wakes_no_reader(tmp_path: Path) -> None:
+async def test_a_change_that_is_not_followed_wakes_no_reader(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.watching()
         changed = here.watch.state.changed
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_no_node(tmp_path: Path) -> None:
         await until(lambda: here.watch.error is None)
 
 
-async def test_nothing_is_asked_unless_wanted(tmp_path: Path) -> None:
+async def test_the_node_is_not_read_unless_wanted(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.watching()
         here.wanted.publish(False)

@@ -162,7 +162,7 @@ async def test_a_connection_that_breaks(server: Server, api: Api) -> None:
 @pytest.mark.parametrize(
     "sent", [b"\n", b"no JSON\n", b"5\n", b'{"type": "ADDED"}\n', b"[[" * 9_999 + b"\n"]
 )
-async def test_what_is_no_event(server: Server, api: Api, sent: bytes) -> None:
+async def test_lines_that_are_no_events(server: Server, api: Api, sent: bytes) -> None:
     server.replies = [streams(sent)]
     error = await failure(api)
     assert error.kind is ErrorKind.GARBAGE

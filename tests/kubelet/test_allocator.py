@@ -56,7 +56,7 @@ async def test_only_an_answer_ends_a_hold(tmp_path: Path) -> None:
     assert room.allocator.states.value.allocations == {}
 
 
-async def test_what_a_claim_holds_is_no_reason_to_withhold_it_from_the_scheduler(
+async def test_a_claims_device_is_not_withheld_from_the_scheduler(
     tmp_path: Path,
 ) -> None:
     """Which knows of it: a taint would keep an administrator's Pod out."""
@@ -122,7 +122,7 @@ def cordons(room: Room) -> None:
         (cordons, "is cordoned: swap fan"),
     ],
 )
-async def test_what_changes_while_a_grant_waits_counts(
+async def test_changes_while_a_grant_waits_count(
     tmp_path: Path, changes: Callable[[Room], None], refusal: str
 ) -> None:
     room = await outlived(tmp_path)
@@ -177,7 +177,7 @@ async def test_a_grant_by_a_list_that_is_not_on_the_disk_is_saved_first(tmp_path
     assert DeviceName(NPU, "WARBOY-0") in recovered.allocations
 
 
-async def test_what_changes_while_a_grant_is_saved_counts(
+async def test_changes_while_a_grant_is_saved_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = Room(tmp_path)
@@ -276,7 +276,7 @@ async def test_an_init_container_that_waits_keeps_its_cores_over_a_restart(tmp_p
     assert (tmp_path / RECORD).exists()
 
 
-async def test_who_lives_had_one_of_several_devices(tmp_path: Path) -> None:
+async def test_a_living_pod_had_one_of_several_devices(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     room.kubelet.node.notes |= {DeviceName(NPU, "WARBOY-1"): frozenset({"gone"})}
     room.says("WARBOY-0", "WARBOY-1")
@@ -376,7 +376,7 @@ async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_pa
     assert (tmp_path / RECORD).exists()
 
 
-async def test_who_has_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
+async def test_the_pod_of_a_device_is_noted_before_the_kubelet_forgets_it(tmp_path: Path) -> None:
     """In the record, too: the agent may be killed as soon as it has answered the kubelet."""
     room = Room(tmp_path)
     await room.owned()

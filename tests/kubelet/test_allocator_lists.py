@@ -121,7 +121,7 @@ async def offering(directory: Path, *, by_cdi: bool = False) -> AsyncIterator[Ro
         yield room
 
 
-async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
+async def test_no_device_is_listed_before_cards_and_holders_are_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
     room.snapshots.publish(Snapshot())
     async with room.running():
@@ -133,7 +133,7 @@ async def test_nothing_is_said_before_all_is_known(tmp_path: Path) -> None:
     assert room.messages == [(), ((room.card.id, True),)]
 
 
-async def test_nothing_is_offered_before_the_kubelet_has_said_who_holds_what(
+async def test_no_device_is_offered_before_the_kubelet_has_said_who_holds_what(
     tmp_path: Path,
 ) -> None:
     room = Room(tmp_path)
@@ -281,7 +281,7 @@ async def test_slices_that_were_confirmed_before_a_card_was_offered_do_not_relea
     assert published[-1] == []
 
 
-async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> None:
+async def test_no_device_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> None:
     room = Room(tmp_path)
 
     async def watch() -> None:
@@ -301,7 +301,7 @@ async def test_nothing_is_offered_before_it_is_on_the_disk(tmp_path: Path) -> No
             await watching
 
 
-async def test_what_is_in_the_last_good_cdi_spec_is_offered_although_no_new_one_can_be_written(
+async def test_devices_of_the_last_good_cdi_spec_are_offered_although_no_new_one_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = files.replace
@@ -330,7 +330,7 @@ def _reason(room: Room) -> str:
     return room.allocator.devices[NPU].value[0].reason
 
 
-async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_path: Path) -> None:
+async def test_no_file_is_left_on_the_disk_if_no_container_holds_a_device(tmp_path: Path) -> None:
     record = tmp_path / RECORD
     async with offering(tmp_path, by_cdi=True) as room:
         await room.ended()
@@ -344,7 +344,7 @@ async def test_nothing_is_left_on_the_disk_if_no_container_holds_a_device(tmp_pa
 
 
 @pytest.mark.parametrize("why", ["held", "just allocated", "not said", "no answer", "not ours"])
-async def test_what_the_next_agent_needs_is_left(
+async def test_the_record_that_the_next_agent_needs_is_left(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / RECORD
@@ -434,7 +434,7 @@ async def test_a_card_for_slices_waits_alone_for_a_full_disk(
     assert not pool.unwritten.value
 
 
-async def test_nothing_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
+async def test_no_device_is_offered_while_claims_in_use_are_not_known(tmp_path: Path) -> None:
     use = Assignment("team", "pod", "main", "npu.furiosa.ai", "npu-0", "c")
     async with offering(tmp_path) as room:
         room.now += 2.0
@@ -468,7 +468,7 @@ def dead(card: CardState) -> CardState:
 
 
 @pytest.mark.parametrize("name", [RECORD, SPEC])
-async def test_what_gets_worse_waits_for_no_disk(
+async def test_bad_news_waits_for_no_disk(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card that comes does: for as long as the disk hangs."""

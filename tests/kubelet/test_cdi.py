@@ -68,7 +68,7 @@ def test_only_the_device_that_a_runtime_would_refuse_is_left_out() -> None:
     assert specs([]) == {}
 
 
-def test_what_is_held_stays_as_it_was_until_it_is_offered_again() -> None:
+def test_a_held_device_stays_as_it_was_until_it_is_offered_again() -> None:
     one, other = devices("A")
     (third, _) = devices("B", 1, "acme.example/anvil")
     before = specs((one, other, third))
@@ -233,7 +233,7 @@ def named(directory: Path) -> list[str] | None:
     return [device["name"] for device in json.loads(path.read_bytes())["devices"]]
 
 
-async def test_what_is_held_stays_as_it_was_until_its_pod_has_ended(tmp_path: Path) -> None:
+async def test_a_held_device_stays_as_it_was_until_its_pod_has_ended(tmp_path: Path) -> None:
     one = plugin_specs(tmp_path)
     await write(one, WHOLE)
     assert named(tmp_path) == [CARD]
@@ -247,7 +247,7 @@ async def test_what_is_held_stays_as_it_was_until_its_pod_has_ended(tmp_path: Pa
     assert named(tmp_path) is None
 
 
-async def test_what_is_granted_while_a_spec_is_written_without_it_returns(tmp_path: Path) -> None:
+async def test_a_device_granted_while_a_spec_is_written_without_it_returns(tmp_path: Path) -> None:
     one = plugin_specs(tmp_path)
     await write(one, WHOLE)
     await one.write(PARTS, set(), owned=True, cards=True)  # and not offered yet
@@ -256,7 +256,7 @@ async def test_what_is_granted_while_a_spec_is_written_without_it_returns(tmp_pa
     assert named(tmp_path) == [*CORES, CARD]
 
 
-async def test_what_a_killed_agent_has_left_stays_while_it_is_held(tmp_path: Path) -> None:
+async def test_specs_of_a_killed_agent_stay_while_their_devices_are_held(tmp_path: Path) -> None:
     await killed(tmp_path)
     one = plugin_specs(tmp_path)
     # It stands by: the agent that serves the node may have another config.

@@ -109,7 +109,7 @@ async def test_second_waits_is_told_who_owns_it_and_takes_over(
     running.cancel()
 
 
-async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
+async def test_a_waiting_session_does_not_keep_a_lost_lock(
     tmp_path: Path,
 ) -> None:
     lost = Mock()
@@ -134,7 +134,7 @@ async def test_who_lost_the_lock_does_not_own_it_by_another_session_that_waits(
     lost.assert_called()
 
 
-async def test_who_leaves_late_does_not_lose_the_lock_that_was_taken_again(
+async def test_a_session_that_ends_late_does_not_lose_the_lock_that_was_taken_again(
     tmp_path: Path,
 ) -> None:
     lost = Mock()
@@ -296,7 +296,9 @@ async def test_only_the_next_of_several_registers_and_it_takes_over(tmp_path: Pa
 
 
 @pytest.mark.parametrize("killed", [True, False])
-async def test_another_one_takes_over_if_the_next_one_hangs(tmp_path: Path, killed: bool) -> None:
+async def test_a_third_agent_takes_over_if_the_next_in_line_hangs(
+    tmp_path: Path, killed: bool
+) -> None:
     impatient = Second(tmp_path, replace(QUICK, free=0.0))
     owner = start(tmp_path)
     try:

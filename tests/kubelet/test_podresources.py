@@ -287,7 +287,7 @@ async def test_devices_of_claims_are_known_by_name_each_once(socket: Path) -> No
         assert await fetch(socket) == ASSIGNED
 
 
-async def test_what_is_known_outlives_an_answer_that_is_refused(socket: Path) -> None:
+async def test_known_holders_outlive_an_answer_that_is_refused(socket: Path) -> None:
     lister = PodResources(HELD + USED)
     async with polled(socket, lister) as kubelet:
         assert (await kubelet.answer()).assignments == ASSIGNED
@@ -362,7 +362,7 @@ async def test_a_node_whose_cores_are_free_is_asked_about_a_third_as_often(
     assert pauses[0] == 3 * pauses[1]
 
 
-async def test_what_the_kubelet_offers(socket: Path) -> None:
+async def test_devices_that_the_kubelet_can_allocate(socket: Path) -> None:
     pod_resources = assignments.PodResources(socket, Feed(3600.0), LivingPods(), Feed(Ledger()))
     assert await pod_resources.offered() is None
     lister = PodResources(HELD)

@@ -169,7 +169,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, call: str, path: Path, number: int) ->
 
 @pytest.mark.parametrize("call", ["scandir", "content"])
 @pytest.mark.parametrize("number", [errno.ENODEV, errno.EACCES], ids=errno.errorcode.get)
-async def test_what_cannot_be_read_lives_unless_it_has_gone(
+async def test_a_cgroup_that_cannot_be_read_lives_unless_it_has_gone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -54,7 +54,7 @@ def test_each_alert_is_tested_before_while_and_after(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_each_alert_tells_what_to_do(alert: str) -> None:
+def test_an_alert_says_what_to_do(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}

@@ -279,7 +279,7 @@ def test_panels_show(
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
-def test_it_asks_for_series_that_there_are(dashboard: dict[str, Any]) -> None:
+def test_the_dashboard_queries_existing_series(dashboard: dict[str, Any]) -> None:
     titles = [panel["title"] for panel in panels(dashboard)]
     asked = set().union(*(metrics_of(target["expr"]) for _, target in _targets(titles)))
     noted = set().union(*(metrics_of(each["expr"]) for each in _annotations().values()))
@@ -289,7 +289,7 @@ def test_it_asks_for_series_that_there_are(dashboard: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("uid", DASHBOARDS)
-def test_it_can_be_imported_as_it_is(uid: str) -> None:
+def test_the_dashboard_can_be_imported_as_it_is(uid: str) -> None:
     model = DASHBOARDS[uid]
     assert "__inputs" not in model
     assert model["uid"] == uid
@@ -315,7 +315,7 @@ def _rows(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] == "row"]
 
 
-def test_what_is_broken_fills_the_first_screen_and_all_else_is_folded() -> None:
+def test_broken_cards_fill_the_first_screen_and_other_rows_are_folded() -> None:
     first, *others = _rows(ON_CALL)
     assert not first["collapsed"]
     assert all(row["collapsed"] and row["panels"] for row in others)
@@ -367,7 +367,7 @@ def test_a_configmap_of_them_can_be_applied() -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
-def test_what_a_legend_or_column_shows_is_kept_by_the_query(panel: dict[str, Any]) -> None:
+def test_a_query_keeps_the_labels_that_its_legend_or_column_shows(panel: dict[str, Any]) -> None:
     """A label that is aggregated away would be an empty place."""
     expressions = [target["expr"] for target in panel["targets"]]
     if panel["type"] == "table":

@@ -71,7 +71,7 @@ def said(
     return found.status, found.reason, found.message
 
 
-def test_nothing_is_said_before_the_cards_are_known() -> None:
+def test_there_is_no_condition_before_the_cards_are_known() -> None:
     assert condition.condition(Scene(cards=(card(),), complete=False).state(), 1) is None
 
 
@@ -98,7 +98,7 @@ def test_a_dead_card_is_named_with_its_cause_and_pods() -> None:
     )
 
 
-def test_one_cause_of_many_cards_is_said_once() -> None:
+def test_a_cause_of_many_cards_is_said_once() -> None:
     scene = Scene(cards=tuple(dead(index) for index in range(64)))
     assert judged(scene, seen=64).message == (
         f"0 of 64 cards are healthy; npu0, npu1, npu2, npu3 and 60 more: {DEAD}"
@@ -184,7 +184,9 @@ def test_a_node_without_cards() -> None:
         ),
     ],
 )
-def test_what_is_not_served_may_pass(scene: Scene, reason: str, message: str) -> None:
+def test_a_resource_that_is_not_served_is_transient(
+    scene: Scene, reason: str, message: str
+) -> None:
     scene.cards = (*healthy(2),)
     found = judged(scene)
     assert (found.status, found.reason, found.transient) == (False, reason, True)
@@ -389,7 +391,7 @@ async def test_a_node_that_never_had_cards_gets_no_condition(room: Room) -> None
         await room.says("False", "NoCards")
 
 
-async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> None:
+async def test_a_new_type_replaces_the_condition_and_no_type_removes_it(room: Room) -> None:
     async with room.agent() as writer:
         await room.says("True", "NPUsReady")
         room.type.publish("AcceleratedHardwareReady")
@@ -404,7 +406,7 @@ async def test_another_type_takes_its_place_and_none_removes_it(room: Room) -> N
 
 
 @pytest.mark.parametrize("boot", ["first", "second"])
-async def test_one_that_an_earlier_agent_wrote_is_removed_with_its_type(
+async def test_a_condition_of_an_earlier_agent_is_removed_with_its_type(
     room: Room, boot: str
 ) -> None:
     """The config was changed by the rollout that started this agent, or while none ran."""
@@ -472,7 +474,7 @@ async def test_a_right_that_is_missing_is_said_once_and_does_no_harm(
         await until(lambda: writer.state.value and not writer.state.value.error)
 
 
-async def test_another_agent_has_written_it_meanwhile(room: Room) -> None:
+async def test_a_condition_that_another_agent_has_written_meanwhile(room: Room) -> None:
     async with room.agent():
         await room.says("True", "NPUsReady")
         ours = dict(room.found)

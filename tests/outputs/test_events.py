@@ -105,7 +105,7 @@ def used(index: int, pod: str) -> Usage:
     return Usage(f"UUID-{index}", CoreRange(0, 1), assignment)
 
 
-def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
+def test_an_event_of_a_card_names_the_pods_that_use_it() -> None:
     pods = (used(0, "b"), used(0, "a"), used(1, "other"))
     (died,) = card_events(snapshot(card(0)), snapshot(dead(0)), usages=pods)
     assert "alive says 0; in use by ml/a, ml/b: " in died.message
@@ -114,7 +114,7 @@ def test_what_befalls_a_card_names_the_pods_that_use_it() -> None:
     assert {event.pods for event in (died, left)} == {("ml/a", "ml/b")}
 
 
-def test_what_lasts_is_an_event_at_its_beginning_and_at_its_end() -> None:
+def test_a_trend_is_an_event_at_its_beginning_and_at_its_end() -> None:
     trend = Trend(card=card(0), detail=("above 90 °C",), since=1.0, last=1.0)
     for kind in TrendKind:
         lasts = Trends({(kind, "UUID-0"): trend})
@@ -294,7 +294,9 @@ async def test_a_card_that_was_exchanged_is_gone(room: Room) -> None:
         assert [gone.state.id for gone in room.recorder.timeline.gone] == ["UUID-0"]
 
 
-async def test_who_held_a_card_before_the_agent_started_was_not_given_it_now(room: Room) -> None:
+async def test_a_pod_that_held_a_card_before_the_agent_started_was_not_given_it_now(
+    room: Room,
+) -> None:
     async with room.running():
         room.now += 5
         room.usages.publish((used(0, "before"),))
@@ -355,7 +357,7 @@ def test_the_name_of_an_event_is_one_for_the_api_server(end: str) -> None:
         assert len(name) <= 253
 
 
-async def test_what_repeats_is_counted(room: Room) -> None:
+async def test_a_repeated_event_is_counted(room: Room) -> None:
     async with room.running() as one:
         for _ in range(3):
             await room.show(dead(0), card(1))
@@ -369,7 +371,7 @@ async def test_what_repeats_is_counted(room: Room) -> None:
         assert one.results == {"sent": 3, "repeated": 4}
 
 
-async def test_what_repeats_while_it_is_sent_is_counted(room: Room) -> None:
+async def test_an_event_repeated_while_it_is_sent_is_counted(room: Room) -> None:
     async with room.running() as one:
         room.server.answers.clear()
         for cards in ((dead(0), card(1)), (card(0), card(1)), (dead(0), card(1))):
@@ -380,7 +382,7 @@ async def test_what_repeats_while_it_is_sent_is_counted(room: Room) -> None:
         assert one.results == {"sent": 2, "repeated": 1}
 
 
-async def test_what_repeats_after_a_long_time_is_another_event(room: Room) -> None:
+async def test_a_repetition_after_a_long_time_is_another_event(room: Room) -> None:
     async with room.running(kept_for=0.2) as one:
         await room.show(dead(0), card(1))
         await room.show(card(0), card(1))
@@ -394,7 +396,7 @@ async def test_what_repeats_after_a_long_time_is_another_event(room: Room) -> No
         assert one.results == {"sent": 3}
 
 
-async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
+async def test_events_wait_while_the_api_server_is_away(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.events")
@@ -414,7 +416,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
     assert said == ["cannot send Events; retrying", "Events can be sent again"]
 
 
-async def test_what_is_too_old_is_lost_and_counted_and_stays_a_trouble(room: Room) -> None:
+async def test_an_event_that_is_too_old_is_lost_and_counted_and_stays_a_problem(room: Room) -> None:
     room.server.refuse(ErrorKind.TIMEOUT)
     async with room.running(kept_for=0.1) as one:
         await room.show(dead(0), card(1))
@@ -482,7 +484,7 @@ async def test_above_the_limit_it_sleeps_until_the_next_request_is_allowed(
         assert seconds == pytest.approx(3600.0, abs=60.0)
 
 
-async def test_nothing_is_sent_where_nobody_wants_it(room: Room) -> None:
+async def test_no_event_is_sent_while_events_are_switched_off(room: Room) -> None:
     room.wanted.publish(False)
     async with room.running():
         await room.show(dead(0), card(1))

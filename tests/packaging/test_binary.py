@@ -20,7 +20,7 @@ def container(binary: Path, temporary: str = "size=64m") -> Container:
     return Container(root=binary / "rootfs", temporary=temporary, environment={"PATH": "/bin"})
 
 
-def test_it_is_one_file_that_says_its_version(binary: Path) -> None:
+def test_the_binary_is_one_file_that_says_its_version(binary: Path) -> None:
     assert container(binary).ran(*COMMAND, "--version") == (0, f"npu-agent {__version__}\n", "")
     _, out, _ = container(binary).ran(*COMMAND, "version", "-o", "json")
     assert re.fullmatch("[0-9a-f]{40}", json.loads(out)["commit"])

@@ -74,7 +74,7 @@ def test_sbom_has_all_that_is_in_it(image: Path) -> None:
     assert libc["externalRefs"][0]["referenceLocator"].startswith("pkg:deb/debian/libc6@2.")
 
 
-def test_nothing_in_it_gives_rights_installs_or_compiles(image: Path) -> None:
+def test_the_image_has_no_setuid_files_installers_or_compilers(image: Path) -> None:
     root = image / "rootfs"
     files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 1000

@@ -53,7 +53,7 @@ def test_kubectl_completes_it(path: str) -> None:
     assert found.splitlines() == ["uncordon\tBring it back", ":4"]
 
 
-def test_it_has_cel(krew: Path) -> None:
+def test_the_plugin_has_cel(krew: Path) -> None:
     """Without it `why` could not judge a claim."""
     (archive,) = krew.glob("*.tar.gz")
     sbom = ["tar", "-xzOf", str(archive), "npu-agent.spdx.json"]

@@ -36,7 +36,7 @@ def test_a_vendors_words_are_in_its_folders_alone() -> None:
     assert found == {}
 
 
-def test_what_is_searched_for_is_there() -> None:
+def test_the_searched_words_and_folders_exist() -> None:
     own = [path for place in OWN for path in (PACKAGE / place).glob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in own).lower()
     for word in WORDS.pattern.split("|"):

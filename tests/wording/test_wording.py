@@ -176,7 +176,7 @@ def fields(words: Sentences) -> set[str]:
 
 
 @LANGUAGE
-def test_what_the_rules_find_has_all_facts_that_the_words_quote(language: str) -> None:
+def test_problems_of_the_rules_have_all_facts_that_the_words_quote(language: str) -> None:
     for now in (troubled().state(), night().state()):
         for problem in (*problems(now), *notes(now)):
             assert of_problem(problem, now, language).text
@@ -203,7 +203,7 @@ def test_details_that_are_the_same_are_said_once() -> None:
     assert Writer("en").text(problem) == "npu0, npu1 are hot: 97.2 °C"
 
 
-def test_what_is_quoted_is_no_template() -> None:
+def test_quoted_texts_are_no_templates() -> None:
     problem = Problem("LabelsNotApplied", facts={"error": "{error} {0} {cards} %s"})
     assert Writer("ko").text(problem).endswith(": {error} {0} {cards} %s")
 

@@ -196,7 +196,7 @@ def test_old_pods_churn_while_their_node_moves_and_comes_back(
     assert not prepared(node)
 
 
-def test_who_holds_a_card_keeps_it_over_both_moves(node: Node) -> None:
+def test_a_pod_keeps_its_card_over_both_moves(node: Node) -> None:
     """Here no agent runs for a moment; in a rollout, which the others do, there are two."""
     run(node, npu_pod("claims"))
     by_claim = seen(node, "claims")

@@ -106,7 +106,7 @@ def cores_in(node: Node, name: str) -> set[int]:
     return given
 
 
-def test_one_card_for_four_pods_and_then_for_one(node: Node) -> None:
+def test_a_card_serves_four_pods_and_then_one(node: Node) -> None:
     things = pods(4, 2, 1, 1)
     run(node, *things)
     names = [thing["metadata"]["name"] for thing in things if thing["kind"] == "Pod"]

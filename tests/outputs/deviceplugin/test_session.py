@@ -281,7 +281,7 @@ async def test_end_while_register_is_not_answered(room: Room) -> None:
         ("asks", "connect", "registered, but the kubelet asks for no devices within 0.3 s"),
     ],
 )
-async def test_what_the_kubelet_does_not_do_in_time_is_tried_again(
+async def test_a_registration_that_the_kubelet_does_not_finish_in_time_is_tried_again(
     room: Room, said: Callable[[], list[str]], what: str, within: str, reason: str
 ) -> None:
     room.timing = replace(QUICK, **{within: 0.3})
@@ -459,7 +459,7 @@ async def test_fickle_kubelet_is_asked_less_and_less(
     assert len(said()) == 2 * room.kubelet.calls - 1
 
 
-async def test_nothing_is_offered_before_the_ledger_is_up_to_date(room: Room) -> None:
+async def test_no_device_is_offered_before_the_ledger_is_up_to_date(room: Room) -> None:
     asked, ready = asyncio.Event(), asyncio.Event()
 
     async def renew() -> None:

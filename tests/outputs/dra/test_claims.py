@@ -136,7 +136,7 @@ async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(h
     assert held.allocator.prepared.value == before  # the old nodes are still held
 
 
-async def test_what_is_unprepared_on_a_disk_that_cannot_be_written_does_not_come_back(
+async def test_a_claim_unprepared_on_a_disk_that_cannot_be_written_does_not_come_back(
     held: Room, disk: set[str]
 ) -> None:
     disk.add("")
@@ -211,7 +211,7 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(held: Roo
 
 @pytest.mark.parametrize("record", ["lost", "older"])
 @pytest.mark.parametrize("error", [ErrorKind.UNREACHABLE, ErrorKind.NOT_FOUND])
-async def test_nothing_is_handed_out_until_the_api_server_says_which_claim_is_in_use(
+async def test_no_device_is_handed_out_until_the_api_server_says_which_claim_is_in_use(
     held: Room, record: str, error: ErrorKind
 ) -> None:
     """By neither API."""
@@ -335,7 +335,7 @@ GONE = "which this node does not have (any more)"
         ([ZERO], {"pool": "node-2"}, f"of the pool node-2, {GONE}"),
     ],
 )
-async def test_what_cannot_be_prepared_is_refused_at_once(
+async def test_a_claim_that_cannot_be_prepared_is_refused_without_a_wait(
     patient: Room, results: list[str], status: dict[str, Any], reason: str
 ) -> None:
     """It is not waited for: no holder changes it."""
@@ -714,7 +714,7 @@ async def test_a_claim_that_is_prepared_while_it_is_rebuilt_is_there_once(
     assert room.allocator.prepared.value.keys() == {"uid-c"}
 
 
-async def test_nothing_is_rebuilt_of_other_drivers(room: Room) -> None:
+async def test_claims_of_other_drivers_are_not_rebuilt(room: Room) -> None:
     room.record.unlink(missing_ok=True)
     room.start()
     await room.renewed(uses=[("c", ZERO)], driver="gpu.example.com")
@@ -807,7 +807,7 @@ async def test_an_agent_that_ends_leaves_claims_to_the_next_one(held: Room) -> N
     assert await held.prepared("d") == answer(("npu", ONE), uid="uid-d")
 
 
-async def test_what_another_agent_unprepared_meanwhile_is_not_prepared(room: Room) -> None:
+async def test_a_claim_that_another_agent_unprepared_meanwhile_is_not_prepared(room: Room) -> None:
     """In a rolling update the next agent starts, and waits, before the present one ends."""
     for name, device in (("c", ZERO), ("d", ONE)):
         room.claim(name, result(device))
@@ -1016,7 +1016,7 @@ async def test_a_container_is_given_its_part_and_nothing_of_the_others(cut: Room
         assert not isinstance(await part(cut, name, cores), str)
 
 
-async def test_one_claim_may_not_have_a_core_twice(cut: Room) -> None:
+async def test_a_claim_may_not_have_a_core_twice(cut: Room) -> None:
     assert "has the same cores twice" in await part(cut, "a", "0-1", "1")
     assert cut.allocator.prepared.value == {}
     assert not isinstance(await part(cut, "a", "0-1", "2"), str)

@@ -100,7 +100,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_it_is_registered_again_when_it_is_no_longer(tmp_path: Path) -> None:
+async def test_a_driver_whose_registration_is_lost_is_registered_again(tmp_path: Path) -> None:
     """The kubelet was restarted, or a socket removed."""
     async with world(tmp_path) as here:
         await here.phase(SessionPhase.REGISTERED)
@@ -118,7 +118,7 @@ async def test_it_is_registered_again_when_it_is_no_longer(tmp_path: Path) -> No
         await here.phase(SessionPhase.REGISTERED)
 
 
-async def test_it_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
+async def test_a_driver_stands_by_while_another_agent_serves(tmp_path: Path) -> None:
     """The kubelet may say who holds what before the record is ours: that is no failure."""
     async with world(tmp_path) as here:
         async with Ownership(here.root / "device-plugins").held(lambda _: None):
@@ -179,7 +179,7 @@ async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
         await until(lambda: "npu.furiosa.ai/held" in str(here.server.taints()))
 
 
-async def test_nothing_is_served_where_nothing_is_wanted(tmp_path: Path) -> None:
+async def test_a_driver_without_a_duty_serves_nothing(tmp_path: Path) -> None:
     async with world(tmp_path, frozenset()) as here:
         assert here.sockets() == 0
         here.wishes.publish(DraWishes(families=FAMILY))

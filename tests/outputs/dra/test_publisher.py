@@ -117,7 +117,7 @@ def api_pauses(
 # What is published.
 
 
-async def test_nothing_is_written_while_no_device_is_known(tmp_path: Path) -> None:
+async def test_no_slice_is_written_while_no_device_is_known(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
         await world.watching()
         await world.quiet()
@@ -132,7 +132,7 @@ async def test_nothing_is_written_while_no_device_is_known(tmp_path: Path) -> No
         assert len(world.server.devices()) == 8
 
 
-async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Path) -> None:
+async def test_no_slice_is_written_before_the_present_ones_are_listed(tmp_path: Path) -> None:
     async with running(tmp_path, None) as world:
         world.server.instead["list"] = status(503, "not now")
         world.devices.publish(rngd(2))
@@ -143,7 +143,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_there(tmp_path: Pat
         await world.in_place()
 
 
-async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
+async def test_no_slice_is_written_without_a_change(tmp_path: Path) -> None:
     """Nor by the next agent, which goes on with the slices in a rolling update."""
     async with running(tmp_path, rngd(70, unhealthy=(3,))) as world:
         await world.in_place()
@@ -542,7 +542,7 @@ async def test_an_api_server_that_does_not_know_the_effect_gets_none(
         assert caplog.text.count("ResourceSlices written") == 2  # what was refused is not
 
 
-async def test_another_api_server_may_keep_what_was_dropped(tmp_path: Path) -> None:
+async def test_an_updated_api_server_may_keep_fields_that_were_dropped(tmp_path: Path) -> None:
     async with running(tmp_path, rngd(3, unhealthy=(1,))) as world:
         world.server.dropped = {"taints"}
         await first(world.publisher.state, lambda state: state.dropped and state.published)

@@ -117,7 +117,7 @@ class TestRegistration:
         )
         assert Path(info.endpoint).is_absolute()
 
-    async def test_what_the_kubelet_says_is_published_and_a_refusal_is_logged_once(
+    async def test_the_kubelets_status_is_published_and_a_refusal_is_logged_once(
         self,
         endpoint: Endpoint,
         kubelet: pluginregistration.RegistrationStub,
@@ -291,7 +291,9 @@ class TestHealth:
 
 
 @pytest.mark.parametrize("service", ["v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"])
-async def test_what_is_no_message_is_an_invalid_argument(endpoint: Endpoint, service: str) -> None:
+async def test_bytes_that_are_no_message_are_an_invalid_argument(
+    endpoint: Endpoint, service: str
+) -> None:
     """By gRPC's C core, which sends what grpclib would not; tests/fuzz has the other services."""
     client = Client(endpoint.path, service)
     status, message = await asyncio.to_thread(client.refused, "NodeWatchResources", b"\xff" * 11)

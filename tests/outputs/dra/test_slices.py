@@ -166,7 +166,7 @@ def test_a_pool_that_is_no_longer_cut_deletes_first() -> None:
 # What has to be written.
 
 
-def test_nothing_is_written_while_nothing_changes() -> None:
+def test_no_slice_is_written_without_a_change() -> None:
     for devices in (rngd(8, unhealthy=(3,)), rngd(70), ()):
         assert planned(live(*made(devices)), devices) == Plan()
 
@@ -180,7 +180,7 @@ def test_nothing_is_written_while_nothing_changes() -> None:
     ],
     ids=["the only one", "one of two", "of cards that are cut"],
 )
-def test_one_changed_slice_is_changed_in_place(
+def test_a_changed_slice_is_changed_in_place(
     before: tuple[PoolDevice, ...], after: tuple[PoolDevice, ...], changed: int
 ) -> None:
     """The pool stays complete, and each state of it is a good one."""
@@ -271,7 +271,7 @@ def test_any_change_of_a_device_is_a_difference_and_its_taints_time_is_none() ->
 # The replies.
 
 
-def test_what_the_api_server_drops_is_named() -> None:
+def test_fields_that_the_api_server_drops_are_named() -> None:
     sent = made(rngd(3, unhealthy=(0, 2)))[0]
     (reply,) = live(sent).values()
     assert dropped(sent, reply) == ()
@@ -298,7 +298,7 @@ def test_a_taint_keeps_its_time_and_a_new_one_gets_the_servers() -> None:
     assert times(wanted) == [None, None]
 
 
-def test_another_effect_is_another_taint() -> None:
+def test_a_taint_with_another_effect_is_another_taint() -> None:
     there = live(*made(rngd(1, unhealthy=(0,))))
     unhealthy = card("rngd", 0, health=HealthState.UNHEALTHY)
     (evicting,) = made(pool_of(unhealthy, evict=True))

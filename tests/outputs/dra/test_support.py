@@ -23,7 +23,7 @@ from tests.outputs.dra.api import NODE, api_server, cluster
         (False, "v1.36.3", False, "the API server does not serve resource.k8s.io/v1"),
     ],
 )
-async def test_both_the_api_server_and_the_kubelet_have_to_do_it(
+async def test_dra_needs_the_api_server_and_the_kubelet(
     tmp_path: Path, served: bool, version: str | None, available: bool, reason: str
 ) -> None:
     server = api_server()

@@ -138,7 +138,7 @@ async def test_new_labels_are_not_in_place_before_there_is_an_answer(room: Room)
         assert one.state.value.in_place, "they are only checked"
 
 
-async def test_nothing_is_put_before_the_hardware_is_known(room: Room) -> None:
+async def test_no_label_is_put_before_the_hardware_is_known(room: Room) -> None:
     room.snapshots.publish(Snapshot())
     async with room.running():
         await asyncio.sleep(0.1)

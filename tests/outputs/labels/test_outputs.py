@@ -89,7 +89,7 @@ async def test_labels_are_written_once(server: Server, applier: NodeOutput) -> N
     assert server.server.calls == ["get", "apply", "get", "get", "get"]
 
 
-async def test_what_the_agent_before_put_and_no_longer_applies_goes(server: Server) -> None:
+async def test_labels_of_the_last_agent_that_no_longer_apply_are_removed(server: Server) -> None:
     old = {**WANTED, "alpha.furiosa.ai/npu.family": "warboy"}
     await NodeOutput(server, "n1").put(old, careful=False)
     server.node["metadata"]["labels"]["example.com/rack"] = "a7"
@@ -223,7 +223,7 @@ async def test_the_file_has_a_line_a_label_and_nothing_beside_it(output: NfdOutp
     assert str(output.path).endswith("/etc/kubernetes/node-feature-discovery/features.d/npu-agent")
 
 
-async def test_nothing_is_written_without_a_change(output: NfdOutput) -> None:
+async def test_the_file_is_not_written_without_a_change(output: NfdOutput) -> None:
     await output.put(ONE, careful=False)
     before = output.path.stat()
     assert (await NfdOutput(output.path.parents[4]).put(ONE, careful=False)).total() == 0
@@ -238,7 +238,7 @@ async def test_without_labels_there_is_no_file(output: NfdOutput) -> None:
     assert (await output.put({}, careful=False)).total() == 0
 
 
-async def test_what_somebody_else_did_to_the_file_is_undone(output: NfdOutput) -> None:
+async def test_changes_of_others_to_the_file_are_undone(output: NfdOutput) -> None:
     await output.put(ONE, careful=False)
     output.path.write_text("# mine\nbeta.furiosa.ai/npu.count=9\nevil=1\n", encoding="utf-8")
     assert await output.put(ONE, careful=False) == Counter(put_back=2, removed=1)

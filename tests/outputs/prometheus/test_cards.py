@@ -38,7 +38,7 @@ def names(metrics: list[Metric]) -> list[str]:
     return [metric.name.removeprefix("furiosa_npu_") for metric in metrics]
 
 
-def test_what_is_not_known_is_no_series_and_no_label() -> None:
+def test_an_unknown_value_is_no_series_and_no_label() -> None:
     bare = card("warboy", reading=reading())
     found = families_of_cards(snapshot(bare))
     assert names(found) == ["info", "health"]

@@ -40,7 +40,7 @@ def test_every_metric_of_cards_is_listed_in_the_order_of_the_page(schema: str) -
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_what_is_unproven_is_marked_on_the_page_and_in_its_help(schema: str) -> None:
+def test_an_unproven_metric_is_marked_on_the_page_and_in_its_help(schema: str) -> None:
     marked = {name for name, cells in rows_of(schema).items() if "#unproven" in cells[-1]}
     metrics = SCHEMAS[schema].metrics
     assert {metric.name for metric in metrics if "rngd" in metric.unproven} == marked
@@ -49,7 +49,7 @@ def test_what_is_unproven_is_marked_on_the_page_and_in_its_help(schema: str) -> 
     assert said == marked
 
 
-def test_what_has_no_unit_is_called_the_same_in_every_schema() -> None:
+def test_a_metric_without_a_unit_has_one_name_in_every_schema() -> None:
     """The rules and dashboards ask for these by one name."""
     for source in (MetricSource.INFO, MetricSource.HEALTH, MetricSource.ASSIGNED):
         names = {

@@ -82,7 +82,7 @@ def process(proc: Path = Path("/proc")) -> dict[str, Metric]:
     return {metric.name: metric for metric in parsed(page, openmetrics=False)}
 
 
-def test_it_says_what_prometheus_client_says() -> None:
+def test_process_metrics_equal_those_of_prometheus_client() -> None:
     theirs = {metric.name: metric for metric in ProcessCollector(registry=None).collect()}
     ours = process()
     assert ours.keys() == theirs.keys()

@@ -94,7 +94,7 @@ def test_figures_of_a_card_that_stopped_answering_go_by_themselves() -> None:
     assert 'furiosa_npu_health{arch="rngd",device="npu0"' in text
 
 
-def test_it_has_an_end_in_openmetrics_and_the_process_in_both() -> None:
+def test_the_page_has_an_end_in_openmetrics_and_the_process_in_both() -> None:
     room = Room()
     page = room.page.body(True)
     assert page.endswith(b"\n# EOF\n")

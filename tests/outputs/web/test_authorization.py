@@ -104,7 +104,7 @@ async def test_without_a_token_the_api_server_is_not_asked(
     assert cluster.asked == []
 
 
-async def test_that_a_client_may_is_kept_for_a_while_and_no_longer(
+async def test_a_clients_right_is_cached_for_a_while_and_no_longer(
     cluster: Cluster, authorizer: Authorizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -165,7 +165,7 @@ async def test_ever_new_tokens_are_limited_by_address_and_keep_no_other_client_o
     assert (await answered(authorizer, "poor"))[0] == 403, "in the next window"
 
 
-async def test_what_is_kept_is_bounded(cluster: Cluster, authorizer: Authorizer) -> None:
+async def test_the_cache_of_rights_is_bounded(cluster: Cluster, authorizer: Authorizer) -> None:
     authorizer.timing = replace(authorizer.timing, questions=1_000)
     cluster.users = {f"token-{at}": "prometheus" for at in range(257)}
     for token in cluster.users:

@@ -84,7 +84,7 @@ def sick_of_many() -> Scene:
 
 
 @pytest.mark.parametrize("make", [night, owned, Scene, many])
-async def test_it_fits_a_phone(make: Callable[[], Scene]) -> None:
+async def test_the_page_fits_a_phone(make: Callable[[], Scene]) -> None:
     async with looking(make(), 360) as page:
         assert await page.run("document.documentElement.scrollWidth") == 360
         assert await page.run("innerWidth") == 360
@@ -94,7 +94,9 @@ async def test_it_fits_a_phone(make: Callable[[], Scene]) -> None:
 
 @pytest.mark.parametrize("make", [night, sick_of_many])
 @pytest.mark.parametrize("dark", [False, True])
-async def test_it_can_be_read_by_day_and_by_night(dark: bool, make: Callable[[], Scene]) -> None:
+async def test_the_page_can_be_read_by_day_and_by_night(
+    dark: bool, make: Callable[[], Scene]
+) -> None:
     async with looking(make(), dark=dark) as page:
         ground = await page.run("getComputedStyle(document.body).backgroundColor")
         brightness = sum(map(int, re.findall(r"\d+", ground))) / 3
@@ -103,7 +105,7 @@ async def test_it_can_be_read_by_day_and_by_night(dark: bool, make: Callable[[],
         assert ratio >= 4.5, text
 
 
-async def test_it_follows_what_happens_without_being_loaded_again() -> None:
+async def test_the_page_shows_changes_without_a_reload() -> None:
     scene = Scene(cards=(read(state()), read(state(index=1))))
     async with looking(scene) as page:
         assert await page.run(HEADLINE) == "Healthy: 2 cards"
@@ -123,7 +125,7 @@ async def test_it_follows_what_happens_without_being_loaded_again() -> None:
         assert page.console == []
 
 
-async def test_what_somebody_marks_is_not_pulled_away() -> None:
+async def test_a_readers_selection_survives_an_update() -> None:
     scene = Scene(cards=(read(state()),))
     async with looking(scene) as page:
         await page.run("getSelection().selectAllChildren(document.getElementById('config'))")
@@ -140,7 +142,7 @@ async def test_what_somebody_marks_is_not_pulled_away() -> None:
         await page.until("window.main !== document.querySelector('main')")
 
 
-async def test_it_says_when_the_agent_does_not_answer_and_recovers() -> None:
+async def test_the_page_says_when_the_agent_does_not_answer_and_recovers() -> None:
     scene = Scene(cards=(read(state()),))
     server = Server("metrics", ("127.0.0.1", 0), scene.pages())
     running = asyncio.create_task(server.run())
@@ -234,7 +236,7 @@ async def test_times_are_those_of_the_reader() -> None:
         assert "UTC" not in await page.run("document.querySelector('.top').innerText")
 
 
-async def test_it_is_in_the_readers_language_and_stays_so() -> None:
+async def test_the_page_is_in_the_readers_language_and_stays_so() -> None:
     scene = Scene(cards=(read(state()), read(state(index=1))))
     async with tab() as page:
         await page.screen(360)
@@ -252,7 +254,7 @@ async def test_it_is_in_the_readers_language_and_stays_so() -> None:
         assert "{}" not in await page.run("document.getElementById('lost').innerText")
 
 
-async def test_nothing_jumps_when_something_happens_above() -> None:
+async def test_the_readers_place_stays_when_the_page_changes_above() -> None:
     scene = Scene(cards=tuple(read(state(index=index)) for index in range(9)))
     async with looking(scene, 500) as page:
         top = "document.getElementById('warboy-6').getBoundingClientRect().top"

@@ -40,14 +40,14 @@ def test_a_point_has_the_highest_temperature_and_the_mean_load_each_reading_once
 
 
 @pytest.mark.parametrize("interval", [5.0, 600.0])
-def test_it_is_an_hour_and_bounded(interval: float) -> None:
+def test_the_history_is_an_hour_and_bounded(interval: float) -> None:
     points = track(*(at(interval * n) for n in range(2_000)))
     assert len(points) == min(MOST, 3600 / interval)
     assert points[-1].step == step_of(interval * 1_999)
     assert points[-1].step - points[0].step < MOST
 
 
-def test_what_is_not_known_is_no_number_and_spoils_none() -> None:
+def test_an_unknown_value_is_no_number_and_spoils_none() -> None:
     (point,) = track(at(1.0, None, None), at(2.0, 41.0, 30.0), at(3.0, None, 1e300))
     assert point.figures.temperature == 41.0
     assert point.figures.load > 30.0

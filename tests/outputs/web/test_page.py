@@ -108,7 +108,7 @@ def test_the_first_line_says_whether_all_is_well() -> None:
     assert "<title>npu2 is unhealthy (+3) - npu-rack3" in page(night().state(), night().history.of)
 
 
-def test_each_problem_leads_to_where_more_is_said_of_it() -> None:
+def test_a_problem_links_to_its_details() -> None:
     found = shown(night())
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     anchors = set(ids)
@@ -154,7 +154,7 @@ SCENES: dict[str, Callable[[], AgentState]] = {
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_what_a_page_says(name: str) -> None:
+def test_golden_pages(name: str) -> None:
     """Its text is in a golden file, an element a line."""
     found = Document(page(SCENES[name](), lambda _: ()))
     lines = (" ".join(words.replace(NBSP, " ").split()) for words in found.words)
@@ -162,7 +162,7 @@ def test_what_a_page_says(name: str) -> None:
     assert text == golden(Path(__file__).parent / "golden" / f"{name}.txt", text)
 
 
-def test_what_is_too_hot_stands_out() -> None:
+def test_a_card_that_is_too_hot_stands_out() -> None:
     assert re.findall('value hot">([^<]*)', html(night())) == ["97.4\N{NO-BREAK SPACE}°C"]
 
 
@@ -462,7 +462,7 @@ def test_a_length_of_time(seconds: float, shown_as: str) -> None:
     assert span(seconds).replace(NBSP, " ") == shown_as
 
 
-def test_what_is_left_out_is_said_and_only_then() -> None:
+def test_entries_that_are_left_out_are_counted_and_only_then() -> None:
     pods = tuple(held(state(), f"pod-{index}") for index in range(5_000))
     for count in (MOST, MOST + 1):
         cards = many(count).cards

@@ -135,7 +135,7 @@ async def test_requests_may_follow_each_other_unanswered() -> None:
         assert answer.count(b"HTTP/1.1 200 ") == 3
 
 
-async def test_what_a_client_sends_before_it_takes_its_answer_is_not_kept() -> None:
+async def test_requests_sent_before_a_client_takes_its_answer_are_not_kept() -> None:
     """64 clients that sent requests of 160 KB and read nothing took 600 MB."""
     page = b"x" * 30_000_000
     async with serving(Scene(metrics=page)) as address:
@@ -267,7 +267,7 @@ def _gone(stalled: socket.socket) -> None:
     assert any(mask & (select.POLLERR | select.POLLHUP) for _, mask in poll.poll(LIMIT * 1000))
 
 
-async def test_it_ends_though_clients_are_connected() -> None:
+async def test_the_server_ends_though_clients_are_connected() -> None:
     server = Server("metrics", ("127.0.0.1", 0), Scene(metrics=b"x" * 30_000_000).pages())
     task = asyncio.create_task(server.run())
     address = await listening(server)

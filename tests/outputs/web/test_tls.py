@@ -167,7 +167,7 @@ async def test_without_a_good_one_nothing_is_served_until_there_is(
 
 
 @pytest.mark.parametrize("days", [-1, 2, 20_000])  # from 2050 on the time has another form
-async def test_one_is_served_with_the_time_of_its_end_also_if_clients_refuse_it(
+async def test_an_expired_certificate_is_served_and_its_expiry_reported(
     ours: Authority, tmp_path: Path, days: int
 ) -> None:
     cert = ours.sign("one", days=days)

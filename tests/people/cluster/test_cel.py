@@ -117,7 +117,7 @@ def test_versions_are_ordered_as_semver_orders_them() -> None:
         (MANY_STEPS, "^Iteration budget exceeded"),
     ],
 )
-def test_what_cannot_be_judged_is_said(expression: str, why: str) -> None:
+def test_an_expression_that_cannot_be_judged_is_named(expression: str, why: str) -> None:
     with pytest.raises(cel.CannotJudgeError, match=why):
         cel.matches(expression, DEVICE, "a.b")
 

@@ -320,7 +320,7 @@ async def test_without_kubectl_one_line_says_so(monkeypatch: pytest.MonkeyPatch)
         ("echo hello; exec sleep 60", 0.5, "does not start: it was not ready within 0.5 s"),
     ],
 )
-async def test_what_is_no_kubectl(
+async def test_programs_that_are_no_kubectl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, seconds: float, words: str
 ) -> None:
     monkeypatch.setattr(proxy, "_START", seconds)

@@ -242,7 +242,7 @@ def test_a_pod_that_asks_for_nothing() -> None:
     }
 
 
-def test_what_may_not_be_read_is_not_said() -> None:
+def test_objects_that_may_not_be_read_are_not_judged() -> None:
     objects = [MINE, node("n1", {NPU: "1"}), pod("a", {NPU: "1"}, on="n1")]
     assert set(facts(CLAIMED, *objects, refused=("DeviceClass", "Node"))) == {"requests"}
     asked = waits({NPU: "1"})

@@ -47,7 +47,7 @@ def test_a_key_without_effect_has_a_note(
         ("# " + "x" * 2**20, 2, ": larger than 256 KiB"),
     ],
 )
-def test_what_another_command_prints_is_checked(
+def test_the_output_of_another_command_is_checked(
     name: str, content: str, code: int, words: str
 ) -> None:
     done = subprocess.run(
@@ -104,7 +104,7 @@ health:
 
 @FEW
 @given(CONFIGS)
-def test_what_is_shown_says_the_same(config: Config) -> None:
+def test_the_shown_config_is_equivalent(config: Config) -> None:
     text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
     assert parse(text.encode(), "shown", REGISTRY).config == config
 

@@ -280,7 +280,7 @@ async def test_a_card_that_is_not_there(cluster: Cluster) -> None:
     assert cluster.text is None
 
 
-async def test_what_cannot_be_read_is_not_overwritten(cluster: Cluster) -> None:
+async def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) -> None:
     cluster.server.annotate(ANNOTATION, GARBAGE)
     with pytest.raises(CommandError, match=f"kubectl annotate node n1 {ANNOTATION}-"):
         await cluster.run("cordon", "npu1")

@@ -247,7 +247,9 @@ async def test_an_odd_object_is_left_out_and_named(cluster: Cluster) -> None:
         await shown("nodes")
 
 
-async def test_what_may_not_be_read_is_said_once_and_the_rest_is_shown(cluster: Cluster) -> None:
+async def test_objects_that_may_not_be_read_are_named_once_and_the_rest_is_shown(
+    cluster: Cluster,
+) -> None:
     cluster.instead = dict.fromkeys((PROXY, f"{_DRA}/resourceclaims"), FORBIDDEN)
     lines = (await shown("pods", "-A", "--no-headers")).splitlines()
     assert [line.split()[1] for line in lines if not line.startswith("!")] == ["p1", "p0", "waits"]
@@ -314,7 +316,7 @@ async def test_resources_of_another_domain_are_known_from_the_agents_page(cluste
     assert "  example.com/npu: npu1, cores 0-7" in await shown("why", "p1", "-n", SPACE)
 
 
-async def test_what_no_page_tells_of_such_resources_is_unknown_and_never_0(
+async def test_a_value_of_such_resources_that_no_page_has_is_unknown_and_never_0(
     cluster: Cluster,
 ) -> None:
     renamed(cluster)

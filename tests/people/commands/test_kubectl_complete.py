@@ -84,7 +84,9 @@ async def test_names_of_the_cluster(
     assert await typed(*words) == (candidates, NO_FILES)
 
 
-async def test_what_fails_has_no_candidates(typed: Typed, cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_completion_that_fails_has_no_candidates(
+    typed: Typed, cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.instead["/api/v1/pods"] = FORBIDDEN
     assert await typed("node", "") == ([], NO_FILES)
     assert await typed("--kubeconfig", str(tmp_path / "none"), "node", "") == ([], NO_FILES)
@@ -101,7 +103,7 @@ async def test_names_that_a_shell_would_expand_are_not_offered(
 
 @real
 @pytest.mark.timeout(4 * DEADLINE)
-def test_it_ends_in_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_completion_ends_in_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
         config = kubeconfig(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")

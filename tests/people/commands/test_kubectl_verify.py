@@ -251,7 +251,7 @@ async def test_only_the_class_that_it_made_is_removed(cluster: Cluster) -> None:
     assert ("removed", f"{path}/npu-verify") not in cluster.history
 
 
-async def test_what_it_made_is_removed_when_the_next_is_refused(cluster: Cluster) -> None:
+async def test_objects_made_so_far_are_removed_when_the_next_is_refused(cluster: Cluster) -> None:
     cannot = 'pods is forbidden: User "eve" cannot create resource "pods"'
     cluster.refuses = {"POST pods": (403, cannot)}
     with pytest.raises(CommandError, match=r"cannot create .*k8s/examples/npu-verify\.yaml"):

@@ -78,7 +78,7 @@ def test_a_faulty_card_is_as_faulty_after_it_was_sent(
     assert shown(sent(host, tmp_path)) == shown(host)
 
 
-def test_what_tells_one_card_or_host_from_all_others_is_replaced_by_the_same_everywhere(
+def test_an_identity_of_card_or_host_is_replaced_by_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "rack-7-secret.example.com")
@@ -166,7 +166,7 @@ BOARD = b"BRD-99887766"
         b"'%b' (made 2026)",
     ],
 )
-def test_what_a_file_named_so_has_is_replaced_there_and_in_every_other_file(
+def test_the_content_of_an_identity_file_is_replaced_in_every_file(
     name: str, content: bytes
 ) -> None:
     contents = {
@@ -200,7 +200,7 @@ def test_what_a_file_named_so_has_is_replaced_there_and_in_every_other_file(
         (b"std::array 0x00:0x11 serial console 1-2-3-4-5-6", None),
     ],
 )
-def test_what_has_the_form_of_an_identity_is_replaced_in_every_file(
+def test_text_in_the_form_of_an_identity_is_replaced_in_every_file(
     content: bytes, made: bytes | None
 ) -> None:
     redaction = Redaction({"sys/log": content})
@@ -250,7 +250,7 @@ def test_the_summary_names_files_that_no_parser_reads_and_show_prints_all(
     assert "cannot be used as a record" in capsys.readouterr().err
 
 
-def test_nothing_is_opened_in_dev_and_nothing_is_read_that_may_act(
+def test_no_file_is_opened_in_dev_or_read_that_may_act(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = tree(tmp_path / "host", "rngd=1")
@@ -285,7 +285,7 @@ def test_nothing_is_opened_in_dev_and_nothing_is_read_that_may_act(
     assert found.manifest.nodes["dev/rngd/npu0p2pmem"].startswith("- 0:0 ")
 
 
-def test_what_may_not_be_read_is_named_and_refuses_again(
+def test_a_file_that_may_not_be_read_is_named_and_refuses_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a Warboy's counters do while a core is free."""
@@ -354,7 +354,7 @@ def test_a_host_without_drivers_gives_a_record_of_what_is_there(tmp_path: Path) 
     assert (found.contents, found.manifest.nodes, found.manifest.unread) == ({}, {}, {})
 
 
-def test_it_goes_to_a_new_file_or_to_stdout(
+def test_a_record_goes_to_a_new_file_or_to_stdout(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, file = tree(tmp_path / "host", "warboy=1"), tmp_path / "record.tar.gz"

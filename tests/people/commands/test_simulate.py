@@ -91,7 +91,7 @@ def test_the_faults_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["other", "--once"], 1, "is not empty"),
     ],
 )
-def test_what_went_wrong_is_said_and_counted(
+def test_failures_are_said_and_counted(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     args: list[str],
@@ -110,7 +110,7 @@ def test_what_went_wrong_is_said_and_counted(
     assert said.out == ""
 
 
-def test_it_lives_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_simulation_lives_until_a_signal_ends_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with started("simulate", root, "--cards", "warboy=1") as process:
         process.printed("Ctrl-C")

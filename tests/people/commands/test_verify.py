@@ -97,7 +97,7 @@ def warboy(tmp_path: Path) -> Container:
 
 
 @pytest.mark.parametrize("name", GRANTS)
-def test_what_allocate_gives_is_good(name: str, tmp_path: Path) -> None:
+def test_a_grant_of_allocate_is_good(name: str, tmp_path: Path) -> None:
     container = given(tmp_path, name)
     assert container.failures(expect=len(GRANTS[name][0])) == {}
     if name == "a Warboy":
@@ -287,7 +287,7 @@ def test_a_user_namespace_has_its_own_sentence_once_for_the_card(
     assert "hostUsers: true" in failures["npu0"]
 
 
-def test_a_node_that_hangs_holds_up_no_other_card(tmp_path: Path, opening: Opening) -> None:
+def test_a_node_that_hangs_delays_no_other_card(tmp_path: Path, opening: Opening) -> None:
     container = given(tmp_path, "two Warboys")
     opening("npu0", None)
     checks = container.checks(deadline=0.3)
@@ -295,7 +295,7 @@ def test_a_node_that_hangs_holds_up_no_other_card(tmp_path: Path, opening: Openi
     assert checks["npu1"].state is State.OK
 
 
-def test_what_stands_there_has_to_be_a_device(warboy: Container) -> None:
+def test_a_node_has_to_be_a_device(warboy: Container) -> None:
     """Where no simulator says that plain files stand for nodes."""
     (warboy.root / STATE_DIR).rmdir()
     failures = warboy.failures()

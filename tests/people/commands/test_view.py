@@ -51,7 +51,7 @@ def test_a_hot_card_is_not_just_healthy_and_wide_has_load_memory_and_errors() ->
     assert found["errors"] == {"axi_post_error": 3, "device_error": 0}
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_an_unknown_value_is_a_dash() -> None:
     unnamed = replace(CARD, card=replace(CARD.card, uuid="", driver_version=""))
     (_, row) = rows(view.cards_table(Snapshot((unnamed,)), wide=True))
     assert row == f"npu0 | FuriosaAI Warboy{' | -' * 4} | healthy | - | - | 2{' | -' * 8}"
@@ -97,7 +97,7 @@ def test_the_pods_that_hold_parts_of_a_card() -> None:
     ]
 
 
-def test_what_a_driver_writes_is_shown_and_never_obeyed() -> None:
+def test_a_drivers_text_is_shown_and_never_obeyed() -> None:
     reason = "[red]:smile: [link=x]"
     odd = state(health=HealthState.UNHEALTHY, reason=reason)
     shown = view.drawn(view.cards_table(Snapshot((odd,))), f"not served: {reason}")

@@ -86,7 +86,7 @@ async def test_a_directory_and_who_may_use_it(
     assert line.command == (commands[context.in_pod] if state is State.WRONG else "")
 
 
-def test_what_a_directory_is(tmp_path: Path) -> None:
+def test_kinds_of_directories(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, fault in (
         ("", ""),
@@ -166,7 +166,7 @@ async def test_a_connection_without_an_answer_is_some_process(tls: bool) -> None
         assert await page.who(pages, 1.0) == page.Answer.SILENT
 
 
-async def test_what_answers_without_end_is_no_agent() -> None:
+async def test_an_answer_without_end_is_no_agent() -> None:
     """Anything may listen there: its answer has a bound, and its words steer no terminal."""
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -180,7 +180,7 @@ async def test_what_answers_without_end_is_no_agent() -> None:
         assert await page.status(pages, 60.0) is None
 
 
-async def test_what_is_reported_steers_no_terminal_and_is_no_command_of_a_stranger(
+async def test_a_report_steers_no_terminal_and_is_no_command_of_a_stranger(
     node: Node,
 ) -> None:
     told = {"subject": "\x1b[2J", "text": "a\x1b]0;b\x07\nc\u202e", "remedy": "\x1b[31m"}
@@ -258,7 +258,7 @@ async def test_no_node_name_on_the_host_is_not_wrong(node: Node) -> None:
     assert "NODE_NAME=" in line.remedy
 
 
-async def test_nothing_is_asked_where_nothing_is_wanted(node: Node) -> None:
+async def test_the_api_server_is_not_asked_where_the_config_needs_nothing(node: Node) -> None:
     node.reconfigure(labels=LabelsConfig(output="none"), events=False, cordon=False)
     lines = await node.examined()
     assert not node.api.asked
@@ -308,7 +308,7 @@ async def test_the_rights_of_one_that_reads_as_its_node(bound: Node) -> None:
 # --- what hangs, and what is our own fault
 
 
-async def test_what_hangs_holds_up_nothing_else(
+async def test_a_check_that_hangs_delays_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, ended, really = await node.examined(), threading.Event(), os.listdir

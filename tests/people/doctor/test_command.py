@@ -193,7 +193,7 @@ async def test_the_report_of_a_node_with_several_faults(node: Node) -> None:
     assert report == golden(GOLDEN, report)
 
 
-def test_what_is_wrong_with_many_cards_is_one_thing_to_fix() -> None:
+def test_a_fault_of_many_cards_is_one_thing_to_fix() -> None:
     dead = Check("", State.WRONG, "it is dead", "reset it", "dmesg", section="Hardware")
     cards = tuple(replace(dead, name=f"card npu{index}") for index in range(64))
     other = replace(dead, name="kubelet.sock")
@@ -204,7 +204,7 @@ def test_what_is_wrong_with_many_cards_is_one_thing_to_fix() -> None:
     assert found.count("it is dead (see 1.)") == 64
 
 
-def test_nothing_is_cut_and_nothing_is_wider_than_the_terminal() -> None:
+def test_lines_are_not_cut_and_not_wider_than_the_terminal() -> None:
     for width in (40, 80, 400):
         found = drawn((LONG,), width, width)
         assert max(map(len, found.splitlines())) <= width

@@ -300,7 +300,7 @@ async def test_a_node_that_nfd_labels_or_that_others_have_tainted_is_good(node: 
 
 
 @pytest.mark.parametrize("name", BREAKS)
-async def test_one_break_turns_one_line(name: str, node: Node) -> None:
+async def test_a_break_turns_one_line(name: str, node: Node) -> None:
     await check_break(node, BREAKS[name])
 
 

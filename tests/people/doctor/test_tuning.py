@@ -88,7 +88,7 @@ async def test_acs_of_the_switches_above_the_cards(
         assert f"setpci -s {min(upstream, downstream)} ECAP_ACS+0x6.w=0000" in check.remedy
 
 
-async def test_what_a_host_does_not_have(node: Node) -> None:
+async def test_settings_that_a_host_does_not_have(node: Node) -> None:
     (node.root / PAGES).unlink()
     assert (await line(node, "huge pages")).state is State.UNUSED
     shutil.rmtree(node.root / "proc")

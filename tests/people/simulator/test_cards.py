@@ -49,7 +49,7 @@ def test_no_two_cards_share_an_identity_or_a_place() -> None:
     assert len(ports) == MAX_CARDS * 3
 
 
-def test_another_card_in_the_slot_is_another_card_in_the_same_place() -> None:
+def test_an_exchanged_card_is_in_the_same_place() -> None:
     old = card("warboy", 1)
     new = swapped(old)
 

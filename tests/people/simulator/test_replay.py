@@ -168,7 +168,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_record_is_refused_and_leaves_no_trace(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_record_is_refused_and_leaves_no_trace(name: str, tmp_path: Path) -> None:
     make, why = HOSTILE[name]
     said = refused(make(), tmp_path)
     assert said.startswith(f"{tmp_path}/record.tar.gz cannot be used as a record: ")
@@ -188,7 +188,7 @@ def test_files_and_bytes_are_counted_before_they_are_taken(
     assert "it has more than 39 MiB" in refused(bomb, tmp_path)
 
 
-def test_what_is_not_a_file_is_not_read(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "missing", "."):
         with pytest.raises(RecordError, match=r"not a regular file|No such file|a directory"):

@@ -21,7 +21,7 @@ def after(state: CardTelemetry, seconds: int) -> CardTelemetry:
 
 
 @each_family
-def test_what_is_busy_is_hot_and_takes_power_and_counts_task_cycles(family: str) -> None:
+def test_a_busy_card_is_hot_and_takes_power_and_counts_task_cycles(family: str) -> None:
     idle = after(with_workload(fresh(family), "idle"), 300)
     busy = after(with_workload(fresh(family), "busy"), 300)
     traits = families()[family]

@@ -184,7 +184,7 @@ def test_a_link_within_the_tree_that_leads_outside_is_refused(link: str, root: P
     assert listing(outside) == before
 
 
-def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(
+def test_a_mount_below_a_directory_that_is_empty_otherwise_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's container has the host's cgroups and CDI specs in the tree."""
@@ -201,7 +201,7 @@ def test_what_is_mounted_below_a_directory_that_is_empty_otherwise_stays(
 
 
 @pytest.mark.parametrize(("says", "name"), [("is_mount", "dev"), ("is_char_device", "null")])
-def test_what_is_in_a_dev_that_is_one_stays(
+def test_the_nodes_of_a_real_dev_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, name: str
 ) -> None:
     monkeypatch.setattr(Path, says, lambda path: path.name == name)

@@ -109,7 +109,7 @@ def attributes(card: Card) -> dict[str, Value]:
     return dict(describe(card, card.all_cores).attributes)
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_attributes_are_left_out() -> None:
     card = FAMILIES["warboy"].card(0, product="warboyB0")
     assert attributes(card) == {
         "index": 0,
@@ -121,6 +121,6 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("switches", [(), ("0000:16:01.0",), ("pci16", "pci0000:16")])
-def test_what_is_no_root_complex_is_not_published_as_one(switches: tuple[str, ...]) -> None:
+def test_an_odd_pci_path_gives_no_root_complex(switches: tuple[str, ...]) -> None:
     card = FAMILIES["rngd"].card(0, product="rngd", switches=switches)
     assert "resource.kubernetes.io/pcieRoot" not in attributes(card)

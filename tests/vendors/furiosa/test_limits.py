@@ -154,7 +154,7 @@ def test_a_product_that_is_not_known_is_recognised_by_its_nodes(
         (None, "pe0-7", "/dev has rngd/npu0pe0-7"),
     ],
 )
-def test_one_with_other_nodes_is_refused_in_words(
+def test_a_driver_with_other_nodes_is_refused_in_words(
     root: Path, missing: str | None, more: str | None, words: str
 ) -> None:
     write(management(root, 0, "rngd") / "device_type", "RNGD+\n")

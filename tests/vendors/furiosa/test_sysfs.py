@@ -205,7 +205,7 @@ def test_the_addresses_of_cards_that_are_not_served_too(tmp_path: Path) -> None:
     assert Furiosa(tmp_path).pci_addresses() == expected
 
 
-def test_what_a_container_is_given(tmp_path: Path) -> None:
+def test_cards_of_a_containers_view(tmp_path: Path) -> None:
     dev = tmp_path / "dev"
     assert Furiosa(tmp_path).given() == ()
     (dev / "rngd").mkdir(parents=True)
@@ -408,7 +408,7 @@ def test_fused_cores_of_an_rngd_share_their_memory_and_counters(tmp_path: Path) 
         (None, None, None),
     ],
 )
-def test_who_says_that_a_core_of_an_rngd_is_free(
+def test_sources_that_say_that_a_core_of_an_rngd_is_free(
     tmp_path: Path, occupied: str | None, memory: str | None, utilization: float | None
 ) -> None:
     root = tree(tmp_path / "host", "rngd=1")
