@@ -294,3 +294,12 @@ def test_the_versions_are_the_bases() -> None:
         for image in yaml.safe_load(file.read_text(encoding="utf-8")).get("images", ()):
             if image["name"] == "npu-agent":
                 assert image["newTag"] == __version__, file
+
+
+def test_every_render_has_the_same_bytes() -> None:
+    """Else Argo CD would find a difference at each look."""
+    first, second = (
+        output("helm", "template", "any", CHART, "--values", "-", stdin=json.dumps(EVERYTHING))
+        for _ in range(2)
+    )
+    assert first == second

@@ -140,6 +140,20 @@ def test_the_rendered_file_has_namespaces_where_they_belong_and_makes_none() -> 
         assert thing["kind"] != "Namespace"
 
 
+@pytest.mark.parametrize("version", ["1.25", "1.26", "1.27", "1.28", "1.29"])
+def test_the_docs_have_an_overlay_for_older_kubernetes(version: str, overlay: Overlay) -> None:
+    page = (K8S.parent / "docs/install.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n[^`]*?(patches:\n  - target: { group.+?)```", page, re.DOTALL)
+    made = overlay(**yaml.safe_load(text))
+    for thing in made:
+        check(thing, version)
+    # Nothing else is left out, and Kubernetes 1.20 has no maxSurge.
+    left_out = {thing["kind"] for thing in overlay()} - {thing["kind"] for thing in made}
+    assert left_out == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    update = by_kind(made, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert update == {"maxUnavailable": 1}
+
+
 def test_the_scheduler_takes_its_configuration(tmp_path: Path) -> None:
     """kube-scheduler itself reads the file, strictly, and says what it makes of it."""
     nowhere = {
