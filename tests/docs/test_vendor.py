@@ -100,11 +100,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         ROOT / "npu_agent", where / "npu_agent", ignore=shutil.ignore_patterns("__pycache__")
     )
-    files = re.findall(r"(?ms)^`(\S+)`:\n\n```python\n(.*?)^```", PAGE.text)
-    assert len(files) == 3
-    for path, code in files:
-        (where / "npu_agent" / path).parent.mkdir(exist_ok=True)
-        (where / "npu_agent" / path).write_text(code, encoding="utf-8")
+    copies = re.findall(r"Copy `(\S+)` to `(\S+)`", PAGE.text)
+    assert len(copies) == 2
+    for example, folder in copies:
+        shutil.copytree(ROOT / example, where / "npu_agent" / folder)
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
     tables = ("npu_agent/vendors/__init__.py", "npu_agent/people/simulator/cards.py")
     for name, diff in zip(tables, diffs, strict=True):

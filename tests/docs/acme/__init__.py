@@ -1,0 +1,1 @@
+"""A made-up vendor, Acme: the example of docs/dev/add-a-vendor.md."""
