@@ -245,8 +245,9 @@ async def _calls(plugin: Plugin, seconds: float) -> AsyncIterator[Figure]:
 async def _idle(process: Process, what: str, seconds: float) -> AsyncIterator[Figure]:
     before = process.spent()
     await asyncio.sleep(seconds)
-    cpu = (process.spent() - before).cpu
-    yield Figure(f"idle: CPU, {what}", f"{100 * cpu / seconds:.2f} %")
+    spent = process.spent() - before
+    idle = f"{100 * spent.cpu / seconds:.2f} %; {spent.all_threads / seconds:.1f}"
+    yield Figure(f"idle: CPU; wake-ups of all threads a second, {what}", idle)
     yield Figure(f"resident memory, {what}", f"{process.memory() / 1024:.1f} MiB")
 
 

@@ -54,9 +54,15 @@ class Spent:
     """Seconds on a CPU, of all threads that are there now."""
     loop: int
     """How often its first thread, on which the event loop runs, went to sleep: as often it woke."""
+    all_threads: int
+    """The same of all threads that are there now."""
 
     def __sub__(self, before: Spent) -> Spent:
-        return Spent(self.cpu - before.cpu, self.loop - before.loop)
+        return Spent(
+            self.cpu - before.cpu,
+            self.loop - before.loop,
+            self.all_threads - before.all_threads,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,15 +101,16 @@ class Process:
 
     def spent(self) -> Spent:
         """What it has used so far, by figures that are finer than the ticks of /proc/PID/stat."""
-        cpu = loop = 0
+        cpu = loop = every = 0
         for thread in Path(f"/proc/{self.popen.pid}/task").iterdir():
             with suppress(OSError):  # one that has ended meanwhile
                 cpu += int((thread / "schedstat").read_bytes().split()[0])
+                status = (thread / "status").read_text(encoding="utf-8")
+                wakes = _value(status, "voluntary_ctxt_switches:")
+                every += wakes
                 if int(thread.name) == self.popen.pid:
-                    loop = _value(
-                        (thread / "status").read_text(encoding="utf-8"), "voluntary_ctxt_switches:"
-                    )
-        return Spent(cpu / 1e9, loop)
+                    loop = wakes
+        return Spent(cpu / 1e9, loop, every)
 
     def stop(self) -> float:
         """Seconds from SIGTERM to the exit."""

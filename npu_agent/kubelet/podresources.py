@@ -32,8 +32,9 @@ DEADLINE = 5.0
 """Seconds for the kubelet's answer, and for reading it."""
 _IDLE = 3
 """Intervals between two queries while no cores are in use: each query is some ten wake-ups."""
-_AT_LEAST = 0.1
-"""Seconds between two queries: the kubelet takes 100 a second from all of a node."""
+_AT_LEAST = 0.03
+"""Seconds between two queries: the kubelet takes 100 a second from all of a node. A claim of
+several requests waits for one."""
 
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
