@@ -69,7 +69,8 @@ async def replace(
         OSError: the directory cannot be made or written; a FileNotFoundError if there is none, and
             `make_directory` is False; a TimeoutError after `deadline` seconds.
     """
-    thread, given_up = _thread_of(path), threading.Event()
+    thread = _thread_of(path)
+    given_up = threading.Event()
     async with within(deadline):
         if content is None:
             return await _remove(path, executor=thread)

@@ -20,8 +20,10 @@ _SELDOM = 60.0
 """Seconds."""
 _PIECE = 1024
 """Characters, 4096 bytes at most: as many fit into any pipe that poll says can be written to."""
-_LONGEST, _LONGEST_TRACE = 4_000, 20_000
-"""Characters of a message or a field, and of a traceback."""
+_LONGEST = 4_000
+"""Characters of a message or a field."""
+_LONGEST_TRACE = 20_000
+"""Characters of a traceback."""
 _PATIENCE = 100
 """Milliseconds that the log may stop the event loop, once, where it is not read."""
 
@@ -86,9 +88,12 @@ class LoopErrors:
             if (now := time.monotonic()) < self._next:
                 self._left_out += 1
                 return
-            why, left_out = error.strerror, self._left_out
+
+            why = error.strerror
+            left_out = self._left_out
             log.error("cannot accept connections", reason=why, left_out=left_out)
-            self._next, self._left_out = now + _SELDOM, 0
+            self._next = now + _SELDOM
+            self._left_out = 0
             return
         loop.default_exception_handler(context)
 
@@ -125,7 +130,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
         except Exception:  # as every handler: what cannot be logged fails nothing
             self.handleError(record)
         if self._left_out:
-            lines, self._left_out = self._left_out, 0
+            lines = self._left_out
+            self._left_out = 0
             log.warning("log lines were dropped because no process reads the log", lines=lines)
 
 

@@ -52,7 +52,8 @@ class Shutdown:
     def begin(self, end: Callable[[signal.Signals], None]) -> None:
         """Makes the running event loop call `end` at the first signal; before, the process ends."""
         with self._lock:
-            self._loop, self._end = asyncio.get_running_loop(), end
+            self._loop = asyncio.get_running_loop()
+            self._end = end
 
     def allow(self, seconds: float) -> None:
         """Ends the process so many seconds from now at the latest; called after `end`."""
@@ -61,7 +62,8 @@ class Shutdown:
     def _wait(self) -> None:
         received = signal.Signals(signal.sigwait(SIGNALS))
         with self._lock:
-            loop, end = self._loop, self._end
+            loop = self._loop
+            end = self._end
         if loop is None:  # nothing has begun that would have to be ended
             os._exit(0 if received is signal.SIGTERM else 128 + received)
         self.allow(LONGEST)

@@ -97,7 +97,7 @@ class DaemonThread(Executor):
 async def within(deadline: float) -> AsyncIterator[None]:
     """`asyncio.timeout` of `deadline` seconds, with an error that has words for people.
 
-    A lack of memory is an OSError too: callers that can do without the answer catch it.
+    Want of memory is an OSError too: who can go on without the answer goes on.
 
     The words are always the same: they are shown, and what is shown is compared.
     """

@@ -96,13 +96,21 @@ class Agent:
 
     def state(self) -> AgentState:
         """Returns the state, for conditions, pages and metrics."""
-        common, config = self.common, self.common.configs.value
-        inventory, node, pages = self.inventory, self.node, self.pages
-        allocator, cordons = self.allocator, self.allocator.cordons.state.value
-        labeller, events = self.cluster.labeller, self.cluster.events
-        holdings, wishes = allocator.pod_resources.holdings.value, allocator.wishes.value
-        snapshot, cordoned = inventory.snapshots.value, allocator.cordons.cards.value
+        common = self.common
+        config = common.configs.value
+        inventory = self.inventory
+        node = self.node
+        pages = self.pages
+        allocator = self.allocator
+        cordons = allocator.cordons.state.value
+        labeller = self.cluster.labeller
+        events = self.cluster.events
+        holdings = allocator.pod_resources.holdings.value
+        wishes = allocator.wishes.value
+        snapshot = inventory.snapshots.value
+        cordoned = allocator.cordons.cards.value
         own = node.watch.state.value
+
         return AgentState(
             version=__version__,
             node=common.host.node_name,

@@ -199,7 +199,8 @@ class NodeParts:
 
 def node(common: Common) -> NodeParts:
     """Builds the readers of our Node, and of its support of DRA."""
-    config, name = common.config, common.host.node_name
+    config = common.config
+    name = common.host.node_name
     return NodeParts(
         NodeWatch(common.api, name, common.configs.map(_follows_node)),
         SupportWatch(
@@ -222,8 +223,11 @@ def allocation(
     common: Common, ledger: Feed[Ledger], inventory: Inventory, node: NodeParts
 ) -> Allocator:
     """Builds what decides on devices; `ledger` has the record of the agent before this one."""
-    configs, directory, root = common.configs, common.directory, common.host.root
-    name, support = common.host.node_name, node.dra_support.state
+    configs = common.configs
+    directory = common.directory
+    root = common.host.root
+    name = common.host.node_name
+    support = node.dra_support.state
     wishes = configs.map_with(support, partial(_plugin_wishes, name))
     pod_resources = PodResources(
         socket_beside(directory),
@@ -382,7 +386,8 @@ def cluster(
 
 
 def _labeller(common: Common, inventory: Inventory, node: NodeParts) -> Labeller | None:
-    method, host = common.config.labels.output, common.host
+    method = common.config.labels.output
+    host = common.host
     output = output_of(method, api=common.api, node_name=host.node_name, host_root=host.root)
     if output is None:
         return None

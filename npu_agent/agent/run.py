@@ -92,7 +92,9 @@ async def serve(
     Another agent that stands by is registered first, and a call of the kubelet is answered.
     `allow` is called with the seconds that the end may take from then on.
     """
-    timing, kubelet = agent.common.timing, agent.kubelet
+    timing = agent.common.timing
+    kubelet = agent.kubelet
+
     async with asyncio.TaskGroup() as group:
 
         def start(parts: Iterable[_Part]) -> list[asyncio.Task[None]]:

@@ -130,7 +130,8 @@ def _group(written: ParsedFile, mapping: dict[str, Value], group: Group, path: s
         if key.default is MISSING and name not in mapping:
             written.wrong(path, f"{name} is missing")
     for name, value in mapping.items():
-        at, expected = prefix + name, group.keys.get(name)
+        at = prefix + name
+        expected = group.keys.get(name)
         if expected is None:
             written.wrong(at, _unknown(name, group, prefix))
         elif isinstance(value, Null) and (expected.many or isinstance(expected.of, Group)):
@@ -151,7 +152,9 @@ def _items(written: ParsedFile, value: Value, key: Key, path: str) -> tuple[Any,
 
 
 def _value(written: ParsedFile, value: Value, key: Key, path: str) -> Any:
-    of, hint = key.of, ""
+    of = key.of
+    hint = ""
+
     if isinstance(value, Null):
         if not (key.optional and value):
             also = ", or null" if key.optional else ""

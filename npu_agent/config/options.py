@@ -85,11 +85,13 @@ def from_args(args: argparse.Namespace, words: VendorSpec, *, strict: bool = Fal
     Raises:
         ConfigError: options together with `--config-file`, a bad value, or a bad file.
     """
-    given, path = vars(args), file_of(args)
+    given = vars(args)
+    path = file_of(args)
     keys = [key for key in KEYS if _DEST + key.name in given]
     source = "--config-file" if "config_file" in given else FILE_VARIABLE
     if path and keys and (strict or source == "--config-file"):
-        options, names = ", ".join(key.option for key in keys), ", ".join(key.name for key in keys)
+        options = ", ".join(key.option for key in keys)
+        names = ", ".join(key.name for key in keys)
         message = f"not together with {options}: set {names} in {path} instead"
         raise ConfigError.at(Place(source), message)
     written = parsed_file(path) if path else ParsedFile({}, {"": Place("command line")})

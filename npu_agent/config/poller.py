@@ -93,7 +93,8 @@ class Poller:
                 )
 
     async def _poll(self, path: Path) -> None:
-        judged, self._judged = self._judged, None
+        judged = self._judged
+        self._judged = None
         try:
             with refusals(path):
                 data = await self._read(path)
@@ -114,7 +115,8 @@ class Poller:
         """Applies the content or reports what is wrong with it; raises OSError as the thread."""
         # At the start an empty file means all defaults. Later it is most likely one that an editor
         # has just cut to nothing, and must not turn the node over.
-        emptied, self._followed = self._followed and not data.strip(), True
+        emptied = self._followed and not data.strip()
+        self._followed = True
         if emptied:
             self._reject(f"{path}: the file is empty: write {{}} if all defaults are wanted")
             return
@@ -128,19 +130,25 @@ class Poller:
             self._apply(wanted.config)
 
     def _apply(self, wanted: Config) -> None:
-        before, present = self.states.value, self.configs.value
+        before = self.states.value
+        present = self.configs.value
         changed = [key for key in KEYS if key.value(present) != key.value(wanted)]
-        live, config = [key for key in changed if key.live], present
+        live = [key for key in changed if key.live]
+        config = present
+
         for key in live:
             config = _with_value(config, key.attributes, key.value(wanted))
         if any(broken_rules(config, self._words.families)):
             # The new live keys do not go with the old ones that wait: then all of it waits.
-            live, config = [], present
+            live = []
+            config = present
+
         waiting = tuple(key.name for key in changed if key not in live)
         if before.error is not None:
             log.info("the config file is good again", file=self._path)
         for key in changed:
-            old, new = as_yaml(key.value(present)), as_yaml(key.value(wanted))
+            old = as_yaml(key.value(present))
+            new = as_yaml(key.value(wanted))
             change = f"{key.name}: {old} -> {new}"
             if key in live:
                 log.info("config changed", change=change)

@@ -19,7 +19,9 @@ def resources_of(config: Config, core_counts: Mapping[str, int]) -> tuple[Resour
     `core_counts` has the cores of a card, for every family there is.
     """
     widths: dict[str, dict[str, int]] = {}
-    usual, named = _CORES[config.default_pe], {spec.family for spec in config.resources}
+    usual = _CORES[config.default_pe]
+    named = {spec.family for spec in config.resources}
+
     for spec in config.resources:
         cores = spec.cores_per_device or usual or core_counts[spec.family]
         widths.setdefault(spec.name, {})[spec.family] = cores

@@ -39,7 +39,8 @@ def _twice(key: str, names: tuple[str, ...]) -> Iterator[Broken]:
 
 
 def _ports(config: Config) -> Iterator[Broken]:
-    (host, port), (probes_host, probes_port) = config.metrics.address, config.metrics.probes_address
+    host, port = config.metrics.address
+    probes_host, probes_port = config.metrics.probes_address
     hosts = {"" if address in ("0.0.0.0", "::") else address for address in (host, probes_host)}  # noqa: S104
     if port == probes_port and port and ("" in hosts or len(hosts) == 1):
         yield (
@@ -67,7 +68,8 @@ def _resources(config: Config, families: Mapping[str, tuple[int, ...]]) -> Itera
     # Nothing would keep two resources of one family from handing out the same core.
     yield from _twice("resources[{}].family", tuple(spec.family for spec in config.resources))
     for index, spec in enumerate(config.resources):
-        width, widths = spec.cores_per_device, families[spec.family]
+        width = spec.cores_per_device
+        widths = families[spec.family]
         if width is not None and width not in widths:
             message = f"{spec.family} has no device nodes for {width} cores together: must be "
             yield (

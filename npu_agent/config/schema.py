@@ -48,7 +48,8 @@ def _key(
     return field(default=default, metadata=said)
 
 
-_live, _restart = partial(_key, live=True), partial(_key, live=False)
+_live = partial(_key, live=True)
+_restart = partial(_key, live=False)
 
 
 def _seconds(low: float, high: float) -> ValueKind:
@@ -469,9 +470,11 @@ def keys_of(group: Group) -> Iterator[Key]:
 
 
 def _group(cls: type[Any], words: VendorSpec, above: tuple[str, ...] = ()) -> Group:
-    types, keys = get_type_hints(cls), {}
+    types = get_type_hints(cls)
+    keys = {}
     for attribute in fields(cls):
-        way, kind = (*above, attribute.name), types[attribute.name]
+        way = (*above, attribute.name)
+        kind = types[attribute.name]
         if is_dataclass(kind):
             inner = _group(types[attribute.name], words, way)
             keys[camel(attribute.name)] = Key(attributes=way, of=inner, default=inner.default)
@@ -480,7 +483,8 @@ def _group(cls: type[Any], words: VendorSpec, above: tuple[str, ...] = ()) -> Gr
             name: value(words) if callable(value) else value
             for name, value in attribute.metadata.items()
         }
-        optional, many = NoneType in get_args(kind), get_origin(kind) is tuple
+        optional = NoneType in get_args(kind)
+        many = get_origin(kind) is tuple
         if optional or many:
             kind = get_args(kind)[0]
         of = said.pop("kind")

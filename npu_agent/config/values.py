@@ -138,7 +138,8 @@ class _Document:
         return Place(self.source, event.start_mark.line + 1)
 
     def _value(self, event: Any, path: str, depth: int) -> Value:
-        place, kind = self._place(event), type(event).__name__
+        place = self._place(event)
+        kind = type(event).__name__
         if kind == "AliasEvent":
             message = f"an alias ({shown(f'*{event.anchor}')}): write the value out instead"
             raise ConfigError.at(place, message)
@@ -165,7 +166,8 @@ class _Document:
     def _mapping(self, path: str, depth: int) -> dict[str, Value]:
         entries: dict[str, Value] = {}
         for event in self._until("MappingEndEvent"):
-            place, key = self._place(event), self._value(event, "", depth + 1)
+            place = self._place(event)
+            key = self._value(event, "", depth + 1)
             if not isinstance(key, str):
                 raise ConfigError.at(place, "a key must be a plain word")
             at = f"{path}.{key}" if path else key
@@ -182,7 +184,8 @@ class _Document:
 
 def _syntax_error(error: Any, text: str, source: str) -> ConfigError:
     """YAML's own words on one line, with the place where it began if that is another line."""
-    mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None)
+    begin = getattr(error, "context_mark", None)
     if mark is None:  # control characters, of which `reason` says which ones
         what = getattr(error, "reason", error)
         return ConfigError.at(Place(source), f"not YAML: {what}")

@@ -279,7 +279,8 @@ class Api:
 
     async def close(self) -> None:
         """Closes the connections within 0.3 s; to be called when no call is under way."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             await connection.close()
 
@@ -329,7 +330,8 @@ class Api:
         self, request: Request[Any], response: ClientResponse, connection: _Connection
     ) -> None:
         """Raises ApiError unless the answer is a 2xx."""
-        status, self.silent = response.status, None
+        status = response.status
+        self.silent = None
         if 200 <= status < 300:
             return
         if status == 401 and request.answers:
@@ -359,7 +361,8 @@ class Api:
             return self.reads is not None and self.reads.as_node
 
     def _note(self, state: ApiState) -> None:
-        before, self.reads = self.reads, state
+        before = self.reads
+        self.reads = state
         if before and state.as_node == before.as_node:
             return
         if state.as_node:
@@ -381,10 +384,14 @@ class Api:
         async with self._connecting:
             if self._connection and not self._connection.stale:
                 return self._connection
-            before, self._connection = self._connection, None
+
+            before = self._connection
+            self._connection = None
             if before and not before.calls:
                 await before.close()
-            after, self._after = self._after, None
+
+            after = self._after
+            self._after = None
             if after:
                 await after()
             loop = asyncio.get_running_loop()

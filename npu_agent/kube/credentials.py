@@ -108,7 +108,8 @@ def of_pod() -> Credentials:
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException, load_incluster_config
 
-    token, ca = DIRECTORY / "token", DIRECTORY / "ca.crt"
+    token = DIRECTORY / "token"
+    ca = DIRECTORY / "ca.crt"
     configuration = Configuration()
     configuration.disable_strict_ssl_verification = True
     try:

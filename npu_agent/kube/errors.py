@@ -181,7 +181,8 @@ def answered(
     if kind is ErrorKind.NOT_FOUND:
         remedy = _NOT_FOUND.get(request.kind, remedy)
     if kind is ErrorKind.FORBIDDEN and _NO_RELATION in said:
-        kind, remedy = ErrorKind.UNRELATED, _UNRELATED
+        kind = ErrorKind.UNRELATED
+        remedy = _UNRELATED
     elif kind is ErrorKind.FORBIDDEN and said and "cannot" not in said:
         remedy = NOT_RBAC
     source = credentials.source if credentials else "this account"
@@ -209,7 +210,8 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
     import aiohttp
 
     source = credentials.source if credentials else "the credentials"
-    kind, why = ErrorKind.UNREACHABLE, one_line(error) or type(error).__name__
+    kind = ErrorKind.UNREACHABLE
+    why = one_line(error) or type(error).__name__
     remedy = "check the server and its port, the network, DNS and proxies on the way"
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
@@ -222,11 +224,13 @@ def failed(request: Request[Any], error: Exception, credentials: Credentials | N
                 "the name that is in it, and check for a proxy that intercepts TLS"
             )
         case aiohttp.ClientResponseError():
-            kind, remedy = ErrorKind.GARBAGE, IS_IT_KUBERNETES
+            kind = ErrorKind.GARBAGE
+            remedy = IS_IT_KUBERNETES
             why = f"does not speak HTTP ({one_line(error.message or error)})"
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             kind = ErrorKind.CREDENTIALS
-            why, remedy = "that is not a URL of a server", f"check {source}"
+            why = "that is not a URL of a server"
+            remedy = f"check {source}"
         case aiohttp.ClientSSLError() | aiohttp.ClientConnectorDNSError():
             pass  # whose words are good
         case aiohttp.ClientConnectorError(os_error=OSError(errno=int(number))):

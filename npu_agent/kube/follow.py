@@ -26,8 +26,8 @@ _RESUMED = (ErrorKind.SERVER, ErrorKind.TOO_MANY, ErrorKind.UNAUTHORIZED, ErrorK
 """After these a watch goes on where it was, and so it does if it breaks. After others, such as 410,
 the objects are listed."""
 _BACK = 4
-"""A server that was unreachable and now answers with an error has just started. The pauses go on as
-after four failures (8 s), so that not all nodes come at the same time."""
+"""Tries that count as made when an API server that was away refuses the next one: it has not read
+its roles yet, or is asked too much. The pauses go on from 8 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,16 @@ class WatchHooks:
 async def follow(api: Api, watch: Request[Any], hooks: WatchHooks, timing: WatchTiming) -> None:
     """Follows the objects of a watch (see `Api.watch`) until cancelled."""
     loop = asyncio.get_running_loop()
-    retry, away = Backoff(longest=timing.retry_longest, even=True), False
+    retry = Backoff(longest=timing.retry_longest, even=True)
+    away = False
     version = ""
+
     while True:
         hurried = hooks.hurry()
-        doing, since, wait = "list", math.inf, None
+        doing = "list"
+        since = math.inf
+        wait = None
+
         try:
             if not version:
                 version = await hooks.list_() if hooks.list_ else "0"

@@ -91,7 +91,9 @@ class Request(Generic[T]):
             return "Status"
         if self.subresource.startswith("proxy") or self.subresource == "log":
             return ""
-        return METADATA if self.metadata_only else self.kind + "List" * (self.verb == "list")
+        if self.metadata_only:
+            return METADATA
+        return f"{self.kind}List" if self.verb == "list" else self.kind
 
     def __str__(self) -> str:
         """Returns words for people: ``get Node n1``, ``list ResourceSlices``."""

@@ -55,7 +55,7 @@ class SpecDirectory:
         return await files.read(self.path / name, _LARGEST, follow=False)
 
     async def write(self, name: str, content: bytes | None) -> None:
-        """Writes a file, or removes it if `content` is None; raises OSError."""
+        """Puts a file in place, or removes it (None); raises OSError."""
         path = self.path / name
         changed = await files.replace(path, content)
         if content is None:
@@ -96,10 +96,10 @@ class SpecDirectory:
 class PluginSpecs:
     """The device plugin's specs: on disk before a device is offered, and while it is held.
 
-    They cover the offered devices, and those of specs that an earlier agent left.
+    They are of the offered devices, and of those that an agent before this one has left.
 
-    A container cannot start without its device's spec, so the spec of a held device stays. The last
-    good file stays where it cannot be replaced.
+    A container cannot start without its device's spec, so what is held stays. The last good file
+    stays where it cannot be replaced.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PluginSpecs:
 
         Args:
             directory: where container runtimes read CDI specs.
-            kinds: CDI kinds whose specs an earlier agent may have left.
+            kinds: those of which an earlier agent may have left a spec.
             by_cdi: whether containers get their devices by these specs. If not, what was left goes
                 once no container holds any of it.
         """
@@ -121,7 +121,7 @@ class PluginSpecs:
         self._ends = False
         self._decided: Mapping[str, bytes] = {}
         self._published: Mapping[str, bytes] = {}
-        """The specs when the present devices were offered: they have all that may be held."""
+        """The same when the present devices were offered: all that can be held is in it."""
         self._read_as_owner: bool | None = None
         """Whether the node was ours when the files were read; None: not read."""
 
@@ -134,18 +134,18 @@ class PluginSpecs:
         return self._directory.error if self._by_cdi else None
 
     def published(self) -> None:
-        """Notes that the devices of the last `write` are offered now."""
+        """The devices of the last `write` are offered now."""
         self._published = self._decided
 
     async def write(
         self, devices: Iterable[Device], held: Collection[str] | None, *, owned: bool, cards: bool
     ) -> None:
-        """Writes the specs where the disk lacks or differs from them: other programs clean up.
+        """Writes the specs if the disk has others, or none: other programs clean up.
 
         Args:
-            devices: the devices that are about to be offered.
+            devices: what is to be offered.
             held: IDs of devices that containers hold; None: not known.
-            owned: whether this agent owns the node; another agent may have another config.
+            owned: whether the node is this agent's, and not another one's with its own config.
             cards: whether the node has any.
         """
         if self._ends or (not owned and (cards or not self._by_cdi)):
@@ -223,9 +223,9 @@ def spec_file(kind: str) -> str:
 
 
 def recovered(kind: str, content: bytes) -> bytes:
-    """The spec of this kind with the devices of a file that are as `specs` writes them.
+    """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
 
-    The rest of the file, such as hooks that would run as root, is dropped.
+    Anything else in it, such as hooks that would run as root, is not taken over.
     """
     try:
         devices = [entry for entry in json.loads(content)["devices"] if _is_ours(entry)]
@@ -236,7 +236,8 @@ def recovered(kind: str, content: bytes) -> bytes:
 
 def _is_ours(entry: Any) -> bool:
     try:
-        name, nodes = entry["name"], entry["containerEdits"]["deviceNodes"]
+        name = entry["name"]
+        nodes = entry["containerEdits"]["deviceNodes"]
         paths = [(node["path"], node["hostPath"]) for node in nodes]
         ours = all(path.startswith("/dev/") and host in (path, NULL) for path, host in paths)
         return bool(paths and ours and NAME.fullmatch(name)) and entry == _node_entry(name, paths)
@@ -290,7 +291,7 @@ def grants_spec(kind: str, grants: Mapping[str, Grant]) -> bytes:
 
 
 def _spec(kind: str, entries: list[dict[str, object]]) -> bytes:
-    # Without line breaks: json's fast encoder makes none, and a Pod waits for the spec.
+    # Without line breaks: those are the slow encoder's, and a Pod waits for it.
     spec = json.dumps({"cdiVersion": _VERSION, "kind": kind, "devices": entries})
     return spec.encode() + b"\n"
 

@@ -35,7 +35,7 @@ _START = 2.0
 class _Saved(msgspec.Struct, frozen=True):
     annotation: str
     first_ids: dict[str, str]
-    """The result of `core.cordon.first_ids`."""
+    """As `core.cordon.first_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class _Known:
     unreadable: str = ""
 
     def after(self, text: str) -> _Known:
-        """Returns the value after the annotation has changed to `text`."""
+        """Returns the state with another annotation."""
         try:
             return replace(self, text=text, named=entries(text), unreadable="")
         except ValueError as error:
             return replace(self, unreadable=str(error))
 
     def of(self, snapshot: Snapshot, disabled: Collection[str]) -> _Known:
-        """Returns the value with the first card of each name that is new."""
+        """Returns the state with the cards that names mean for the first time."""
         names = [*self.named, *disabled]
         return replace(self, first_ids=first_ids(names, snapshot, self.first_ids))
 
@@ -82,7 +82,7 @@ def last_cordons(directory: Path, snapshot: Snapshot) -> Cordons:
 
 
 class CordonStore:
-    """Keeps `state`, the cordons in force, and `cards`, their reasons by card ID, up to date."""
+    """Keeps `state`, the cordons in force, in step with an annotation; `cards`: by card ID."""
 
     def __init__(
         self,
@@ -116,14 +116,16 @@ class CordonStore:
         pause = Backoff(first=1.0, longest=60.0)
         async with background(self._follow()):
             while True:
-                changed, known = self._known.changed, self._known.value
+                changed = self._known.changed
+                known = self._known.value
                 saved = await self._save(known)
                 if await set_within(changed, None if saved else pause.next()):
                     pause.reset()
 
     async def _follow(self) -> None:
         async for _ in changes_of(self._annotation, self._snapshots, self._disabled):
-            text, known = self._annotation.value, self._known.value
+            text = self._annotation.value
+            known = self._known.value
             known = known if text is None else known.after(text)
             self._known.publish(known.of(self._snapshots.value, self._disabled.value))
             self._seen.publish(text is not None)

@@ -7,20 +7,11 @@ registrations when the older one's stream ends (k8s.io/kubernetes, device manage
 agents would take it from each other for ever, or hand out the same cards under two names. The
 kernel releases the lock of a dead process.
 
-A kubelet needs up to a second to find a DRA driver. So at a rollout the next agent registers before
-the owner ends (`Ownership.hand_over`):
-
-1. The owner has the lock of the whole file (flock), and its signature in it (`Owner`).
-2. Of the agents that stand by, the one that locks byte `_NEXT` is next in line.
-3. The next one also locks byte `_REGISTERS`, until all its sessions and drivers are registered.
-4. An owner that ends adds ``ends`` to its signature.
-5. The next one sees that, registers, and unlocks `_REGISTERS`.
-6. The owner releases the lock when that byte is free, or after `HAND_OVER` seconds.
-7. The next one takes the lock. If it hangs, the lock stays free, and after `Timing.free` any
-   other agent takes it.
-
-Only the next one registers, and not before step 4: if two agents were installed, the kubelet would
-call one that never owns the node, and each claim would wait for it.
+A kubelet needs up to a second to find a DRA driver. So an owner that ends signs that it does, and
+waits for the next one to register (`Ownership.hand_over`), which has a byte of the file locked
+until then. Of several that wait, the one with the lock on another byte is the next. Earlier than
+that none registers: if two agents were installed, each claim would wait for one that never owns the
+node. If the next one hangs, another one takes the lock that stays free.
 """
 
 from __future__ import annotations
@@ -58,20 +49,20 @@ class Timing:
     """The times of an ownership, in seconds."""
 
     stand_by: float = 0.25
-    """Pause between tries to own the node, until its owner is about to end."""
+    """Between tries to own the node, until its owner is about to end."""
     try_every: float = 0.02
-    """Pause between tries from then on, and between checks that the next owner is registered."""
+    """Between these, and between checks that the next owner is registered."""
     free: float = 8.0
-    """If the lock stays free for so long, the next agent in line hangs, and any other takes it.
-    Longer than an early registration."""
+    """For which the lock is free before one takes it that is not the next, which then hangs: to
+    register early takes less."""
     settle: float = 0.02
-    """Pause after the end of the last owner: a kubelet that has not closed that one's stream yet
-    would drop our registration with it."""
+    """From the end of the owner before us to our turn: a kubelet that has not put its stream away
+    yet would take our registration for it and drop it."""
     hand_over: float = HAND_OVER
 
 
 def lock_path(directory: Path) -> Path:
-    """Returns the path of the lock: a plain file, as the kubelet removes sockets when it starts."""
+    """Returns the path of the lock. The kubelet removes sockets only; plain files stay."""
     return directory / ".npu-agent.lock"
 
 
@@ -89,7 +80,7 @@ class RegistrationTracker:
         self._reporter = Reporter(log, "not registered; retrying", resource=resource)
 
     def becomes(self, phase: SessionPhase, reason: str = "", times: int | None = None) -> None:
-        """Publishes a phase; `times` is the number of registrations so far, None: unchanged."""
+        """`times` counts the registrations so far; None: as many as before."""
         now = self.status.value
         self.status.publish(
             replace(
@@ -102,14 +93,14 @@ class RegistrationTracker:
         )
 
     def waits_for(self, owner: str | None) -> None:
-        """Publishes that `owner` serves the node; None: this agent does."""
+        """`owner` serves the node; None: it is ours now."""
         if owner is None:
             self.becomes(SessionPhase.REGISTERING)
         else:
             self.becomes(SessionPhase.STANDBY, f"served by {owner}")
 
     def fails(self, reason: str, phase: SessionPhase = SessionPhase.BLOCKED) -> None:
-        """Publishes why nothing can be served; logs it once."""
+        """Something keeps it from being served; logged once."""
         self.becomes(phase, reason)
         self._reporter.failed(reason)
 
@@ -127,7 +118,7 @@ class Ownership:
         lost: Callable[[], None] = lambda: None,
         timing: Timing = Timing(),
     ) -> None:
-        """Does nothing yet; `lost` is called when another agent may own the node in our place."""
+        """Not owned yet; `lost` is called when another agent may have the node that was ours."""
         self._timing = timing
         self._path = lock_path(directory)
         self._lost = lost
@@ -147,9 +138,9 @@ class Ownership:
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]] = _nothing,
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Owns the node's devices while the context is open; waits for that without a limit.
+        """Owns the node's devices while the context is open; waits for them without a limit.
 
-        Yields a function that is False once the lock file is gone: the directory may be wiped.
+        Yields a function that returns whether the lock still counts: the directory may be wiped.
 
         Args:
             waiting: called with the present owner, and with None once the node is ours.
@@ -170,12 +161,12 @@ class Ownership:
                 await asyncio.sleep(self._timing.settle)
             if not self._ours_since:
                 self._sign()
-            # If this file is gone, other agents open a new one.
+            # Others open another file, if this one is gone.
             mine = self._held = _identity(self._descriptor)
             try:
                 yield lambda: not files.gone(self._path, mine)
             finally:
-                # Not if another part of this agent has the lock of the new file already.
+                # Unless another part of the agent holds the file that came after it.
                 if mine == self._held and files.gone(self._path, mine):
                     self._lost()
         finally:
@@ -185,7 +176,7 @@ class Ownership:
                 self._release()
 
     async def hand_over(self) -> None:
-        """Waits until the agent that is next in line, if there is one, is registered."""
+        """Waits, if another agent stands by, until it is registered."""
         if not self._owns or not _registers(self._descriptor):
             return
         self._sign(ends=True)
@@ -199,7 +190,7 @@ class Ownership:
         waiting: Callable[[str | None], None],
         register: Callable[[], Awaitable[None]],
     ) -> bool:
-        """Waits for the lock; returns False if it was free."""
+        """Returns whether it had to wait."""
         waited = registered = False
         now = asyncio.get_running_loop().time
         free_at = math.inf
@@ -230,26 +221,27 @@ class Ownership:
                 quick = following and owner.ends
                 await asyncio.sleep(self._timing.try_every if quick else self._timing.stand_by)
         finally:
-            self._unregistered -= waited and not registered
+            if waited and not registered:
+                self._unregistered -= 1
+
         self._owns = True
         for byte in (_NEXT, _REGISTERS):
             _lock_byte(self._descriptor, byte, on=False)
         return waited
 
     def _open(self) -> None:
-        """Opens the lock file that is at the path now, or makes it."""
+        """Opens, or makes, the file that is there now."""
         if self._descriptor != -1 and _is_at(self._path, self._descriptor):
             return
         fresh = files.regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if self._descriptor != -1:
             os.close(self._descriptor)
-        self._descriptor, self._ours_since = fresh, ""
+
+        self._descriptor = fresh
+        self._ours_since = ""
 
     def _owned(self) -> bool:
-        """Tries to lock the file that is at the path now; returns whether the lock is ours.
-
-        An owner that ends removes its file, so that the path may have another one.
-        """
+        """Whether the lock is ours on the file that is there: an owner removes its own."""
         while _locked(self._descriptor):
             if _is_at(self._path, self._descriptor):
                 return True
@@ -261,10 +253,11 @@ class Ownership:
             with contextlib.suppress(OSError):  # a directory that is read-only now keeps it
                 self._path.unlink()
         os.close(self._descriptor)
-        self._descriptor, self._owns = -1, False
+        self._descriptor = -1
+        self._owns = False
 
     def _sign(self, *, ends: bool = False) -> None:
-        """Writes our signature: once for each lock file, and once more when the agent ends."""
+        """Writes who we are: once for each lock file, and once more when the agent ends."""
         now = stamp()
         self._ours_since = self._ours_since or now
         who = Owner(
@@ -289,7 +282,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_free(descriptor: int) -> bool:
-    """Whether no other agent has the lock. The owner must not call it: it would lose the lock."""
+    """Whether no other agent has the lock; not to be asked by its owner, who would lose it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,14 +291,15 @@ def _is_free(descriptor: int) -> bool:
     return True
 
 
-_NEXT, _REGISTERS = 1, 2
-"""Bytes of the lock file. The agent that is next in line locks the first, and the second until it
-is registered."""
+_NEXT = 1
+"""The byte of the lock file that the next owner has locked."""
+_REGISTERS = 2
+"""The byte that the next owner has locked until it registers."""
 _BYTE = "hhqqi"
 
 
 def _lock_byte(descriptor: int, byte: int, *, on: bool = True) -> bool:
-    """Locks or unlocks a byte; returns False if another agent has it locked."""
+    """Locks or unlocks a byte; returns whether no other agent has it."""
     kind = fcntl.F_WRLCK if on else fcntl.F_UNLCK
     try:
         lock = struct.pack(_BYTE, kind, os.SEEK_SET, byte, 1, 0)
@@ -339,15 +333,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The agent that signed the lock file; ``str`` gives the text for people."""
+    """The agent that signed the lock file; for people by ``str``."""
 
     host: str | None = None
-    """The host's name, in a Pod the Pod's; None: there is no signature that we can read."""
+    """The Pod's name in a Pod; None: it has not signed, or not as we do."""
     version: str = ""
     pid: int = 0
     since: str = ""
     ends: bool = False
-    """True while the agent ends and waits until the next one is registered."""
+    """Whether it ends, and waits until the next one is registered."""
 
     def __str__(self) -> str:
         if self.host is None:

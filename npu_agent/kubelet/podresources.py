@@ -1,7 +1,7 @@
 """Polls the kubelet's pod-resources API for the holders of devices.
 
-A kubelet before 1.34 lists ended Pods too. It takes back their devices before it answers, except
-just after its start, when it does not know its Pods yet.
+A kubelet before 1.34 lists Pods that have ended too; their devices are given back before it
+answers, except just after its own start, when it does not know its Pods yet.
 """
 
 from __future__ import annotations
@@ -89,10 +89,7 @@ class PodResources:
     def __init__(
         self, socket: Path, interval: Feed[float], pods: Pods, ledger: Feed[Ledger]
     ) -> None:
-        """Asks nothing before `run`, then every `interval` seconds while cores are in use.
-
-        `ledger` is `Allocator.states`: only read, for Pods that an answer may lack.
-        """
+        """Asks nothing before `run`, then every `interval` seconds while cores are in use."""
         self.ledger = ledger
         self.holdings: Feed[Holdings] = Feed(Holdings())
         self.pods = pods
@@ -105,9 +102,9 @@ class PodResources:
         self._now.set()
 
     def ask_soon(self) -> None:
-        """Asks as soon as the kubelet knows the container of a grant that was just made.
+        """Asks when the kubelet knows of a container that was just given devices.
 
-        A question that is due already is not put off: a Pod may live hardly longer than that.
+        What is to be asked already is not put off: a Pod may live for hardly longer.
         """
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer.when() <= loop.time():
@@ -134,7 +131,9 @@ class PodResources:
         )
         while True:
             self._now.clear()
-            asked_at, before = time.monotonic(), self.holdings.value
+            asked_at = time.monotonic()
+            before = self.holdings.value
+
             try:
                 answer = await _answer(self._socket, _LIST)
                 if answer != last:
@@ -159,7 +158,7 @@ class PodResources:
             await asyncio.sleep(max(0.0, asked_at + _AT_LEAST - time.monotonic()))
 
     def orphan_candidates(self, answer: Holdings) -> frozenset[str]:
-        """Returns UIDs of Pods that may hold devices which the answer lacks."""
+        """Returns UIDs of Pods that may have what the answer lacks."""
         listed = {assignment.name for assignment in answer.assignments}
         return self.ledger.value.orphan_candidates(listed, answer.pods)
 

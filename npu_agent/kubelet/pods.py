@@ -1,4 +1,4 @@
-"""Orphaned Pods: the kubelet's checkpoint has their UIDs, and cgroups show whether they run.
+"""Orphaned Pods: the kubelet's own notes have their UIDs, and cgroups show whether they run.
 
 The kubelet forgets a Pod that was deleted by force before its containers have ended, and gives its
 devices to the next one. Neither pod-resources nor the API server knows it any more.
@@ -34,7 +34,7 @@ class _Entry(msgspec.Struct):
     PodUID: str
     ResourceName: str
     DeviceIDs: dict[str, list[str] | None] | None
-    """The device IDs by NUMA node."""
+    """By NUMA node."""
 
 
 class _Data(msgspec.Struct):
@@ -62,10 +62,10 @@ pod_container_manager_linux.go and cgroup_manager_linux.go): ``pod<uid>`` with t
 
 
 class Pods:
-    """Finds the Pods that have devices, and whether they run."""
+    """The Pods with devices, and those of them that run."""
 
     def __init__(self, directory: Path, host_root: Path, deadline: float = 2.0) -> None:
-        """`deadline` is in seconds: for the checkpoint, and for all cgroups of one question."""
+        """`deadline` is in seconds, for a file or for all cgroups that are asked for."""
         self._deadline = deadline
         self._checkpoint = directory / CHECKPOINT
         self._cgroups = host_root / CGROUPS
@@ -78,9 +78,9 @@ class Pods:
         self._no_cgroups = Reporter(log, _UNSEEN)
 
     async def device_holders(self) -> Mapping[DeviceName, frozenset[str]]:
-        """The UIDs of each device's Pods by the kubelet's checkpoint, or as it was read last.
+        """The UIDs of the Pods that have each device; if that cannot be read, as it was last.
 
-        The kubelet writes it when it hands out devices; an ended Pod stays in it until then.
+        The kubelet notes them when it hands out devices; a Pod that has ended stays until then.
         Resources with more than `MOST` devices are left out, as `podresources.read_list` does.
         """
         try:
@@ -92,16 +92,16 @@ class Pods:
         return self._holders
 
     async def running(self, uids: Collection[str]) -> frozenset[str]:
-        """Returns the Pods that have a process, by `cgroups`."""
+        """Returns those of the Pods that have a process, as `cgroups` has it."""
         cgroups = await self.cgroups(uids)
         return frozenset(uid for uid, populated in cgroups.items() if populated)
 
     async def cgroups(self, uids: Collection[str]) -> Mapping[str, bool]:
-        """Returns whether a process runs, by UID, for the Pods that have a cgroup.
+        """Returns those of the Pods that have a cgroup, by UID: whether it has a process.
 
-        The kubelet makes a Pod's cgroup before its volumes, and removes it after the Pod's end. On
-        a host without cgroups the result is empty: then only the kubelet's lists count. If cgroups
-        cannot be read in time, each Pod counts as running.
+        The kubelet makes it before the Pod's volumes are there, and removes it when the Pod has
+        ended. None on a host without cgroups: then only the kubelet's lists count. If they cannot
+        be read in time, all have one with a process.
         """
         if not uids:
             return {}
@@ -119,7 +119,7 @@ class Pods:
 
     def _device_holders(self) -> dict[DeviceName, frozenset[str]]:
         content = files.content(self._checkpoint, _LARGEST, follow=False)
-        if content is None:  # no container has got a device yet
+        if content is None:  # no container was given anything yet
             return {}
         holders: dict[DeviceName, frozenset[str]] = {}
         for entry in typedjson.decode(content, _Checkpoint).Data.PodDeviceEntries or ():

@@ -1,6 +1,6 @@
 """The record on disk: possible grants of the previous agent, as JSON in one file.
 
-An agent may be killed just after an Allocate. So a device is in the record before it is offered,
+An agent may be killed just after an Allocate. So what is offered is on disk before it is offered,
 and the next agent counts it as held (`Ledger.with_predecessor`).
 """
 
@@ -37,15 +37,15 @@ _LARGEST = 16 << 20
 class _Record(msgspec.Struct):
     """The parts of a ledger that the next agent needs, in the ledger's own types.
 
-    An agent of another release has to read it after an upgrade and after a rollback. So fields may
-    be added, with a default, or removed. A new version is only for a change that an earlier agent
-    would misread; its agent reads the last version too (tests/kubelet/golden/record-2.json). No
-    release wrote version 1, so it is not read.
+    An agent of another release has to read it after an upgrade and after a rollback: fields may
+    come, with a default, and go. A new version is for what an earlier agent would misread, and its
+    agent reads the last version's too (tests/kubelet/golden/record-2.json). No release ever wrote
+    version 1, so it is not read.
     """
 
     version: Literal[2]
     allocations: list[tuple[DeviceName, tuple[Footprint, ...], frozenset[str]]]
-    """Each allocation's device, footprints and UIDs of Pods."""
+    """Each with its footprints and the UIDs of its Pods."""
     unreadable: bool = False
     prepared: dict[str, PreparedClaim] = {}
     orphans: dict[str, OrphanedPod] = {}
@@ -54,7 +54,7 @@ class _Record(msgspec.Struct):
 
 
 def encode(ledger: Ledger) -> bytes:
-    """Encodes a ledger; equal bytes for ledgers that are equal to the next agent."""
+    """Encodes a ledger; the same bytes for what is the same to the next agent."""
     left = ledger.for_successor()
     record = _Record(
         version=2,
@@ -85,7 +85,7 @@ def recover(ledger: Ledger, record: bytes | None, now: float) -> Ledger:
 def _decoded(record: bytes) -> Ledger:
     decoded = typedjson.decode(record, _Record)
     for uid in decoded.prepared:
-        if not is_uid(uid):  # the UID becomes part of a path
+        if not is_uid(uid):  # it becomes part of a path
             raise ValueError(f"a claim with the UID {uid!r}")
     ledger = Ledger(
         allocations={
@@ -136,7 +136,7 @@ class RecordFile:
 
     async def write(self, record: bytes) -> None:
         if record != self.on_disk:
-            self.on_disk = None  # a write that failed or timed out may still take effect
+            self.on_disk = None  # a write that fails, or is given up, may come to its end later
             try:
                 await files.replace(self.path, record, durable=True)
             except OSError as error:

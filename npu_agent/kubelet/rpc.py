@@ -1,7 +1,7 @@
 """gRPC for the rest of the agent: nothing else imports grpclib (a contract in pyproject.toml).
 
 The messages that betterproto generates are the one exception: their service classes are grpclib's.
-It adds what grpclib lacks: a server that can be closed, and calls without side effects.
+Here is also what it lacks: a server that can be closed, and calls without side effects.
 
 All that the agent uses of grpclib's private parts is here, because there is no public way:
 
@@ -53,7 +53,7 @@ DRAINED = 0.2
 
 
 async def apart(call: Coroutine[Any, Any, T]) -> T:
-    """Awaits a call to a gRPC server in a task of its own; returns its result or raises its error.
+    """Awaits a call to a gRPC server in its own task; returns or raises what it does.
 
     When a connection is lost or a deadline passes, grpclib cancels the task, raises its own error
     there, and never takes the cancellation back (`Task.uncancel`). In the caller's task that would
@@ -130,7 +130,7 @@ class UnixChannel(Channel):
 
 
 async def receive_request(stream: Stream[T, Encoded]) -> T:
-    """Receives the request of a call.
+    """The request of a call that a handler has to answer.
 
     Raises:
         GRPCError: INVALID_ARGUMENT if there is none, or another message.
@@ -175,7 +175,7 @@ def sweep(directory: Path, names: str) -> None:
 
 
 def _served(path: Path) -> bool:
-    """Whether a process listens on the socket; True if that cannot be known."""
+    """Whether a process listens there, or that cannot be known."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -236,7 +236,7 @@ class UnixServer(Server):
             raise
 
     def exists(self) -> bool:
-        """Whether the path still has our socket."""
+        """Whether the socket is still where it was made, and still ours."""
         return not files.gone(self.path, self._identity)
 
     def move(self, path: Path) -> None:

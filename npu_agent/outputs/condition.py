@@ -1,9 +1,10 @@
 """The Node condition: what it is (`condition`), and since when (`ConditionWriter`).
 
-Repair systems act on the status once it has lasted for long enough since lastTransitionTime; people
-read the message. So the status is False only for faults that take work away from the node.
-lastTransitionTime stays while the status does. A status is written only after it has lasted a
-moment: a restart of kubelet or agent is not a fault, and a card that comes and goes is one fault.
+Repair systems act on the status and on how long it has lasted; people read the message. So the
+status changes for what takes work away from the node, and never for what one should only know.
+They wait for a status to last, counted from lastTransitionTime. So that never moves while
+the status stays, and a status is not written before it has lasted a moment: a restart of kubelet or
+agent is not a fault, and a card that comes and goes is one throughout.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class NodeCondition:
     """In CamelCase: ``CardUnhealthy``."""
     message: str
     transient: bool = False
-    """True if a restart of kubelet or agent looks the same, and is over in seconds."""
+    """Whether it may be over in seconds: a restart of kubelet or agent looks the same."""
 
 
 def usable(state: AgentState) -> int:
-    """The number of cards that are healthy, or were taken out of service by a person."""
+    """How many cards are healthy, or out of service because a person wants that."""
     return sum(_excused(card, state) or not is_fenced(card) for card in state.snapshot.cards)
 
 
@@ -129,7 +130,7 @@ def _fenced(state: AgentState) -> Iterator[Message]:
 
 
 def _excused(card: CardState, state: AgentState) -> bool:
-    """Whether a person has taken the card out of service, so that nothing is to be repaired."""
+    """Whether a person has taken the card out of service: that is nothing to repair."""
     return state.is_disabled(card) or card.id in state.cordons
 
 
@@ -140,13 +141,13 @@ class ConditionTiming:
     settle: float = 1.0
     """Shortest fault that makes the condition False."""
     transient: float = 15.0
-    """The same for faults that look like a restart of kubelet or agent."""
+    """The same for faults that a restart of kubelet or agent causes too."""
     recovered: float = 20.0
     """Shortest time without faults before the condition is True again."""
     gap: float = 10.0
     """Pause between writes that only change reason or message."""
     heartbeat: float = 300.0
-    """About the pause between writes without a change."""
+    """Pause between writes without a change, about."""
     longest_pause: float = 30.0
     """Pause between attempts."""
 
@@ -154,26 +155,26 @@ class ConditionTiming:
 class _Seen(msgspec.Struct, frozen=True):
     boot: str
     cards: int
-    """The most cards that were `usable` at a time since the Node booted."""
+    """The most that were healthy at a time since the Node booted."""
     type: str = ""
-    """The type of the condition that was written last; empty once it was removed."""
+    """The type of the condition that was written last, and not removed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The Node's condition at the API server, as this agent read or wrote it last."""
+    """The live condition."""
 
     type: str
-    """The condition's type; empty: no condition is ours."""
+    """Empty: none is ours."""
     condition: Condition | None = None
-    """None: the Node has no condition of this type."""
+    """None: there is none of this type."""
     at: float = 0.0
     """When it was read or written, by `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The agent's state, and the feeds after whose changes it is judged again."""
+    """The state, and the feeds whose changes may change it."""
 
     state: Callable[[], AgentState]
     changes: tuple[Feed[Any], ...]
@@ -202,13 +203,12 @@ class ConditionWriter:
         self._timing = timing
         self._seen = _Seen("", 0)
         self._judged: Feed[NodeCondition | None] = Feed(None)
-        """The wanted condition; None: not known yet, or switched off."""
+        """None: not known yet, or not wanted."""
         self._target = type_.map_with(self._judged, lambda type_, judged: (type_, judged))
         self._since = -math.inf
-        """When the wanted status began, by `time.monotonic`."""
+        """The start of the wanted status, by `time.monotonic`."""
         self._fault = 0.0
-        """Start of the present fault. A recovery shorter than `timing.recovered` does not move it:
-        a flapping card is one fault."""
+        """When the first of the faults began between which all was not well for long."""
         self._writing = Reporter(
             log, "the Node's condition cannot be written", "the Node's condition can be written"
         )
@@ -223,7 +223,7 @@ class ConditionWriter:
     # --- what should be there -------------------------------------------------------------------
 
     async def _recall(self) -> None:
-        """Reads the file of the agent before this one."""
+        """Reads what the agent before this one has noted."""
         try:
             boot = (await files.read(BOOT_ID, 100)).decode("ascii").strip()
             self._seen = _Seen(boot, 0)
@@ -241,7 +241,9 @@ class ConditionWriter:
             state = self._observed.state()
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
                 await self._note(cards=cards)
-            before, at = self._judged.value, time.monotonic()
+            before = self._judged.value
+            at = time.monotonic()
+
             now = condition(state, self._seen.cards)
             if now and (before is None or before.status != now.status):
                 if not now.status and at - self._since > self._timing.recovered:
@@ -263,7 +265,8 @@ class ConditionWriter:
         live: _Live | None = None
         """None: it has to be read."""
         while True:
-            changed, (type_, wanted) = self._target.changed, self._target.value
+            changed = self._target.changed
+            type_, wanted = self._target.value
             try:
                 if live is None or live.type != type_:
                     live = await self._find(type_)
@@ -274,7 +277,7 @@ class ConditionWriter:
                     continue
                 live = await self._write(live, wanted)
             except ApiError as error:
-                live = None  # the write may still have taken effect
+                live = None  # it may still have taken effect
                 self._failed(type_, error)
                 await asyncio.sleep(pause.next(error.retry_after))
             else:
@@ -284,7 +287,7 @@ class ConditionWriter:
         """Reads the condition of this type, or removes the one that is not wanted any more."""
         if wanted:
             return _Live(wanted, await self._read(wanted), time.monotonic())
-        if type_ := self._seen.type:  # of this agent, or of an earlier one
+        if type_ := self._seen.type:  # it may be an earlier agent's
             if await self._read(type_):
                 await self._remove(type_)
             await self._note(type="")
@@ -312,8 +315,11 @@ class ConditionWriter:
         return next((row for row in own.status.conditions if row.type == type_), None)
 
     def _wait(self, live: _Live, wanted: NodeCondition | None) -> float | None:
-        """The seconds until the condition has to be written; None: not before a change."""
-        current, timing, now = live.condition, self._timing, time.monotonic()
+        """The seconds until it has to be written; None: until something changes."""
+        current = live.condition
+        timing = self._timing
+        now = time.monotonic()
+
         if not live.type or wanted is None:
             return None
         if current is None and wanted.reason == NO_CARDS:
@@ -331,7 +337,10 @@ class ConditionWriter:
         return live.at + (timing.gap if changed else beat) - now
 
     async def _write(self, live: _Live, wanted: NodeCondition) -> _Live:
-        current, now, status = live.condition, stamp(), str(wanted.status)
+        current = live.condition
+        now = stamp()
+        status = str(wanted.status)
+
         if current is None or current.status != status:
             current = await self._read(live.type)  # another agent may have written it
         since = current.last_transition_time if current and current.status == status else None

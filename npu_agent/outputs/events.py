@@ -68,11 +68,16 @@ class Recorder:
         started = self._clock()
         first = TimelineEntry("AgentStarted", facts={"version": __version__}, subject="agent")
         self.timeline = self.timeline.noted([first], started)
-        hardware, usages = Snapshot(), self._usages.value
+        hardware = Snapshot()
+        usages = self._usages.value
         values = {feed: feed.value for feed, _ in self._sources}
         async for _ in changes_of(self._hardware, self._usages, *values):
-            now, before, used = self._clock(), hardware, usages
-            hardware, usages = self._hardware.value, self._usages.value
+            now = self._clock()
+            before = hardware
+            used = usages
+            hardware = self._hardware.value
+            usages = self._usages.value
+
             cards = tuple(changes.card_changes(before, hardware))
             new = [*changes.card_entries(changes.without_flapping(cards, self._trends.value))]
             if now - started > _SETTLE:
@@ -94,7 +99,7 @@ class Recorder:
 
 
 def _is_retry(before: object, after: object) -> bool:
-    """Whether the state after is only another failed retry, which is not recorded again."""
+    """Whether it says nothing new: a retry that fails again is not recorded again."""
     return (
         isinstance(before, SessionStatus)
         and isinstance(after, SessionStatus)
@@ -107,15 +112,15 @@ class EventLimits:
     """How many Events there may be; times in seconds."""
 
     burst: int = 25
-    """Events without a pause; then one each `every`."""
+    """Without a pause; then one each `every`."""
     every: float = 10.0
     kept_for: float = 600.0
-    """For so long a repetition counts up the first Event, and no second one is created. An Event
-    that waits longer for the API server is lost."""
+    """In which the same Event again is counted and not created a second time. Also those that one
+    waits for an API server that does not answer; then it counts as lost."""
     most: int = 256
-    """The most Events that are kept; more are lost."""
+    """That are kept; more are lost."""
     longest_pause: float = 60.0
-    """The longest pause between two tries."""
+    """Between two tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +133,7 @@ class Event:
     """For people. Two Events with the same words are one that repeats."""
     warning: bool
     pods: tuple[str, ...] = ()
-    """The Pods that use the card, ``namespace/pod``."""
+    """Those that use the card, ``namespace/pod``."""
 
 
 def events(
@@ -138,7 +143,7 @@ def events(
 ) -> Iterator[Event]:
     """Yields the Events among `entries`; warnings have the users of the card and the remedy.
 
-    `cards` and `usages` include those that have just left.
+    `cards` and `usages` are also those that have just left.
     """
     by_id = {state.id: state for state in cards}
     for entry in entries:
@@ -177,14 +182,14 @@ class _Sent:
     count: int = 0
     sent: int = 0
     name: str = field(default_factory=lambda: secrets.token_hex(8))
-    """The end of the Event's name at the API server."""
+    """The end of its name at the API server."""
 
 
 class Events:
     """Reports to the API server. `results` counts ``sent``, ``repeated`` and ``lost``.
 
-    Events wait while the API server does not answer, or while the limits do not allow more. A
-    repetition meanwhile is counted. So the queue is bounded, and no other part waits.
+    What happens while the API server does not answer, or faster than the limits allow, waits, and
+    what repeats meanwhile is counted: nothing grows, and no other part waits for it.
     """
 
     def __init__(
@@ -230,7 +235,8 @@ class Events:
                 return
             record = self._records[event] = _Sent(first=stamp())
         record.count += 1
-        record.last, record.at = stamp(), time.monotonic()
+        record.last = stamp()
+        record.at = time.monotonic()
         self._more.set()
 
     def _forget(self) -> None:
@@ -242,9 +248,12 @@ class Events:
                     self.results["lost"] += 1
 
     async def run(self) -> None:
-        limits, pause = self._limits, Backoff(longest=self._limits.longest_pause)
-        allowed, filled = float(limits.burst), time.monotonic()
+        limits = self._limits
+        pause = Backoff(longest=limits.longest_pause)
+        allowed = float(limits.burst)
+        filled = time.monotonic()
         works = False
+
         while True:
             self._more.clear()
             self._forget()
@@ -258,7 +267,9 @@ class Events:
                 await self._more.wait()
                 continue
             now = time.monotonic()
-            allowed, filled = min(limits.burst, allowed + (now - filled) / limits.every), now
+            allowed = min(limits.burst, allowed + (now - filled) / limits.every)
+            filled = now
+
             if allowed < 1:
                 await asyncio.sleep((1 - allowed) * limits.every)
                 continue
@@ -266,13 +277,13 @@ class Events:
             allowed -= works
 
     async def _send(self, event: Event, record: _Sent, pause: Backoff) -> bool:
-        """Sends an Event with its present count, which may rise meanwhile."""
+        """Sends what there is of an Event; more of it may happen meanwhile."""
         count = record.count
         try:
             await self._api.ask(_request(event, record, self._node_name))
         except ApiError as error:
             self.sending.failed(error)
-            if error.kind is ErrorKind.REFUSED:  # the API server would refuse it again
+            if error.kind is ErrorKind.REFUSED:  # it would be refused again
                 if self._records.pop(event, None):
                     self.results["lost"] += 1
             elif event in self._records:  # the others first: a webhook may refuse this one only
@@ -286,7 +297,7 @@ class Events:
 
 
 def _request(event: Event, record: _Sent, node: str) -> Request[object]:
-    """Creates the Event or counts it up, by server-side apply: a repetition changes nothing."""
+    """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
     # A Node's name may have 253 characters, and so may an Event's. What is before a dot ends with
     # a letter or digit.
     name = f"{node[:230].rstrip('.-')}.{record.name}"

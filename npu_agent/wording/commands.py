@@ -127,4 +127,5 @@ def _paths(nodes: Sequence[str]) -> list[str]:
     if not stem[-1:].isdigit():
         return [shlex.quote(f"/dev/{node}") for node in nodes]
     # A letter ends the number: npu2 must not stand for npu20.
-    return [f"/dev/{stem}"] * (stem in nodes) + [f"/dev/{stem}[_a-z]*"]
+    others = f"/dev/{stem}[_a-z]*"
+    return [f"/dev/{stem}", others] if stem in nodes else [others]

@@ -79,7 +79,8 @@ class DevicePlugin:
         self._by_cdi = by_cdi
 
     def __mapping__(self) -> dict[str, Handler]:
-        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        unary = Cardinality.UNARY_UNARY
+        stream = Cardinality.UNARY_STREAM
         table: dict[str, tuple[Callable[[Any], Coroutine[Any, Any, None]], Cardinality, Any]] = {
             "GetDevicePluginOptions": (self._options, unary, wire.Empty),
             "ListAndWatch": (self._list_and_watch, stream, wire.Empty),
@@ -142,7 +143,8 @@ class DevicePlugin:
         await stream.send_message(Encoded(bytes(response)))
 
     async def _allocate(self, stream: Stream[wire.AllocateRequest, Encoded]) -> None:
-        began, result = time.perf_counter(), "failed"
+        began = time.perf_counter()
+        result = "failed"
         try:
             with count_call(self.allocating):
                 granted = await self._grant(stream)

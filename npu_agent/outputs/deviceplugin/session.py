@@ -1,8 +1,8 @@
-"""Serves one resource and registers it at the kubelet; registers again after each loss.
+"""Serves and registers one resource at the kubelet, again after each loss.
 
 The kubelet never dials again: after any loss only a new Register brings a resource back
-(docs/dev/kubelet.md). At a rollout the kubelet gets our devices before the last agent ends
-(`Session._register_early`): a Pod that is admitted while it has none fails for good.
+(docs/dev/kubelet.md). At a rollout it has our devices before the agent before us ends
+(`Session._register_early`): a Pod that is admitted when it has none fails for good.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SUFFIX = r"-[0-9a-f]{8}\.(sock|none)"
 class SessionTiming:
     """Seconds.
 
-    A restarted kubelet has our devices after `retry_longest` and a Register: less than 2 s.
+    A kubelet that returns has us again within `retry_longest` and a Register: less than 2 s.
     """
 
     register: float = 15.0
@@ -132,7 +132,8 @@ class Session:
                     await asyncio.sleep(pause.next())
                 finally:
                     if self._early:
-                        (_, stack), self._early = self._early, None
+                        _, stack = self._early
+                        self._early = None
                         await stack.aclose()
         finally:
             self._tracker.becomes(SessionPhase.ENDED)
@@ -141,14 +142,15 @@ class Session:
         await self._plugin.allocating.until(lambda calls: not calls)
 
     async def _until_cards(self) -> None:
-        """Waits for the first device: nothing is registered before."""
+        """An empty list is of no use to the kubelet."""
         if not self._devices.value:
             self._tracker.becomes(SessionPhase.NO_CARDS)
         await self._devices.until(bool)
 
     async def _hold(self, still_ours: Callable[[], bool]) -> None:
-        """Serves while the node is ours: on a new socket after each loss."""
-        first, loop = self.timing.retry_first, asyncio.get_running_loop()
+        """Serves while the resource is ours: on a new socket after each loss."""
+        first = self.timing.retry_first
+        loop = asyncio.get_running_loop()
         fickle = Backoff(first=first, longest=self.timing.flap_backoff_max, least=first)
         while still_ours():
             async with self._server() as server:
@@ -171,11 +173,11 @@ class Session:
     async def _register_early(self) -> None:
         """Registers with the kubelet while the previous agent still serves.
 
-        When that agent's stream ends, the kubelet drops its present client, and all devices with it
-        (`runClient`). So it must have no client then. A registration that fails makes it forget the
-        client, but neither the devices nor the socket for Allocate (`connectClient`).
-        `_register_until_served` makes us its client again. If a kubelet behaves differently, our
-        stream ends, and we register again.
+        When that one's stream ends, the kubelet drops its present client and all devices with it
+        (`runClient`). So it must have none: a registration that fails makes it forget the client,
+        but not the devices nor where to allocate them (`connectClient`). `_register_until_served`
+        makes us the client again. If a kubelet does otherwise, our stream ends, and we register
+        again.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -209,7 +211,8 @@ class Session:
     async def _server(self) -> AsyncIterator[UnixServer]:
         """Yields the server that the kubelet has already, else a new one."""
         if self._early:
-            (server, stack), self._early = self._early, None
+            server, stack = self._early
+            self._early = None
             async with stack:
                 yield server
         else:
@@ -218,7 +221,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[UnixServer]:
-        """Serves the present devices on a new socket; its streams end with the context."""
+        """A server of the present devices; its streams end with the context."""
         served: Feed[Devices] = Feed(self._devices.value)
         self._plugin.devices = served
         server = UnixServer([self._plugin], self._new_path())
@@ -236,7 +239,7 @@ class Session:
                 await asyncio.gather(follow, return_exceptions=True)
 
     def _new_path(self) -> Path:
-        """A unique path: an instance that ends late cannot delete the socket of the next one."""
+        """A unique one: an instance that ends late cannot delete the socket of the one after it."""
         return self._directory / f"{self._config.socket_name}-{secrets.token_hex(4)}.sock"
 
     async def _follow(self, served: Feed[Devices]) -> None:
@@ -302,13 +305,13 @@ class Session:
             await ask(self._kubelet, _REGISTER, bytes(request))
 
     async def _until_lost(self, server: UnixServer) -> str:
-        """Waits until the kubelet has dropped our registration; returns the sign of it.
+        """Waits until the kubelet has dropped us; returns how that was noticed.
 
         A new kubelet.sock means nothing while our stream is open: newer kubelets replace it without
         a restart.
         """
         streams = self._plugin.streams
-        had = max(1, streams.value)  # two, if the kubelet opened one at the early registration
+        had = max(1, streams.value)  # two, if one was opened early
         ended = asyncio.create_task(streams.until(lambda number: number < had))
         removed = asyncio.create_task(self._until_removed(server))
         replaced = asyncio.create_task(self._until_replaced())

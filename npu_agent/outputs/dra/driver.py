@@ -2,11 +2,10 @@
 
 Start reading at `Driver.run`. The kubelet is served while DRA offers cards here, while a claim is
 prepared (else its Pod would stay Terminating), and until the slices have no card that the device
-plugin offers now. If we may not list slices and no claim is prepared, we stay unregistered: after
-30 s the kubelet deletes the slices of a driver that is not registered.
+plugin offers now. Where these cannot be seen it is not, so that the kubelet deletes them.
 
-At a rollout the kubelet knows this instance before the last one ends (`Driver._register`): a claim
-that finds no driver is late by a minute.
+At a rollout the kubelet has this instance before the one before it ends (`Driver._register`): a
+claim that finds no driver is late by a minute.
 """
 
 from __future__ import annotations
@@ -53,16 +52,15 @@ class DriverTiming:
 
     socket_check: float = 1.0
     linger: float = 30.0
-    """The driver stays registered for so long after its last claim and slice. A kubelet without our
-    answer to Unprepare asks again after 10 to 15 s, and a claim may have been allocated just before
-    its card left the slice."""
+    """To go on after the last claim and slice. A kubelet without our answer to Unprepare asks again
+    after 10 to 15 s, and a claim may have been allocated just before its card left the slice."""
     register: float = 5.5
-    """Deadline for the kubelet to find us while the last agent still serves, which waits 6 s."""
+    """For the kubelet to find us while the agent before this one still serves; it waits for 6."""
     collect_every: float = 600.0
     """Pause between searches for claims that ended without an Unprepare."""
     withdraw_timeout: float = 60.0
-    """A driver without the right to list slices stays unregistered for so long. Then they count as
-    deleted: the kubelet deletes those of a driver after 30 s without a registration."""
+    """Unregistered, until the slices of a node that may not list them are gone: a kubelet deletes
+    those of a driver that has not been registered for 30 s."""
     claims: claims.PrepareTiming = field(default_factory=claims.PrepareTiming)
     slices: publisher.SliceTiming = field(default_factory=publisher.SliceTiming)
 
@@ -85,8 +83,8 @@ class _Duty(Enum):
     BLOCKED = "cards are to be offered, and this node cannot do DRA, or it is not known yet"
     SERVE = "the kubelet is served"
     WITHDRAW = "the driver is not registered, so that the kubelet deletes its slices"
-    """The driver may not list its slices, and has no other duty: kustomize's component for DRA,
-    with that right, was removed."""
+    """It may not see them, and serves nothing else: the component of DRA, with that right, was
+    removed."""
 
 
 class Driver:
@@ -101,7 +99,7 @@ class Driver:
         api: Api,
         timing: DriverTiming = DriverTiming(),
     ) -> None:
-        """Starts nothing yet."""
+        """Does nothing yet."""
         self.pool = pool
         self._driver = pool.names.driver
         self._allocator = allocator
@@ -133,7 +131,9 @@ class Driver:
         return self._duty() is not _Duty.NONE
 
     def _duty(self) -> _Duty:
-        wishes, facts = self.pool.wishes.value, self._allocator.facts()
+        wishes = self.pool.wishes.value
+        facts = self._allocator.facts()
+
         if not plan.is_needed(facts, wishes, self._driver):
             return _Duty.NONE
         if self.prepared():
@@ -186,7 +186,7 @@ class Driver:
         """Serves and publishes while the node is ours and there is a need; raises OSError."""
         sweep_all(self._driver, self._host.kubelet_root)
         await self._allocator.renew()
-        await self.claims.recover()  # before garbage collection and Prepare
+        await self.claims.recover()  # before anything is dropped or prepared
         self.claims.ready.publish(True)
         async with background(
             self.slices.run(), self._collect_garbage(), self._keep_specs(), self._identify_pods()
@@ -197,15 +197,15 @@ class Driver:
                         await self._wait_for_slice_deletion(still_ours)
                     else:
                         await self._serve(still_ours)
-                        pause.reset()  # its sockets were made
+                        pause.reset()  # those sockets were made
                 except OSError as error:
-                    self._tracker.fails(str(error))  # the tasks of slices and claims go on
+                    self._tracker.fails(str(error))  # slices and claims go on
                     await asyncio.sleep(pause.next())
 
     async def _wait_for_slice_deletion(self, still_ours: Callable[[], bool]) -> None:
-        """Stays unregistered until the kubelet has deleted the slices; the Allocator notes that.
+        """Waits, no longer registered, until the kubelet has deleted the slices, and notes that.
 
-        Ends earlier if the slices can be listed, or the driver has another duty.
+        Ends before that if they can be seen, or one is needed.
         """
         until = time.monotonic() + self._timing.withdraw_timeout
         self._tracker.fails(
@@ -228,7 +228,7 @@ class Driver:
 
     async def _keep_specs(self) -> None:
         while True:
-            await self.claims.recover()  # if the kubelet's answer was missing at the start
+            await self.claims.recover()  # if the kubelet had not said before what is in use
             await self.claims.sync_specs()
             await asyncio.sleep(cdi.RESYNC_INTERVAL)
 
@@ -316,7 +316,10 @@ class Driver:
 
         A kubelet from 1.36 on holds the stream of health open for as long as it has us.
         """
-        asked, streamed, health = 0, 0, endpoint.health
+        asked = 0
+        streamed = 0
+        health = endpoint.health
+
         async for _ in changes_of(endpoint.registration, health.streams, self.pool.unwritten):
             now = endpoint.registration.value
             if now.asked > asked:
@@ -324,7 +327,8 @@ class Driver:
                     log.info("the kubelet has been restarted", driver=self._driver)
                     self._allocator.kubelet_lost()
                 self.slices.ask_now()  # a kubelet that starts deletes the slices of its node
-                asked, streamed = now.asked, 0
+                asked = now.asked
+                streamed = 0
             streamed = max(streamed, health.streams.value)
             if now.error:
                 self._tracker.fails(f"the kubelet refuses: {now.error}")

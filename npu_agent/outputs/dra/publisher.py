@@ -1,7 +1,7 @@
 """Keeps the node's ResourceSlices up to date.
 
-The kubelet deletes its node's slices when it starts, the API server those of a deleted Node, and
-other clients may change them. So the slices are watched and restored.
+The kubelet deletes its node's slices when it starts, a Node's go with it, and other clients may
+change one: they are watched, and put back.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class SliceTiming:
     """Seconds."""
 
     retry_longest: float = 60.0
-    """The longest pause between attempts to write, of which a random part is waited."""
+    """Between attempts to write: at most, and at random."""
     watch: follow.WatchTiming = field(default_factory=follow.WatchTiming)
     gap_first: float = 0.1
-    """The shortest pause between rounds of writes: another client may write the same slices."""
+    """Between two rounds of writes: another client may write the same slices."""
     gap_longest: float = 1.0
-    """The longest pause between rounds that follow each other."""
+    """Between rounds that follow each other."""
     calm: float = 10.0
-    """Time without a write after which the pause is short again."""
+    """Without a write after which the gap is short again."""
 
 
 class SlicePublisher:
@@ -50,8 +50,8 @@ class SlicePublisher:
 
     None in `ClaimPool.offered`, or the agent's end, leaves the slices as they are.
 
-    Level-driven: after a change of the devices, an unexpected event of the watch, or a write of its
-    own, it lists the slices and compares them.
+    Level-driven: a change of the devices, an unknown event of the watch, and a write of its own all
+    have the slices listed and compared.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SlicePublisher:
         )
 
     def ask_now(self) -> None:
-        """Lists the slices now, as after a restart of the kubelet, which deletes them."""
+        """Lists the slices now: the kubelet has restarted and may have deleted them."""
         self._kubelets.publish(self._kubelets.value + 1)
         self._check()
 
@@ -133,7 +133,7 @@ class SlicePublisher:
         self._note("watch", None)
         if not self._restarted:
             return
-        # The API server may have been updated: which fields it drops is found out again.
+        # It may be another one now, with other features: what it drops is found again.
         self._restarted = False
         if self._dropped:
             self._dropped = frozenset()
@@ -184,7 +184,8 @@ class SlicePublisher:
     # --- what there should be -------------------------------------------------------------------
 
     async def _write(self) -> None:
-        timing, retry = self._timing, Backoff(longest=self._timing.retry_longest)
+        timing = self._timing
+        retry = Backoff(longest=timing.retry_longest)
         first = timing.gap_first
         gap = Backoff(first=first, longest=timing.gap_longest, least=first)
         loop = asyncio.get_running_loop()
@@ -204,7 +205,7 @@ class SlicePublisher:
             try:
                 await self._reconcile()
             except ApiError as error:
-                self._dirty += 1  # the write may still have taken effect
+                self._dirty += 1  # it may still have taken effect
                 self._change(published=False)
                 self._note("write", error)
                 if await set_within(restarted, retry.next(error.retry_after)):
@@ -224,7 +225,7 @@ class SlicePublisher:
         live = self.live.value
         names = {item["metadata"]["name"] for item in self._plan().apply}
         if self._uid is None or names - live.keys():
-            # A slice may have vanished with its Node, which was created again.
+            # One that has vanished may have done so with its Node, which was created again.
             self._uid = (await node.read(self._api, self._node_name)).uid
         plan = self._plan()
         if plan.delete or plan.apply:

@@ -1,8 +1,8 @@
 """The gRPC side of a DRA driver: `Claims` and a feed answer the kubelet, on two unix sockets.
 
 One socket has the services, the other registers them (`Endpoint`). A registration lasts as long as
-its socket's file, not its connection. The kubelet refuses a socket of services whose path it knows
-already: each instance has paths of its own.
+its socket's file, not its connection. The kubelet refuses a services' socket whose path it knows:
+each instance has names of its own.
 
 One handler serves several versions of an API: where two have the same messages, one encodes both.
 """
@@ -85,8 +85,8 @@ class RegistrationState:
 class Registration:
     """Registers the driver with the kubelet; `state` has the kubelet's result.
 
-    The kubelet waits a second for GetInfo, and asks again after up to two minutes: so nothing is
-    awaited here.
+    The kubelet gives up on GetInfo after a second, and comes back after up to two minutes: nothing
+    is awaited here.
     """
 
     def __init__(self, driver: str, endpoint: Path) -> None:
@@ -124,7 +124,7 @@ class Registration:
         self, stream: Stream[pluginregistration.RegistrationStatus, Encoded]
     ) -> None:
         status = await receive_request(stream)
-        # Also after a reported failure: an error here would undo a registration that succeeded.
+        # Even if it reports a failure: an error in answer to a success would undo the registration.
         await stream.send_message(Encoded(b""))
         before = self.state.value
         now = replace(
@@ -206,7 +206,7 @@ class DraPlugin:
         await stream.send_message(Encoded(bytes(v1.NodeUnprepareResourcesResponse(claims=answers))))
 
     async def _within(self, change: Awaitable[T]) -> T | str:
-        """Returns the result of a change, or an error text if it took too long."""
+        """Returns the result of a change, or that it took too long."""
         with count_call(self.calls):
             try:
                 async with asyncio.timeout(self._deadline):
@@ -332,7 +332,7 @@ class Endpoint:
         self.registration: Feed[RegistrationState] = registration.state
 
     async def start(self) -> None:
-        """Listens: on the socket of the services first, then on the one that registers it.
+        """Listens: first what the kubelet will call, then where it finds that.
 
         Raises:
             OSError: a socket cannot be made, or its path is too long; nothing is left behind.
@@ -352,9 +352,9 @@ class Endpoint:
             raise
 
     async def registered(self) -> None:
-        """Waits until the kubelet calls this instance of the driver, and no other."""
+        """Returns when the kubelet calls this instance of the driver, and no other."""
         await self.registration.until(lambda now: now.registered)
-        # The kubelet calls the newest instance that it is connected to, and connects by itself.
+        # It takes the newest of those that it is connected to, and connects by itself.
         await self._service.accepted.until(bool)
 
     def exists(self) -> bool:

@@ -33,16 +33,15 @@ def slices(
 ) -> tuple[dict[str, Any], ...]:
     """The slices of a node's pool, which are complete only together; one where there is no device.
 
-    Slices with counters come first. A card's devices share a slice, so that its failure changes one
-    slice.
+    Those with counters come first. A card's devices are in one slice, so that its failure changes
+    one.
 
     Args:
         devices: in the order in which the scheduler is to take them.
         driver: ``npu.example.com``.
         node: the Node's name, which is the pool's as well.
         uid: the Node's; the slices are deleted with it.
-        generation: of the pool. The scheduler uses only the slices of the highest generation, and
-            only if their number is the one that each slice has.
+        generation: of the pool. The scheduler uses only the slices of the highest one, if they are
             as many as each of them says.
     """
     sets = _counter_sets(devices)
@@ -80,8 +79,8 @@ def _parts(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
 def _counter_sets(devices: Sequence[PoolDevice]) -> list[dict[str, Any]]:
     """Returns the counters that devices share, for each card offered in several widths.
 
-    A counter for each core keeps devices apart. Sums are for programs that ask how much a device
-    takes, such as Kueue, which reads one counter by its name.
+    A counter for each core is what keeps devices apart. The sums are for those who ask how much a
+    device takes, such as Kueue, which reads one counter by its name.
     """
     cards = {device.counters.name: device for device in devices if device.counters}
     return [
@@ -97,7 +96,7 @@ def _counters(cores: CoreRange, sums: Mapping[str, str]) -> dict[str, dict[str, 
 
 
 def name(at: int, driver: str, node: str) -> str:
-    """The name of a node's slice `at` this position: a fixed name, so that no second one is made.
+    """The name of a node's slice: always the same, so that there is no second one.
 
     The scheduler takes slices in the order of their names. A Node's name may have 253 characters,
     and so may a slice's: of a long one the end is a hash.
@@ -141,7 +140,7 @@ def _attribute(value: Value) -> dict[str, Value]:
 class Plan:
     """The writes of a pool, in order: first all deletes, then all applies.
 
-    Applies of slices with counters come first, then those of slices that exist.
+    Of the latter, those with counters come first, then those that are there already.
     """
 
     delete: tuple[str, ...] = ()
@@ -153,8 +152,8 @@ def plan(
 ) -> Plan:
     """Returns the writes that give the pool its slices.
 
-    `live` are this driver's slices on this node, by name. `pool` returns the wanted slices for a
-    generation. `generation` is the lowest that the pool may have: the scheduler may know it
+    `live` are this driver's slices on this node by name, and `pool` gives those that are wanted, by
+    their generation. `generation` is the least that the pool may have: the scheduler may know it
     already.
     """
     present = newest(live, generation)
@@ -199,7 +198,7 @@ def _plain(value: object) -> object:
 def dropped(sent: Slice, reply: Slice) -> tuple[str, ...]:
     """Returns fields, such as ``devices.taints``, that were sent and are not in the reply.
 
-    The API server drops the fields of a feature that is off; `sent` may have such fields.
+    The API server omits what belongs to a feature that is off; it may be off for these.
     """
     fields = (*sorted(COUNTERS), TAINTS)
     return tuple(field for field in fields if _has(sent, field) and not _has(reply, field))
@@ -212,7 +211,7 @@ def _has(slice_: Slice, field: str) -> bool:
 
 
 def newer(sent: Slice) -> tuple[str, ...]:
-    """Returns fields, named as by `dropped`, that an API server before 1.36 may refuse."""
+    """Returns fields, as of `dropped`, that an API server before 1.36 may refuse."""
     spec = sent["spec"]
     if "sharedCounters" in spec:
         return tuple(COUNTERS)
@@ -223,8 +222,8 @@ def newer(sent: Slice) -> tuple[str, ...]:
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:
     """Returns `wanted` with the times of the live taints, in any slice.
 
-    Else the API server would set the time of each write, and a Pod that tolerates a taint for some
-    seconds would get them again with every write.
+    Else the API server would put in the time of each write, and a Pod that tolerates a taint for
+    some seconds would do so again after every write.
     """
     since = {
         _named(device, taint): taint["timeAdded"]

@@ -51,9 +51,9 @@ class Known:
     available: bool | None = None
     """Whether `auto` stands for DRA; None: not known."""
     impossible: str | None = None
-    """Why `allocation.api: dra` is impossible here; "": it is possible; None: not known."""
+    """Why `dra` cannot be followed; "": it can; None: not known."""
     waits: str = ""
-    """Why `auto` is not settled yet; empty: it is, or the config has no `auto`."""
+    """Why `auto` has not been settled; empty: it has, or nothing asks for it."""
 
 
 class SupportWatch:
@@ -72,7 +72,8 @@ class SupportWatch:
         self.state = Feed(Known(available=None if self._asks else False, waits=waits))
         self._api = api
         self._node_name = node_name or ""
-        self._auto, self._dra = auto, dra
+        self._auto = auto
+        self._dra = dra
         self._ask_again = ask_again
 
     async def run(self) -> None:

@@ -49,7 +49,7 @@ class Explained:
     value: str | None
     """None: there is no such label now."""
     why: str
-    """For people: where the value comes from; without a value, what is missing."""
+    """For people: who says what; without a value, what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class _Contribution:
 
     who: str
     text: str | None
-    """The text before `value`; None: it contributes nothing."""
+    """As yet unsanitised; None: it contributes nothing."""
     because: str
     """Where `text` comes from, or what is missing."""
 
 
 def value(text: str) -> str | None:
-    """Makes a label value of any text; None: the text has no ASCII letter or digit.
+    """Makes a label value of any text; None if there is no ASCII letter or digit in it.
 
     Each run of characters that label values cannot have becomes one ``-``, together with the dashes
     in it; ``-``, ``_`` and ``.`` are taken off both ends; what is longer than 63 characters is cut,
@@ -98,10 +98,10 @@ def labels(snapshot: Snapshot, machine: Machine, sets: Iterable[LabelSet]) -> di
 
 
 def why_incomplete(snapshot: Snapshot) -> str | None:
-    """Why the labels may be wrong now (something that may be a card cannot be read); None: not so.
+    """Why the labels may be wrong now, or None: something that may be a card cannot be read.
 
-    The labels on the Node are then better than computed ones: a card that hangs while the agent
-    starts is not gone.
+    What is on the Node is then better than what would be computed: a card that hangs while the
+    agent starts is not gone.
     """
     unread = [f"{odd.entry}: {odd.reason}" for odd in snapshot.skipped if odd.unread]
     return f"an entry that may be a card cannot be read: {'; '.join(unread)}" if unread else None

@@ -27,7 +27,7 @@ class LabelTiming:
     """Seconds."""
 
     settle: float = 1.0
-    """New labels are written after they stayed the same for so long: a driver that is reloaded
+    """That new labels have to stay the same before they are written: a driver that is reloaded
     removes its cards one by one, and each step would be a write."""
     longest_pause: float = 60.0
     """Pause between attempts, and between writes while another program writes the same labels."""
@@ -50,7 +50,7 @@ class LabelSettings:
 
 
 class Labeller:
-    """Keeps the labels in one place; `state` has their status, `results` counts writes by kind."""
+    """Keeps the labels in one place; `state` has their status, `results` counts what was done."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class Labeller:
         self.results: Counter[str] = Counter()
         self._snapshots = snapshots
         self._settings = settings
-        self._output, self._seen = output, seen
+        self._output = output
+        self._seen = seen
         self._read_machine = machine
         self._wanted: Feed[_Wanted | None] = Feed(None)
         self._timing = timing
@@ -82,18 +83,24 @@ class Labeller:
     async def _follow(self) -> None:
         machine = await self._read_machine()
         async for _ in changes_of(self._snapshots, self._settings):
-            snapshot, settings = self._snapshots.value, self._settings.value
+            snapshot = self._snapshots.value
+            settings = self._settings.value
             if snapshot.complete:
                 labels = compute.labels(snapshot, machine, settings.sets)
                 incomplete = compute.why_incomplete(snapshot) is not None
                 self._wanted.publish(_Wanted(labels, incomplete, settings.resync))
 
     async def _keep(self) -> None:
-        settle, longest = self._timing.settle, self._timing.longest_pause
-        pause, calm = Backoff(longest=longest), Backoff(longest=longest, least=settle)
+        settle = self._timing.settle
+        longest = self._timing.longest_pause
+        pause = Backoff(longest=longest)
+        calm = Backoff(longest=longest, least=settle)
         before: Mapping[str, str] | None = None
+
         while True:
-            changed, now = self._wanted.changed, self._wanted.value
+            changed = self._wanted.changed
+            now = self._wanted.value
+
             if now is None:
                 await changed.wait()
                 continue

@@ -44,11 +44,11 @@ class Output(Protocol):
     name: Literal["api", "nfd"]
 
     async def put(self, labels: Mapping[str, str], *, careful: bool) -> Counter[str]:
-        """Makes `labels` the only ones of ours in that place; writes only the differences.
+        """Makes `labels`, and nothing else, ours in that place; writes only what differs.
 
-        With `careful`, no label of ours is changed or removed: `labels` may be incomplete. Returns
-        what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left`` labels; all
-        0 where everything was in place.
+        With `careful`, our labels that are there stay as they are: `labels` may be incomplete.
+        Returns what was done, as counts of ``written``, ``put_back``, ``removed`` and ``left``
+        labels; all 0 where everything was in place.
 
         Raises:
             OutputError: it could not be done.
@@ -58,7 +58,7 @@ class Output(Protocol):
 def output_of(
     output: str, *, api: Api, node_name: str | None, host_root: Path
 ) -> NodeOutput | NfdOutput | None:
-    """The place that the config's labels.output names; None: labels are switched off."""
+    """The place that the config's labels.output names; None for none."""
     match output:
         case "api":
             return NodeOutput(api, node_name)
@@ -86,7 +86,7 @@ class NodeOutput:
         try:
             return await self._put(name, labels, careful=careful)
         except ApiError as error:
-            # The API server refuses the uid of an earlier Node as a change of the uid (422).
+            # A uid that is another one now is refused as a change of what cannot change (422).
             if error.kind in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT, ErrorKind.REFUSED):
                 self._node = None
             raise _unavailable(error) from error
@@ -99,7 +99,7 @@ class NodeOutput:
         meta = self._node = written or await node.read(self._api, name)
         wrong = {key for key, value in labels.items() if meta.labels.get(key) != value}
         gone = meta.applied - labels.keys()
-        # A right value that another owner wrote would stay when it no longer applies.
+        # The right value under another owner would stay behind when it no longer applies.
         theirs = labels.keys() - meta.applied - wrong
         if not (written or wrong or gone or theirs):
             self._in_place = labels

@@ -29,7 +29,7 @@ from npu_agent.outputs.prometheus.text import MetricFamily, Samples, finite, lab
 
 @dataclass(frozen=True, slots=True)
 class CardSeries:
-    """A card, with the labels of its series."""
+    """A card, and what the labels of its series are."""
 
     state: CardState
     identity: str
@@ -56,7 +56,9 @@ def series(agent: AgentState, *, pod_labels: bool) -> Cards:
 def _series(state: CardState, agent: AgentState, pod_labels: bool) -> CardSeries:
     if agent.is_stale(state):  # a card that stopped answering keeps its last one
         state = replace(state, reading=None)
-    card, holdings = state.card, agent.usages_of(state)
+
+    card = state.card
+    holdings = agent.usages_of(state)
     named = holdings if pod_labels else ()
     identity = label_text(
         arch=card.family,
@@ -97,7 +99,7 @@ def _holder(assignment: Assignment) -> dict[str, str | None]:
 
 
 def _readings(cards: Cards) -> Iterator[tuple[str, Reading]]:
-    """Yields the labels of a card's series with its reading, for cards that have one."""
+    """The cards that were read: the labels of their series, and the reading."""
     for card in cards:
         if card.state.reading:
             yield card.labels, card.state.reading

@@ -87,7 +87,8 @@ def families(state: AgentState) -> tuple[MetricFamily, ...]:
 
 
 def _agent(state: AgentState) -> Iterator[Named]:
-    version, python = state.version, platform.python_version()
+    version = state.version
+    python = platform.python_version()
     yield "build_info", label_text(version=version, python=python, hostname=state.hostname), 1
     yield "kubelet_restarts_total", "", state.kubelet_restarts
     config = state.config
@@ -122,7 +123,9 @@ def _agent(state: AgentState) -> Iterator[Named]:
 
 def _resources(state: AgentState) -> Iterator[Named]:
     for served in state.resources:
-        labels, counts = label_text(resource=served.session.resource), served.counts
+        labels = label_text(resource=served.session.resource)
+        counts = served.counts
+
         if served.session.phase is not SessionPhase.NO_CARDS:
             # 1 only while the kubelet holds our stream open: nothing else is proof.
             yield "registered", labels, served.session.phase is SessionPhase.REGISTERED
@@ -134,7 +137,8 @@ def _resources(state: AgentState) -> Iterator[Named]:
 
 def _drivers(state: AgentState) -> Iterator[Named]:
     for driver in state.dra:
-        labels, counts = label_text(driver=driver.name), driver.counts
+        labels = label_text(driver=driver.name)
+        counts = driver.counts
         yield "dra_registered", labels, driver.session.phase is SessionPhase.REGISTERED
         yield "dra_slices_published", labels, driver.slices.published
         yield "dra_pool_incomplete", labels, driver.slices.incomplete
@@ -170,7 +174,7 @@ def _kind(name: str) -> Kind:
 
 
 def of_process(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
-    """The CPU, memory and files of this process, under the names that all Prometheus clients use.
+    """What this process uses now, under the names that every Prometheus client gives it.
 
     Why not prometheus_client's own: it has 1.4 MiB, for six numbers that are read here.
 
@@ -213,7 +217,7 @@ def of_process(proc: Path = Path("/proc")) -> tuple[MetricFamily, ...]:
 # that it stays what it was when the wall clock is set.
 @cache
 def _started_at(proc: Path) -> float:
-    """The start of this process, in seconds since 1970."""
+    """Seconds since 1970."""
     # What comes after the name of the program, which may have spaces and brackets.
     stat = (proc / "self/stat").read_bytes().rpartition(b")")[2].split()
     booted_at = next(
@@ -225,7 +229,7 @@ def _started_at(proc: Path) -> float:
 
 
 class LoopLag:
-    """Measures how late the event loop wakes a sleeper: all calls wait as long, Allocate too.
+    """Measures how much later than asked the loop wakes it, as all on it: Allocate, too.
 
     A histogram serves any number of scrapers, and loses nothing with a lost scrape.
     """

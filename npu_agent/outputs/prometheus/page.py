@@ -58,7 +58,7 @@ class Page:
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """Returns the result of `make`; None if it fails, which is counted and, at first, logged.
 
-        A value that cannot be shown costs its family and not the page.
+        An odd value costs its family and never the page.
         """
         try:
             made = make()

@@ -64,7 +64,10 @@ class MetricFamily:
                 lines.append(_line(self.name, labels, number))
         if not lines:
             return b""
-        name, text = self.name, self.help.replace("\\", r"\\").replace("\n", r"\n")
+
+        name = self.name
+        text = self.help.replace("\\", r"\\").replace("\n", r"\n")
+
         if openmetrics:
             # It names a counter without the _total of its samples.
             name = name.removesuffix("_total") if self.kind == "counter" else name

@@ -1,8 +1,8 @@
 """Authorizes readers of pages by the API server (`metrics.authorization: kubernetes`).
 
 A client sends a bearer token. A TokenReview says whose it is, a SubjectAccessReview whether that
-user may get the path. A positive answer is kept for two minutes: a scraper costs the API server two
-requests in that time, and is served while the API server is away for as long.
+user may get the path. That it may is kept for two minutes, so that a scraper costs the API server
+two requests in that time, and is served for as long while the API server is away.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ReviewTiming:
     """Seconds, and the limits that go with them."""
 
     allowed: float = 120.0
-    """A client is served without asking again for so long, also after its right was revoked."""
+    """For which a client is served without asking again: so long lasts a right that is revoked."""
     deadline: float = 5.0
-    """Deadline of the API server's answers, with the wait for a turn; scrapers wait 10 s."""
+    """For the API server's answers, and for the turn to ask it; scrapers wait 10."""
     window: float = 5.0
-    """The time for which an address has `questions`."""
+    """In which an address has `questions`."""
     questions: int = 10
-    """New questions about the clients of one address: random tokens do not flood the API server."""
+    """New ones about one address's clients: ever new tokens do not flood the API server."""
 
 
 _AT_ONCE = 4
@@ -106,7 +106,8 @@ class Authorizer:
         return refused
 
     async def _ask(self, token: str, key: tuple[bytes, str]) -> PageAnswer | None:
-        path, deadline = key[1], self.timing.deadline
+        path = key[1]
+        deadline = self.timing.deadline
         user = await user_of(self._api, token, deadline=deadline)
         if user is None:
             return _unauthenticated("the API server does not accept this token, or no longer")

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 _BACKLOG = 32
 """Connections that wait in the kernel, and that asyncio accepts in one turn of the loop. It is less
 than the cap, so that a newcomer's request is read before others push the newcomer out."""
-_LINE, _HEADERS = 16 * 2**10, 40
-"""Limits of a request's head: bytes of a line, and number of headers. Cookies of *localhost* and
-tokens with many groups have 8 KiB and more."""
+_LINE = 16 * 2**10
+"""Bytes of a line of a request's head. Cookies of *localhost* and tokens with many groups have
+8 KiB and more."""
+_HEADERS = 40
+"""Headers of a request at most."""
 _UNANSWERED = 48 * 2**10
 """Bytes that a client may send before it is answered: a head, and requests or bodies that follow.
 With the cap of connections they bound what a port holds: 3 MiB, which take twice that."""
@@ -55,13 +57,13 @@ class _Handler(web.RequestHandler):
         self.unanswered = 0
 
     def data_received(self, data: bytes) -> None:
-        """Drops bytes above the limit: the request has no end, or an answer ends the connection."""
+        """Drops what is too much: a head then has no end, and an answer ends the connection."""
         room = max(0, _UNANSWERED - self.unanswered)
         self.unanswered += len(data)
         super().data_received(data[:room])
 
     def answered(self) -> None:
-        """Continues with the next request, unless a part of it was dropped."""
+        """Goes on with the next request, unless a part of it was dropped."""
         if self.unanswered > _UNANSWERED:
             self.close()
         self.unanswered = 0
@@ -83,7 +85,7 @@ class _Handler(web.RequestHandler):
 class Connections(web.Server):
     """The open connections of a port; asyncio's factory for the protocol of each new one.
 
-    A connection above `PortLimits.connections` ends the oldest.
+    One more than `PortLimits.connections` ends the oldest.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Connections(web.Server):
         self, listener: socket.socket, context: ssl.SSLContext | None
     ) -> AsyncIterator[None]:
         limits = self._limits
-        # In a task of its own: a cancellation within it would leave a socket that listens.
+        # Started apart: who is cancelled in there would leave a socket that listens.
         server = await asyncio.get_running_loop().create_server(
             self,
             sock=listener.dup(),
@@ -177,7 +179,9 @@ class Connections(web.Server):
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        sent, answer = request.headers, None
+        sent = request.headers
+        answer = None
+
         if self._authorizer is not None:
             answer = await self._authorizer.refusal(
                 sent.get("Authorization", ""), request.path, request.remote or ""

@@ -35,7 +35,8 @@ class Figures(NamedTuple):
     def of(cls, reading: Reading) -> Figures:
         loads = [core.utilization for core in reading.cores]
         measured = [load for load in loads if load is not None and math.isfinite(load)]
-        temperature, power = reading.temperature(), reading.power()
+        temperature = reading.temperature()
+        power = reading.power()
         return cls(
             temperature=math.nan if temperature is None else temperature,
             power=math.nan if power is None else power,
@@ -88,10 +89,13 @@ class History:
     def add(self, snapshot: Snapshot) -> None:
         self._tracks = {state.id: self._tracks.get(state.id, deque()) for state in snapshot.cards}
         for state in snapshot.cards:
-            track, reading = self._tracks[state.id], state.reading
+            track = self._tracks[state.id]
+            reading = state.reading
             if reading is None or (track and reading.at <= track[-1].at):
                 continue
-            step, now = step_of(reading.at), Figures.of(reading)
+
+            step = step_of(reading.at)
+            now = Figures.of(reading)
             if track and track[-1].step == step:
                 track[-1].add(reading.at, now)
                 continue

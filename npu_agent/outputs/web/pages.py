@@ -56,10 +56,10 @@ class Preferences(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The function that renders a path, and the preferences that its answer depends on.
+    """What makes the answer of a path, and which preferences make another one of it.
 
-    Each form is rendered and cached alone: a client that varies its headers can have each form
-    rendered, and no more.
+    Each form is rendered and kept for itself, so that a client that varies its headers takes as
+    much of the event loop as there are forms.
     """
 
     render: Callable[[Preferences], PageAnswer]
@@ -74,10 +74,10 @@ Routes = Mapping[str, Route]
 @dataclass(slots=True)
 class _Kept:
     until: float
-    """When the answer expires, by `time.monotonic`."""
+    """Of `time.monotonic`."""
     answer: PageAnswer
     packed: PageAnswer | None = None
-    """The answer by gzip; None: no client has asked for that yet."""
+    """By gzip; None: it was not asked for so."""
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
@@ -156,7 +156,7 @@ class Pages:
         if method not in ("GET", "HEAD"):
             text = "only GET and HEAD: nothing can be changed over HTTP\n"
             return text_answer(text, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
-        # Weights are not compared: Prometheus' client libraries do not either.
+        # As the clients of Prometheus and most servers have it: weights are not compared.
         wanted = Preferences(
             openmetrics=route.in_formats and "application/openmetrics-text" in accept,
             language=_language(languages) if route.in_languages else "en",

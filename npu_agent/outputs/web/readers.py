@@ -1,4 +1,4 @@
-"""Follows whether pages with readings are requested: otherwise cards are read seldom."""
+"""Whether the pages with readings are read: while they are not, the cards are read seldom."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Readers:
             self.present.publish(True)
 
     def interval(self, wanted: float) -> float:
-        """Seconds between two readings now; `wanted` while pages are requested."""
+        """Seconds between two readings that a reader finds now; `wanted` once readings follow."""
         follow = self.present.value and time.monotonic() - self._first > wanted
         return wanted if follow else max(wanted, UNREAD_INTERVAL)
 
     async def run(self) -> None:
-        """Publishes when pages are no longer requested."""
+        """Publishes the end of each time of reading."""
         async for present in self.present.watch():
             if present:
                 while (left := self._last + _REMEMBERED - time.monotonic()) > 0:  # noqa: ASYNC110

@@ -38,21 +38,20 @@ class PortLimits:
     """Limits of a port; times in seconds."""
 
     connections: int = 64
-    """Open connections; a newer one ends the oldest."""
+    """Open ones; a newer one takes the place of the oldest."""
     silence: float = 30.0
-    """Deadline for a client to send a request, the first or the next."""
+    """For a client to send a request, the first or the next."""
     handshake: float = 5.0
-    """Deadline for a client's TLS handshake."""
+    """For a client's TLS handshake."""
     answer: float = 15.0
-    """Deadline for an answer: rendering, the API server's authorization, and the client's
-    reading."""
+    """For an answer: the page, the API server's word on the client, and the client's reading."""
     linger: float = 1.0
-    """An unwanted request body is read for so long, so that its client reads the answer."""
+    """In which an unwanted request body is read, so that its client gets to the answer."""
     ending: float = 0.4
-    """Deadline to end all connections, also those that clients keep open."""
+    """To end all connections, also those that clients keep open."""
     retry_first: float = 0.5
     retry_longest: float = 5.0
-    """Pause between tries to listen: an older agent in the host's network ends within a minute."""
+    """Between tries to listen: an older agent in the host's network ends within a minute."""
 
 
 class Server:
@@ -133,14 +132,15 @@ async def _load(module: str) -> None:
 
 async def _load_templates() -> None:
     await asyncio.sleep(_STARTED)
-    with suppress(OSError):  # then the first request imports them
+    with suppress(OSError):  # the first reader of the page loads them then
         await _load("page")
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
     """Listens on a numeric address; the host "" is every interface, by IPv4 and IPv6.
 
-    Raises: OSError: the address cannot be used.
+    Raises:
+        OSError: it cannot be had.
     """
     host, _ = address
     if not host and socket.has_dualstack_ipv6():

@@ -16,7 +16,9 @@ from npu_agent.wording import ENGLISH, of_problem
 
 def as_json(state: AgentState) -> dict[str, Any]:
     """The state as plain values, whose keys docs/cli.md explains: they stay, and may get more."""
-    reasons, labels = tuple(map(ENGLISH.unready, unready(state))), state.labels
+    reasons = tuple(map(ENGLISH.unready, unready(state)))
+    labels = state.labels
+
     return {
         **_pick(state, "node", "version"),
         "started_at": iso(state.wall(state.started_at)),
@@ -154,7 +156,10 @@ def _holder(assignment: Assignment, *, cores: str | None) -> dict[str, Any]:
 
 
 def _card(state: CardState, agent: AgentState) -> dict[str, Any]:
-    card, health, reading = state.card, state.health, state.reading
+    card = state.card
+    health = state.health
+    reading = state.reading
+
     return {
         "id": state.id,
         **card.as_json(),

@@ -46,7 +46,7 @@ class TlsFiles(NamedTuple):
     cert: Path
     key: Path
     client_ca: Path | None = None
-    """The CAs of client certificates; None: clients need no certificate."""
+    """Authorities of the clients; None: clients need no certificate."""
 
 
 def tls_files(config: TlsConfig) -> TlsFiles | None:
@@ -62,7 +62,7 @@ class RefusedError(Exception):
 
 
 class Certificates:
-    """`context` is the TLS context in force, `state` has its expiry and the present error."""
+    """`context` is the TLS context in force, `state` how it stands."""
 
     def __init__(self, where: TlsFiles, interval: float = 5.0) -> None:
         self.state: Feed[TlsState] = Feed(TlsState())
@@ -105,7 +105,7 @@ class Certificates:
 def _load(
     where: TlsFiles, last: tuple[bytes, ...]
 ) -> tuple[tuple[bytes, ...], ssl.SSLContext, float] | None:
-    """Contents, context and expiry of the files; None: the contents are `last`."""
+    """Contents, context and expiry of the files; None: they are as they were `last`."""
     contents = _contents(where)
     return None if contents == last else (contents, *_context(where, contents[0]))
 

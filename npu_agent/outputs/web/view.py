@@ -1,4 +1,4 @@
-"""What the templates of the status page show in addition to the state. Pure."""
+"""What the templates of the status page ask, in addition to the state. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ _IN_FULL = 6
 """Cards with a problem that have a large tile even so; of more, each has a small one."""
 _WELL = 3
 STEP_WIDE = 4
-WIDE, HIGH = STEP_WIDE * MOST_POINTS, 72
-"""The box of a curve, and of a step of the history in it."""
+"""Width of a step of the history in a curve."""
+WIDE = STEP_WIDE * MOST_POINTS
+"""Width of the box of a curve."""
+HIGH = 72
+"""Height of the box of a curve."""
 _GAP = 12
 """Width without a reading from which on a curve is broken."""
 _ANCHORS = {
@@ -80,7 +83,7 @@ class Held(NamedTuple):
     usage: Usage | None = None
     card: CardState | None = None
     number: int = 0
-    """A number for each link to one card: its id in HTML, which keeps the focus."""
+    """Tells apart the links to one card: ids keep the focus."""
     device: GoneDevice | None = None
 
 
@@ -88,7 +91,8 @@ class PageView:
     """A state as the page shows it; `tracks` are its cards' last hours."""
 
     def __init__(self, state: AgentState, tracks: Tracks, language: str) -> None:
-        self._state, self._tracks = state, tracks
+        self._state = state
+        self._tracks = tracks
         self.wrong = problems(state)
         self.shown = [
             (problem, of_problem(problem, state, language))
@@ -111,7 +115,8 @@ class PageView:
 
     def tiles(self) -> Tiles:
         """All cards, including missing ones."""
-        gone, shown = self._state.missing, self._state.snapshot.cards[:MOST]
+        gone = self._state.missing
+        shown = self._state.snapshot.cards[:MOST]
         cards = sorted(self._state.snapshot.cards, key=self._urgency)[:MOST]
         if len(cards) + len(gone) <= MANY:
             fenced = sum(map(is_fenced, cards))
@@ -121,7 +126,7 @@ class PageView:
         return Tiles(urgent if len(urgent) <= _IN_FULL else [], gone[:_IN_FULL], small=shown)
 
     def _urgency(self, card: CardState) -> int:
-        """The sort key of a card's tile; cards of one urgency stay sorted by number."""
+        """Cards are sorted by it; among equals the order stays that of their numbers."""
         state = self._state
         if is_fenced(card):
             return 0
@@ -138,11 +143,11 @@ class PageView:
         return sum(bool(self._state.usages_of(card)) for card in self._state.snapshot.cards)
 
     def look(self, card: CardState) -> str:
-        """The CSS class of a card's tile."""
+        """The class of a card's tile."""
         return "fenced" if is_fenced(card) else "warm" if self.is_hot(card) else ""
 
     def reading(self, card: CardState) -> Reading:
-        """The card's reading; an empty one if there is none."""
+        """The card's reading; one that says nothing if there is none."""
         return card.reading or Reading(at=0.0)
 
     def present(self, card: CardState) -> Figures:
@@ -153,7 +158,8 @@ class PageView:
 
     def figures(self, card: CardState, track: Track) -> Iterator[Figure]:
         """Temperature, power and load."""
-        now, end = self.present(card), step_of(self._state.monotonic)
+        now = self.present(card)
+        end = step_of(self._state.monotonic)
         at = [WIDE - STEP_WIDE * (end - point.step) for point in track]
         for column, (title, unit, least) in enumerate(
             (("Temperature", "°C", 20.0), ("Power", "W", 5.0), ("Load", "%", 100.0))
@@ -164,8 +170,9 @@ class PageView:
             yield Figure(title, unit, now[column], lines, *ends)
 
     def loads(self, card: CardState) -> Sequence[tuple[int, str, float]]:
-        """Core, load in per cent and length of the bar, for each core; empty: no load is known."""
-        cores, stale = self.reading(card).cores, self._state.is_stale(card)
+        """Of each core its load in per cent, and how full its bar is; nothing if none is known."""
+        cores = self.reading(card).cores
+        stale = self._state.is_stale(card)
         if all(core.utilization is None for core in cores):
             return ()
         return [(core.core, *self._load(core.utilization, stale)) for core in cores[:64]]
@@ -176,7 +183,7 @@ class PageView:
         return f"{load:.0f}", self.bar(load)
 
     def bar(self, load: float) -> float:
-        """The length of a bar, in per cent."""
+        """How full a bar is, in per cent."""
         return 0.0 if math.isnan(load) else min(100.0, max(0.0, load))
 
     def errors(self, reading: Reading) -> str:
@@ -199,7 +206,7 @@ class PageView:
         )
 
     def marks(self, entries: Sequence[TimelineEntry]) -> Sequence[tuple[str, int]]:
-        """Tone and minute of each minute of the last day that has an entry."""
+        """Tone and minute of each minute of the last day in which something happened."""
         now = self._state.monotonic
         marks = dict.fromkeys(
             (tone, int(1440 * (1 - (now - at) / SPAN)))
@@ -248,7 +255,9 @@ def bounds(values: Iterable[float], least: float) -> tuple[float, float]:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return 0.0, least
-    smallest, largest = min(finite), max(finite)
+
+    smallest = min(finite)
+    largest = max(finite)
     rough = max(least, largest - smallest) / 2
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
@@ -267,7 +276,8 @@ def curve(
         ends: the values at the bottom and at the top: see `bounds`.
     """
     low, high = ends
-    bottom, before = HIGH - 2, -WIDE
+    bottom = HIGH - 2
+    before = -WIDE
     lines: list[list[str]] = []
     for x, value in points:
         if low <= value <= high:  # not NaN

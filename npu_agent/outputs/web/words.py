@@ -34,7 +34,7 @@ _language: ContextVar[str] = ContextVar("_language", default="en")
 
 @contextmanager
 def in_language(language: str) -> Iterator[None]:
-    """Within the context, `translate` gives this one of `LANGUAGES`."""
+    """Within it, `translate` is in that one of `LANGUAGES`."""
     token = _language.set(language)
     try:
         yield
