@@ -86,7 +86,7 @@ async def test_a_part_that_is_held_when_the_config_has_no_parts_any_more(room: R
         assert all(len(counts) == 2 for counts in pools(room.cluster))
 
 
-async def test_a_sick_core_where_the_api_server_drops_taints(room: Room) -> None:
+async def test_an_unhealthy_core_where_the_api_server_drops_taints(room: Room) -> None:
     """The scheduler takes cores for free of which it sees no device that is allocated."""
 
     def parts(*cores: str) -> list[str]:

@@ -42,5 +42,5 @@ def test_each_text_file_is_opened_with_its_encoding(folder: str) -> None:
     "source",
     ['open("a")', 'open("a", "w")', "path.read_text()", 'path.write_text("a")', 'path.open("r")'],
 )
-def test_it_would_be_found(source: str) -> None:
+def test_a_missing_encoding_would_be_found(source: str) -> None:
     assert [*in_the_locales_encoding(source)] == [1]

@@ -117,7 +117,7 @@ def test_json(stderr: Stderr) -> None:
     }
 
 
-def test_a_field_does_not_displace_what_every_line_has(stderr: Stderr) -> None:
+def test_a_field_does_not_displace_those_of_every_line(stderr: Stderr) -> None:
     logs.setup(form="json")
     log.info("card added", time="never", message="forged", logger="x", exception="y", name="z")
     found = parsed(stderr)
@@ -196,7 +196,7 @@ def test_asyncio_reports_what_it_cannot_accept_once_a_minute(
     loop.close()
 
 
-def test_a_log_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_without_a_reader_stops_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 16384)
     with (

@@ -30,7 +30,7 @@ async def test_a_call_returns_and_raises_what_the_function_does() -> None:
         await thread.call(lambda: Path("/nonexistent").read_bytes(), deadline=DEADLINE)
 
 
-async def test_calls_are_made_in_order_and_those_that_nobody_waits_for_never(
+async def test_calls_are_made_in_order_and_timed_out_ones_never(
     free: threading.Event,
 ) -> None:
     thread, made = DaemonThread(), []

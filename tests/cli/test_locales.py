@@ -34,7 +34,9 @@ def locale(request: pytest.FixtureRequest, tmp_path: Path) -> Locale:
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "doctor", "labels show"])
-def test_a_command_prints_what_the_locale_has(tmp_path: Path, locale: Locale, command: str) -> None:
+def test_a_command_prints_characters_that_the_locale_has(
+    tmp_path: Path, locale: Locale, command: str
+) -> None:
     root = tree(tmp_path / "host", "rngd=1")
     done = subprocess.run(
         [sys.executable, "-m", "npu_agent", "--host-root", root, *command.split()],

@@ -86,7 +86,7 @@ Called = tuple[int, str, str]
         (("run", "--config-file", "/missing.yaml"), "/missing.yaml"),
     ],
 )
-def test_wrong_use_is_exit_2_with_what_is_wrong(
+def test_wrong_use_is_exit_2_with_the_reason(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     code, out, err = called(capsys, *arguments)

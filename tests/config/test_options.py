@@ -88,7 +88,7 @@ def as_option(value: object) -> str:
 
 @FEW
 @given(CONFIGS)
-def test_options_can_say_what_a_file_can(config: Config) -> None:
+def test_options_can_set_all_that_a_file_can(config: Config) -> None:
     # What is null in YAML is null in an option; a card of such a name needs a file, and quotes.
     assume(not {"null", "Null", "NULL", "~"} & {each.dev_name for each in config.disabled_devices})
     texts = {key: as_option(key.value(config)) for key in KEYS}

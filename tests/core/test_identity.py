@@ -24,7 +24,7 @@ CLAIMS = st.lists(st.tuples(IDENTITY, IDENTITY, IDENTITY), max_size=6)
 
 
 @given(CLAIMS)
-def test_ids_do_not_depend_on_the_order_or_on_what_else_is_there(
+def test_ids_do_not_depend_on_the_order_or_on_other_cards(
     claims: list[Claims],
 ) -> None:
     cards = [warboy(at, *claim) for at, claim in enumerate(claims)]

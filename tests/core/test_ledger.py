@@ -117,7 +117,7 @@ def test_a_second_card_with_the_uuid_of_a_held_one_is_not_free() -> None:
     assert all(conflicts.against(DeviceName(NPU, one.id), one) for one in fallen_back)
 
 
-def test_cores_beside_held_ones_are_not_free_once_another_card_says_the_same() -> None:
+def test_cores_next_to_held_ones_are_not_free_once_another_card_has_the_same_identity() -> None:
     conflicts = held(A, by="U0_cores_0", cores=1).conflicts([A, TWIN])
     other = offered(A, cores=1)[1]
     assert conflicts.against(DeviceName(NPU, other.id), other) == (
@@ -380,7 +380,7 @@ def test_a_pod_does_not_keep_a_card_from_itself() -> None:
     assert again(one, one, "a").orphans == {}
 
 
-def test_a_pod_that_is_listed_for_another_device_keeps_what_it_had_by_a_claim() -> None:
+def test_a_pod_that_is_listed_for_another_device_keeps_its_claims_devices() -> None:
     one, other = offered(A, B)
     nic = pod("eth0", resource="example.com/nic")
     ledger = again(one, other, "b").with_answer(
@@ -525,7 +525,7 @@ def test_the_pods_before_are_known_although_the_kubelet_has_noted_the_next_one()
     assert against(ledger, A) == {"U0": STILL}
 
 
-def test_they_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
+def test_orphans_are_kept_over_restarts_until_an_answer_says_otherwise() -> None:
     ledger = Ledger().with_predecessor(outlived(), 50.0)
     assert against(ledger, A) == {"U0": STILL}
     assert against(noted(ledger, at=49.0, running=()), A) == {"U0": STILL}

@@ -61,7 +61,7 @@ def test_cards_whose_ids_are_one_name_get_names_that_last() -> None:
 
 
 @pytest.mark.parametrize(("evict", "effect"), [(False, "NoSchedule"), (True, "NoExecute")])
-def test_a_sick_card_is_tainted_and_evicts_only_if_asked_to(evict: bool, effect: str) -> None:
+def test_an_unhealthy_card_is_tainted_and_evicts_only_if_asked_to(evict: bool, effect: str) -> None:
     cards = [
         state("rngd", 0),
         state("rngd", 1, health=HealthState.UNHEALTHY),
@@ -166,7 +166,7 @@ def test_a_core_without_a_node_taints_the_devices_that_need_it() -> None:
     assert {key.key for one in found.values() for key in one.taints} == {UNHEALTHY}
 
 
-def test_cores_that_somebody_holds_taint_the_devices_that_overlap() -> None:
+def test_held_cores_taint_the_devices_that_overlap() -> None:
     def held(device: Device) -> str | None:
         return "Pod a/b has it" if device.cores.overlaps(CoreRange(2, 3)) else None
 

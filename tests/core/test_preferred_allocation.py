@@ -85,7 +85,7 @@ def test_partly_used_host(taken: tuple[str, ...], size: int, expected: list[str]
     assert chosen(size, but(*taken))[0] == expected
 
 
-def test_neighbour_of_what_must_be_included_comes_first() -> None:
+def test_a_neighbour_of_a_required_device_comes_first() -> None:
     assert chosen(2, list(EIGHT), ["U6"]) == (["U6", "U7"], "one PCI switch")
     assert chosen(2, but("U7"), ["U6"]) == (["U2", "U6"], "one NUMA node")
     assert chosen(3, but("U7"), ["U6"]) == (["U2", "U3", "U6"], "one NUMA node")

@@ -297,7 +297,7 @@ def test_the_command_that_corrects_a_cordon_has_the_nodes_name() -> None:
     assert "`kubectl npu uncordon node-7 npu9`" in remedies
 
 
-def test_an_incomplete_pool_is_a_problem_that_is_told_once() -> None:
+def test_an_incomplete_pool_is_one_problem() -> None:
     def found(slices: SlicesState) -> list[str]:
         state = scene(SessionPhase.REGISTERED, dra=(driver(slices=slices),)).state()
         return [note.runbook for note in problems(state)]

@@ -20,9 +20,7 @@ def test_the_readme_is_current() -> None:
     assert chart.FILE.read_text(encoding="utf-8") == chart.current(), "run `make docs`"
 
 
-def test_a_value_that_nobody_describes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undescribed_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = VALUES.read_text(encoding="utf-8").replace("## The Pod\n", "## The Pod\n\nsilent: {}\n")
     (tmp_path / "values.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(chart, "CHART", tmp_path)

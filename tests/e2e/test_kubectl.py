@@ -181,7 +181,7 @@ def test_ctrl_c_leaves_nothing(node: Node) -> None:
     node.wait_equal("nothing to be left", lambda: left(node), "")
 
 
-def test_without_rights_it_says_which_and_who_has_them(node: Node, viewer: str) -> None:
+def test_without_rights_the_command_names_them_and_who_has_them(node: Node, viewer: str) -> None:
     refused = npu(node, "verify", "--all", "--as", viewer, check=False)
     assert refused.returncode == 1
     assert 'cannot create resource "pods"' in refused.stderr

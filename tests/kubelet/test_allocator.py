@@ -148,7 +148,7 @@ def moves(room: Room) -> None:
 
 
 @pytest.mark.parametrize("changes", [disables, cuts, moves])
-async def test_a_grant_that_has_waited_is_of_what_is_listed_then(
+async def test_a_grant_that_has_waited_is_of_devices_that_are_listed_then(
     tmp_path: Path, changes: Callable[[Room], None]
 ) -> None:
     room = await outlived(tmp_path)
@@ -320,7 +320,7 @@ async def test_the_same_pod_may_be_given_its_device_again(tmp_path: Path) -> Non
         await room.allocator.grant(NPU, [whole])
 
 
-async def test_nobody_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
+async def test_no_holder_ends_without_news_while_a_deleted_pod_lives(tmp_path: Path) -> None:
     room = await outlived(tmp_path)
     for _ in range(3):
         room.now += HOLDER_ENDS
@@ -364,7 +364,7 @@ async def test_the_record_stays_for_a_pod_whose_uid_is_not_known(tmp_path: Path)
     assert list(recovered.orphans) == ["ml/later"]
 
 
-async def test_the_record_stays_while_it_is_not_known_what_was_handed_out(tmp_path: Path) -> None:
+async def test_the_record_stays_while_earlier_grants_are_not_known(tmp_path: Path) -> None:
     """The record before it could not be read, and one answer that lists no Pod is not enough."""
     (tmp_path / RECORD).write_bytes(b"{")
     room = Room(tmp_path)

@@ -94,7 +94,7 @@ def test_a_simulated_card_has_null_in_place_of_its_nodes_and_is_taken_over() -> 
     assert recovered(KIND, written) == written
 
 
-def test_of_what_is_on_disk_only_devices_as_we_write_them_are_taken_over() -> None:
+def test_only_devices_as_we_write_them_are_taken_over_from_disk() -> None:
     (written,) = specs(devices()).values()
     assert recovered(KIND, written) == written
     spec = json.loads(written)
@@ -268,7 +268,7 @@ async def test_specs_of_a_killed_agent_stay_while_their_devices_are_held(tmp_pat
     assert named(tmp_path) == CORES
 
 
-async def test_without_cards_what_was_left_goes_when_it_is_known_that_it_is_not_held(
+async def test_without_cards_old_specs_go_when_their_devices_are_known_to_be_free(
     tmp_path: Path,
 ) -> None:
     """Without cards no agent becomes the owner of the node."""
@@ -285,7 +285,7 @@ async def test_without_cards_what_was_left_goes_when_it_is_known_that_it_is_not_
     assert named(tmp_path) == [*CORES, CARD]
 
 
-async def test_without_cdi_names_what_was_left_goes_with_the_last_pod_that_has_it(
+async def test_without_cdi_names_old_specs_go_with_the_last_pod_that_has_their_devices(
     tmp_path: Path,
 ) -> None:
     await killed(tmp_path, PARTS)

@@ -87,7 +87,7 @@ def nobody(owner: str | None) -> None:
     assert owner is None
 
 
-async def test_second_waits_is_told_who_owns_it_and_takes_over(
+async def test_a_second_agent_waits_learns_the_owner_and_takes_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -174,7 +174,7 @@ async def test_sessions_of_one_agent_share_it_and_nothing_is_left_when_the_last_
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_disk_that_is_full_keeps_nobody_from_owning(
+async def test_a_full_disk_keeps_no_agent_from_owning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -242,7 +242,7 @@ async def waited_for(directory: Path) -> None:
         await until(lambda: _registers(lock.fileno()))
 
 
-async def test_an_owner_waits_for_nobody_if_there_is_nobody(tmp_path: Path) -> None:
+async def test_an_owner_ends_without_a_wait_if_no_agent_stands_by(tmp_path: Path) -> None:
     ours, second = ownership(tmp_path), Second(tmp_path)
     await ours.hand_over()
     async with asyncio.timeout(HAND_OVER / 2), ours.held(nobody):

@@ -221,7 +221,7 @@ async def test_socket_is_missing(socket: Path) -> None:
     )
 
 
-async def test_nobody_listens_on_the_socket(socket: Path) -> None:
+async def test_a_socket_without_a_listener(socket: Path) -> None:
     await asyncio.to_thread(socket.write_text, "")
     with pytest.raises(UnavailableError, match=f"{socket}: .*Connection refused"):
         await fetch(socket)
@@ -305,7 +305,7 @@ async def test_known_holders_outlive_an_answer_that_is_refused(socket: Path) -> 
         assert (await kubelet.answer()).assignments == ()
 
 
-async def test_an_answer_comes_with_what_is_known_of_the_pods(socket: Path) -> None:
+async def test_an_answer_comes_with_uids_and_cgroups_of_its_pods(socket: Path) -> None:
     lister = PodResources(HELD)
     async with polled(socket, lister) as kubelet:
         name = DeviceName(NPU, "U1")

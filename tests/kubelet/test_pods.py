@@ -62,7 +62,7 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.fields["reason"] for record in caplog.records if hasattr(record, "fields")]
 
 
-async def test_the_kubelet_notes_who_has_what(tmp_path: Path) -> None:
+async def test_the_kubelets_checkpoint_has_the_pods_of_each_device(tmp_path: Path) -> None:
     pods = Pods(tmp_path, tmp_path)
     assert await pods.device_holders() == {}
     noted(tmp_path)

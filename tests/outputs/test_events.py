@@ -332,7 +332,7 @@ async def test_a_driver_that_fails_the_same_way_again_and_again_is_one_event(roo
         await until(lambda: room.server.table() == [("DRANotServed", 2)])
 
 
-async def test_an_event_is_about_the_node_and_says_who_sent_it(room: Room) -> None:
+async def test_an_event_is_about_the_node_and_names_its_sender(room: Room) -> None:
     async with room.running():
         await room.show(dead(0), card(1))
         (event,) = room.server.objects.values()
@@ -456,7 +456,7 @@ async def test_an_event_that_is_refused_for_good_is_lost(room: Room) -> None:
         await room.second_fails()
 
 
-async def test_there_is_a_limit_to_requests_and_to_what_waits(room: Room) -> None:
+async def test_requests_and_waiting_events_are_limited(room: Room) -> None:
     room.snapshots.publish(snapshot(*map(card, range(12))))
     async with room.running(burst=3, every=3600.0, most=8) as one:
         await room.show(*map(dead, range(12)))

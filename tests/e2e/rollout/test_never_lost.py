@@ -126,7 +126,7 @@ def test_a_container_opens_no_device_that_it_was_not_granted(node: Node) -> None
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_the_runtime_was_told_of_each_node(node: Node, name: str) -> None:
+def test_the_runtime_has_each_device_node(node: Node, name: str) -> None:
     """So it knows them whenever it makes the rules anew, and so does systemd, which it tells."""
     linux = spec(node, name)["linux"]
     nodes = [one for one in linux["devices"] if (one["major"], one["minor"]) == DEVICE]

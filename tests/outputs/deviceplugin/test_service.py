@@ -165,7 +165,9 @@ async def test_closed_feed_ends_the_stream_in_order(served: Served) -> None:
     await served.streams(0)
 
 
-async def test_slow_reader_holds_nobody_up_and_skips_what_it_missed(served: Served) -> None:
+async def test_a_slow_reader_delays_no_other_and_skips_values_that_it_missed(
+    served: Served,
+) -> None:
     many = crowd(2000)
     served.devices.publish(many)
     async with asleep(served.server.path) as sleeper:

@@ -191,7 +191,7 @@ async def test_end_is_in_order(room: Room) -> None:
     await until(lambda: not asyncio.all_tasks() - tasks)
 
 
-async def test_socket_that_nobody_listens_on(room: Room) -> None:
+async def test_a_socket_without_a_listener(room: Room) -> None:
     await room.kubelet.stop()
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a kubelet that was killed
         left_behind.bind(str(room.directory / "kubelet.sock"))
@@ -311,7 +311,7 @@ async def test_kubelet_socket_made_anew_with_the_stream_open_is_nothing(
 
 
 @pytest.mark.usefixtures("unhurried")
-async def test_kubelet_offers_somebody_elses_devices(
+async def test_the_kubelet_offers_devices_of_another_plugin(
     room: Room, said: Callable[[], list[str]]
 ) -> None:
     room.devices.publish((CARDS[0], replace(CARDS[1], healthy=False)))

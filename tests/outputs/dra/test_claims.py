@@ -114,7 +114,7 @@ async def test_a_spec_that_is_gone_is_written_again(
     assert held.specs() == []
 
 
-async def test_no_spec_is_removed_while_it_is_unsure_what_is_prepared(held: Room) -> None:
+async def test_no_spec_is_removed_while_prepared_claims_are_not_known(held: Room) -> None:
     """The record is damaged, and the kubelet may not list all of its Pods yet."""
     unsure = recover(replace(held.allocator.states.value, prepared={}), b"", held.clock())
     held.allocator.states.publish(unsure)
@@ -416,7 +416,7 @@ async def waits(room: Room, name: str) -> asyncio.Task[Any]:
     return preparing
 
 
-async def test_a_claim_waits_for_the_one_that_holds_its_device(patient: Room) -> None:
+async def test_a_claim_waits_for_the_claim_that_holds_its_device(patient: Room) -> None:
     """Its Pod was deleted by force, and is about to end. Nobody else waits meanwhile."""
     for name, device in (("c", ZERO), ("d", ZERO), ("e", ONE)):
         patient.claim(name, result(device))
@@ -442,7 +442,7 @@ async def test_a_claim_waits_for_a_container_that_has_no_claim(patient: Room) ->
     assert await preparing == answer(("npu", ZERO))
 
 
-async def test_while_the_kubelet_lists_nothing_its_notes_say_who_runs_without_a_claim(
+async def test_while_the_kubelet_lists_no_pod_its_checkpoint_names_pods_without_a_claim(
     tmp_path: Path,
 ) -> None:
     """No record: the node moves to DRA while a Pod of the device plugin runs."""
@@ -546,7 +546,7 @@ async def test_a_prepared_claim_is_prepared_again_without_the_api_server(held: R
     assert await held.prepared() == answer(("npu", ZERO))
 
 
-async def test_a_record_that_does_not_say_which_request_has_what_is_not_enough(held: Room) -> None:
+async def test_a_record_without_the_requests_of_devices_is_not_enough(held: Room) -> None:
     """It was rebuilt, and the claim has another device now."""
     held.record.unlink()
     held.claim("c", result(ONE))
@@ -589,7 +589,7 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(
     assert room.allocator.prepared.value.keys() == {"uid-c"}  # its Pods run
 
 
-async def test_before_it_is_known_who_holds_what_nothing_is_prepared(tmp_path: Path) -> None:
+async def test_no_claim_is_prepared_before_the_holders_are_known(tmp_path: Path) -> None:
     room = Room(tmp_path)
     room.timing = PrepareTiming(ready=0.01)
     room.start()
@@ -723,7 +723,7 @@ async def test_claims_of_other_drivers_are_not_rebuilt(room: Room) -> None:
     assert room.allocator.prepared.value == {}
 
 
-async def test_an_older_record_that_was_put_back_is_compared_with_what_is_in_use(
+async def test_an_older_record_that_was_put_back_is_compared_with_claims_in_use(
     held: Room,
 ) -> None:
     """It has one claim with another card, and lacks the other claim."""
@@ -954,7 +954,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     assert "its containers still run) still holds its cores" in await held.prepared("d")
 
 
-async def test_a_claim_whose_pods_still_run_is_theirs_beside_one_that_ends(room: Room) -> None:
+async def test_a_claim_whose_pods_still_run_stays_while_another_ends(room: Room) -> None:
     """One of two Pods that share it was deleted by force; then the kubelet was restarted."""
     room.claim("c", result(ZERO), reservedFor=reserved("one", "other"))
     first = await room.prepared()

@@ -167,7 +167,7 @@ async def test_a_prepared_claim_is_served_although_its_card_is_gone(tmp_path: Pa
         await here.phase(SessionPhase.NO_CARDS)
 
 
-async def test_the_pool_follows_what_containers_hold(tmp_path: Path) -> None:
+async def test_the_pool_follows_the_holders(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await until(here.server.devices)
         assert not here.server.taints()

@@ -184,7 +184,7 @@ class TestPrepare:
 
     @BOTH
     @pytest.mark.parametrize("reason", ["", "another agent serves the node"])
-    async def test_unprepare_says_what_failed_and_nothing_of_what_went_well(
+    async def test_unprepare_names_claims_that_failed_and_no_others(
         self, driver: Driver, channel: Channel, wire: Any, reason: str
     ) -> None:
         driver.unprepared = reason
@@ -471,7 +471,7 @@ async def test_sweep_removes_the_sockets_of_the_killed_and_no_others(root: Path)
         assert all(path.exists() for path in (*others, file))
 
 
-async def test_a_socket_with_too_many_callers_is_nobodys_rest(root: Path) -> None:
+async def test_a_socket_with_too_many_callers_is_not_swept(root: Path) -> None:
     path = root / REGISTRY / f"{DRIVER}-0123456789ab-reg.sock"
     with ExitStack() as sockets:
         busy = sockets.enter_context(socket.socket(socket.AF_UNIX))

@@ -143,7 +143,7 @@ def test_any_pool_that_is_cut_is_one_that_scheduler_and_api_server_take(
     assert all(len(slices) == 1 for slices in homes.values())
 
 
-def test_counters_are_written_before_the_devices_and_what_is_there_before_what_is_new() -> None:
+def test_counters_are_written_before_devices_and_present_slices_before_new_ones() -> None:
     whole, cut = made(rngd(9), 5), made(parts(9), 6)
     found = planned(live(*whole), parts(9))
     assert (found.delete, found.apply) == ((), cut)
@@ -246,7 +246,7 @@ def test_a_node_that_was_created_again_owns_them() -> None:
         {"allNodes": True},
     ],
 )
-def test_whatever_somebody_changes_is_put_right(change: dict[str, Any]) -> None:
+def test_changes_of_other_clients_are_undone(change: dict[str, Any]) -> None:
     (there,) = live(*made(rngd(1))).values()
     assert not differs(there, made(rngd(1))[0])
     assert differs({**there, "spec": {**there["spec"], **change}}, made(rngd(1))[0])

@@ -202,7 +202,7 @@ async def test_agents_do_not_all_ask_at_the_same_moment(room: Room, pauses: list
     assert all(0.8 * 3600 <= pause <= 1.2 * 3600 for pause in pauses)
 
 
-async def test_a_refusal_is_told_once_and_tried_until_what_is_wanted_by_then_is_there(
+async def test_a_refusal_is_reported_once_and_tried_again_with_the_latest_labels(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "npu_agent.outputs.labels")

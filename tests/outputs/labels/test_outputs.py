@@ -144,7 +144,7 @@ async def test_a_write_whose_answer_was_lost_is_followed_by_another(
     assert not (await applier.put(WANTED, careful=False)).total()
 
 
-async def test_careful_leaves_what_is_there(server: Server, applier: NodeOutput) -> None:
+async def test_a_careful_put_leaves_present_labels(server: Server, applier: NodeOutput) -> None:
     assert await applier.put(WANTED, careful=True) == Counter(written=2, removed=0)
     less = {**WANTED, "beta.furiosa.ai/npu.count": "1"}
     assert await applier.put(less, careful=True) == Counter(left=1)
@@ -172,7 +172,9 @@ async def test_an_error_of_the_api_server_keeps_its_words_and_its_wait(
     assert (refused.value.kind, refused.value.retry_after) == ("too_many", 7.0)
 
 
-async def test_a_webhook_that_changes_labels_is_told(server: Server, applier: NodeOutput) -> None:
+async def test_a_webhook_that_changes_labels_is_reported(
+    server: Server, applier: NodeOutput
+) -> None:
     webhook = {"beta.furiosa.ai/npu.count": "0"}
     server.after = lambda found: found["metadata"]["labels"].update(webhook)
     with pytest.raises(OutputError, match=r"beta\.furiosa\.ai/npu\.count differ"):
@@ -249,7 +251,7 @@ async def test_changes_of_others_to_the_file_are_undone(output: NfdOutput) -> No
     assert (await output.put(ONE, careful=False)).total() == 0
 
 
-async def test_a_careful_put_in_the_file_leaves_what_is_there(output: NfdOutput) -> None:
+async def test_a_careful_put_leaves_present_labels_of_the_file(output: NfdOutput) -> None:
     assert await output.put(ONE, careful=True) == Counter(written=2)
     assert await output.put({}, careful=True) == Counter(left=2)
     assert await output.put(TWO, careful=True) == Counter(left=1)
@@ -267,7 +269,7 @@ async def test_clearing_the_file_takes_away_ours_and_nothing_else(output: NfdOut
     assert await output.clear() == set()
 
 
-async def test_a_missing_directory_is_told_with_its_remedy(tmp_path: Path) -> None:
+async def test_a_missing_directory_is_reported_with_its_remedy(tmp_path: Path) -> None:
     output = NfdOutput(tmp_path)
     with pytest.raises(OutputError, match=r"features\.d is missing: install Node") as e:
         await output.put(ONE, careful=False)
@@ -278,7 +280,7 @@ async def test_a_missing_directory_is_told_with_its_remedy(tmp_path: Path) -> No
     assert await output.put(ONE, careful=False) == Counter(written=2)
 
 
-async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
+async def test_a_file_that_cannot_be_written_is_reported_with_its_remedy(
     output: NfdOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_path: Path, _flags: int) -> int:
@@ -291,7 +293,7 @@ async def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
     assert str(output.path) in str(e.value)
 
 
-async def test_a_file_system_that_hangs_is_told_and_recovered_from(
+async def test_a_file_system_that_hangs_is_reported_and_recovered_from(
     output: NfdOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, opened = threading.Event(), files.regular

@@ -291,7 +291,7 @@ def test_a_template_has_no_words_without_translation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", environment.list_templates())
-def test_a_template_escapes_what_it_prints(name: str) -> None:
+def test_a_template_escapes_its_values(name: str) -> None:
     assert environment.autoescape is True
     tree = parsed(name)
     assert not [*tree.find_all(nodes.ScopedEvalContextModifier)], "no autoescape false"
@@ -430,7 +430,7 @@ def test_a_small_card_names_its_first_holder_and_counts_the_others() -> None:
     assert tiles[:3] == [("", "pod-0-3 +1"), ("", "alone"), (" dim", "free")]
 
 
-def test_if_all_of_many_cards_are_sick_it_is_still_one_glance() -> None:
+def test_a_page_of_many_unhealthy_cards_is_still_one_glance() -> None:
     scene = many()
     scene.cards = tuple(fenced(card, "dead", 1) for card in scene.cards)
     assert html(scene).count('<article class="card fenced"') == 0

@@ -80,7 +80,7 @@ def test_pages_are_in_the_readers_language(accepted: str, language: str, path: s
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
-def test_an_answer_is_made_once_for_all_who_ask(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_made_once_for_all_clients(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, now = Scene(cards=(state(),), fresh=0.9), 100.0
     pages = scene.pages()
     monkeypatch.setattr("time.monotonic", lambda: now)

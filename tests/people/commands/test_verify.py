@@ -139,7 +139,7 @@ def test_more_than_was_given(name: str, seen: str, tmp_path: Path) -> None:
     assert "privileged" in failures["/dev"]
 
 
-def test_other_things_in_dev_are_nobodys(warboy: Container) -> None:
+def test_other_nodes_in_dev_are_ignored(warboy: Container) -> None:
     for name in ("null", "npu0x", "npuX", "npu", "shm/npu1pe0"):
         warboy.node(name)
     assert warboy.failures() == {}

@@ -72,7 +72,7 @@ def ordinary_user() -> Iterator[int]:
         (("uid 0, gid 0, mode 0750", ""), replace(HOST, uid=7), State.OK),
     ],
 )
-async def test_a_directory_and_who_may_use_it(
+async def test_the_rights_on_a_directory(
     found: tuple[str, str], context: Context, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "look", lambda *_, **__: found)
@@ -406,7 +406,7 @@ async def test_a_kubelet_socket_that_is_refused_to_root_is_wrong_and_to_others_u
 # --- the rest
 
 
-async def test_cgroups_tell_who_lives(node: Node) -> None:
+async def test_cgroups_show_whether_pods_live(node: Node) -> None:
     cgroups = node.root / "sys/fs/cgroup"
     cgroups.rmdir()
     assert (await node.examined())["cgroups"].state is State.UNUSED

@@ -127,7 +127,7 @@ def test_by_a_file_or_by_options_and_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["a: [", None])
-def test_of_what_is_no_configuration_the_defaults(tmp_path: Path, content: str | None) -> None:
+def test_a_file_that_is_no_config_gives_the_defaults(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "config.yaml"
     if content is not None:
         file.write_text(content, encoding="utf-8")

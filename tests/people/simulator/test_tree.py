@@ -82,7 +82,7 @@ def test_a_strict_umask_does_not_lock_the_agent_out(tmp_path: Path) -> None:
     assert stat.S_IMODE((root / liveness(PAIR[0])).stat().st_mode) == 0o644
 
 
-def test_making_it_again_changes_nothing_and_mends_what_differs(root: Path) -> None:
+def test_a_tree_made_again_changes_only_files_that_differ(root: Path) -> None:
     before = listing(root)
     inode = (root / liveness(PAIR[0])).stat().st_ino
     tree(root, BOTH)
@@ -214,7 +214,7 @@ def test_the_nodes_of_a_real_dev_stay(
     assert sorted(path.name for path in dev.iterdir()) == ["null", "shm"]
 
 
-def test_a_node_of_somebody_else_is_never_taken_over(
+def test_a_node_of_another_program_is_never_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "dev")
@@ -245,7 +245,7 @@ def test_only_a_simulated_tree_can_be_changed(tmp_path: Path) -> None:
 # What a reader sees.
 
 
-def test_only_what_changed_is_written(tmp_path: Path) -> None:
+def test_only_changed_files_are_written(tmp_path: Path) -> None:
     root = tree(tmp_path / "root", "warboy=1")
     apply_fault(root, "npu0", "idle")
     inodes = {path: path.stat().st_ino for path in (root / "sys").rglob("*") if path.is_file()}
@@ -282,7 +282,7 @@ async def test_a_simulation_moves_and_faults_stay_until_ok(root: Path) -> None:
         await running
 
 
-async def test_load_follows_who_holds_what(root: Path) -> None:
+async def test_load_follows_the_holders(root: Path) -> None:
     held: Feed[Mapping[str, frozenset[int]]] = Feed({})
 
     def loads() -> list[bool]:

@@ -61,7 +61,7 @@ def test_numbers_come_back_as_written(lines: dict[str, tuple[int, str]], end: st
     assert parse.numbers((text + end).encode()) == expected
 
 
-def test_numbers_leave_out_what_does_not_fit() -> None:
+def test_numbers_leave_out_lines_that_do_not_fit() -> None:
     raw = (
         b"good: 1\n: 2\nno number: x\nnegative: -1\nbare hex: ff\nbroken hex: 0xZZ\n"
         b"dam\xffaged: 3\ngood: 4\ntoo big: 18446744073709551616\nlong" + b"g" * 300 + b": 5\n"
