@@ -49,7 +49,8 @@ def has_loads(snapshot: Snapshot) -> bool:
 
 def at_one_moment(snapshot: Snapshot) -> Trends:
     """Returns the trends that one Snapshot shows: heat, limits, and a UUID of two cards."""
-    trends, slow = step(Trends(), Snapshot(), snapshot, (), 0.0), comparison.slow(snapshot.cards)
+    trends = step(Trends(), Snapshot(), snapshot, (), 0.0)
+    slow = comparison.slow(snapshot.cards)
     limited = {
         (TrendKind.SLOW, card.id): Trend(
             card=replace(card, reading=None), detail=slow[card.id].detail, since=0.0, last=0.0

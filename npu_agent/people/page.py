@@ -46,7 +46,8 @@ class _Readiness(msgspec.Struct):
 
 def addresses(metrics: MetricsConfig) -> tuple[Address, Address]:
     """Returns the address for Prometheus and people, and the kubelet's: without TLS and token."""
-    tls, (host, port) = tls_files(metrics.tls) is not None, metrics.address
+    tls = tls_files(metrics.tls) is not None
+    host, port = metrics.address
     probes_host, probes_port = metrics.probes_address
     shown = metrics.probes or f":{probes_port}"
     return (

@@ -32,8 +32,10 @@ _STATUS = re.compile(r"^([A-Z_]+: )+")
 """What cel-cpp puts before its words."""
 _MEMORY = 256 * 2**20
 """Bytes for the selectors of an answer."""
-_QUANTITY, _VERSION = "kubernetes.Quantity", "kubernetes.Semver"
-"""Keys of the maps that stand for values of these types."""
+_QUANTITY = "kubernetes.Quantity"
+"""The key of a map that stands for a quantity."""
+_VERSION = "kubernetes.Semver"
+"""The key of a map that stands for a version."""
 
 
 class CannotJudgeError(Exception):
@@ -135,7 +137,9 @@ def _environment() -> Any:
     except ImportError:
         install = "`pipx install '.[kubectl]'` in a clone of npu-agent"
         raise CannotJudgeError(f"CEL is not installed: {install}") from None
-    any_, of = cel.Type.DYN, cel.Type
+
+    any_ = cel.Type.DYN
+    of = cel.Type
     functions = (
         ("quantity", any_, [of.STRING], False, _quantity),
         ("semver", any_, [of.STRING], False, _version),
@@ -176,9 +180,11 @@ def _compare(a: Any, b: Any) -> int:
     left: Any
     right: Any
     if _VERSION in a:
-        left, right = _order(a[_VERSION]), _order(b[_VERSION])
+        left = _order(a[_VERSION])
+        right = _order(b[_VERSION])
     else:
-        left, right = Fraction(a[_QUANTITY]), Fraction(b[_QUANTITY])
+        left = Fraction(a[_QUANTITY])
+        right = Fraction(b[_QUANTITY])
     return int(left > right) - int(left < right)
 
 

@@ -386,7 +386,8 @@ def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:
     if not devices:
         return True
     sums.apis.append("device-plugin")
-    count, family = _label(node, "npu.count", words), _label(node, "npu.family", words)
+    count = _label(node, "npu.count", words)
+    family = _label(node, "npu.family", words)
     width = words.cores.get(family or "")
     if width is None or not (count or "").isdecimal():
         return False

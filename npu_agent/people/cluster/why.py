@@ -257,7 +257,8 @@ class _Published:
         self, expression: str, offered: Sequence[rows.PublishedDevice]
     ) -> tuple[list[rows.PublishedDevice], list[tuple[str, cel.CelError]]]:
         """The devices that meet a selector, and the names and errors of those on which it fails."""
-        matching, failed = [], []
+        matching = []
+        failed = []
         for device in offered:
             if time.monotonic() > self._until:
                 raise cel.CannotJudgeError(f"the selectors take more than {_SECONDS:g} s")
@@ -322,7 +323,8 @@ def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
 
 
 def _taint(taint: ApiTaint) -> str:
-    return f"taint {taint.key}{'=' * bool(taint.value)}{taint.value}:{taint.effect}"
+    value = f"={taint.value}" if taint.value else ""
+    return f"taint {taint.key}{value}:{taint.effect}"
 
 
 def _devices(

@@ -58,7 +58,8 @@ def show(effective: config.Effective) -> str:
             if here[: depth + 1] != groups[: depth + 1]:
                 lines.append((f"{'  ' * depth}{group}:", ""))
         groups = here
-        value, origin = key.value(effective.config), effective.origins[key.name]
+        value = key.value(effective.config)
+        origin = effective.origins[key.name]
         name = f"{'  ' * len(here)}{last}:"
         if isinstance(value, tuple) and value and is_dataclass(value[0]):
             lines += [(name, origin), *((f"  - {as_yaml(item)}", "") for item in value)]

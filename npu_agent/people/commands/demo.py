@@ -66,7 +66,9 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
     async with contextlib.AsyncExitStack() as ends:
         try:
             directory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="npu-demo-")))
-            root, log, file = directory / "host", directory / "agent.log", directory / "config.yaml"
+            root = directory / "host"
+            log = directory / "agent.log"
+            file = directory / "config.yaml"
             plugins = directory / "device-plugins"
             plugins.mkdir()
             simulator.make(root, specs)

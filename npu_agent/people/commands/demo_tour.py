@@ -211,7 +211,8 @@ class Tour:
         yield f"it recovers: the taint is gone, and in the Pod's status it is {recovered}"
 
     async def _cordoned(self) -> Lines:
-        api, card = self.agent.common.api, ReportedCard(self._claimed, 0, self._claimed)
+        api = self.agent.common.api
+        card = ReportedCard(self._claimed, 0, self._claimed)
         await set_cordon(api, NODE, card, {}, "swap fan")
         yield f"`npu-agent cordon {self._claimed} --reason 'swap fan'` annotates the Node:"
         yield f"{ANNOTATION}: '{self._node['metadata']['annotations'][ANNOTATION]}'"

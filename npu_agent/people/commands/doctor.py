@@ -147,7 +147,8 @@ def parts(checks: Sequence[Check], *, everything: bool, columns: int | None) -> 
     takes.
     """
     if first := _alike(check for check in checks if check.state is State.WRONG):
-        yield f"{len(first)} thing{'s' * (len(first) > 1)} to fix, in this order:"
+        things = "things" if len(first) > 1 else "thing"
+        yield f"{len(first)} {things} to fix, in this order:"
         yield ""
         yield _fixes(first)
     numbers = {check: at for at, alike in enumerate(first, 1) for check in alike}

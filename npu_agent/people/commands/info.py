@@ -79,7 +79,8 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
 
 def _as_reported(state: CardState, card: ReportedCard) -> CardState:
     """Returns the card with the load of cores that one read does not show, or as unhealthy."""
-    health, reading = state.health, state.reading
+    health = state.health
+    reading = state.reading
     if card.health.state == "unhealthy" and health.state is not HealthState.UNHEALTHY:
         reason = one_line(card.health.reason)
         health = Health(state=HealthState.UNHEALTHY, reason=reason, since=health.since)
@@ -99,7 +100,9 @@ async def _shown(
     snapshot: Snapshot,
     warnings: Mapping[str, Sequence[str]],
 ) -> str:
-    held, cordons = await _assignments(directory), last_cordons(directory, snapshot).cards
+    held = await _assignments(directory)
+    cordons = last_cordons(directory, snapshot).cards
+
     if view.is_data(args):
         return view.data(view.cards_as_json(snapshot, held, cordons, warnings), args)
     wide = args.output == "wide"

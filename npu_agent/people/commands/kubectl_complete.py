@@ -21,7 +21,8 @@ from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands.kubectl import flags, parser
 from npu_agent.text import one_line
 
-_FILES, _NO_FILES = 0, 4
+_FILES = 0
+_NO_FILES = 4
 _NAMED = ("node", "npu", "pod", "namespace")
 """Arguments that name objects of the cluster."""
 _DEADLINE = 5.0
@@ -72,7 +73,8 @@ class _Line:
                 if equals:
                     self._read(value)
         elif self.commands and word in self.commands:
-            self.parser, self.commands = self.commands[word], {}
+            self.parser = self.commands[word]
+            self.commands = {}
         else:
             self.named.append(word)
 

@@ -32,7 +32,9 @@ async def _act(args: argparse.Namespace) -> None:
         return
     # Where the config wants no labels, these are about what the default would do.
     method = "api" if wanted.output == "none" else wanted.output
-    node, root = os.environ.get("NODE_NAME"), host_root(args)
+    node = os.environ.get("NODE_NAME")
+    root = host_root(args)
+
     async with Api() as api:
         output = output_of(method, api=api, node_name=node, host_root=root)
         assert output is not None  # noqa: S101  (for the type checker)
@@ -48,20 +50,23 @@ async def _act(args: argparse.Namespace) -> None:
 
 
 async def _show(args: argparse.Namespace, sets: tuple[LabelSet, ...]) -> None:
-    snapshot, machine = await read_once(vendors(args)), await read_machine(host_root(args))
+    snapshot = await read_once(vendors(args))
+    machine = await read_machine(host_root(args))
     explained = list(compute.explained(snapshot, machine, sets))
     if view.is_data(args):
         rows = [{"label": row.key, "value": row.value, "why": row.why} for row in explained]
         print(view.data(rows, args))
     else:
-        wide, table = args.output == "wide", view.labels_table(explained)
+        wide = args.output == "wide"
+        table = view.labels_table(explained)
         print(view.drawn(table, wide=wide, headers=not args.no_headers))
     if doubt := compute.why_incomplete(snapshot):
         print(f"npu-agent: these may not be all: {doubt}", file=sys.stderr)
 
 
 async def _apply(args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]) -> None:
-    snapshot, machine = await read_once(vendors(args)), await read_machine(host_root(args))
+    snapshot = await read_once(vendors(args))
+    machine = await read_machine(host_root(args))
     if doubt := compute.why_incomplete(snapshot):
         words = "our labels that are on the Node already stay as they are"
         print(f"npu-agent: {doubt}: {words}", file=sys.stderr)

@@ -38,8 +38,10 @@ from npu_agent.vendors import VENDORS
 
 T = TypeVar("T")
 
-_DEADLINE, _LONGEST = 1.0, 60.0
-"""Seconds for a read, and for all of them."""
+_DEADLINE = 1.0
+"""Seconds for a read."""
+_LONGEST = 60.0
+"""Seconds for all reads."""
 _ACTS = re.compile("reset|reboot$|remove|rescan|dump|trace|flash|erase|eeprom|power_sense")
 """Names of files that may do something when they are read."""
 _OF_A_DEVICE = (
@@ -48,7 +50,9 @@ _OF_A_DEVICE = (
     *("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal", "local_cpulist"),
 )
 """What is read of a device on the PCI bus. Others of its files act: rom, config, vpd, resource0."""
-_DMI, _NUMA, _CGROUPS = "sys/class/dmi/id", "sys/devices/system/node", "sys/fs/cgroup"
+_DMI = "sys/class/dmi/id"
+_NUMA = "sys/devices/system/node"
+_CGROUPS = "sys/fs/cgroup"
 _OF_PODS = re.compile("kubelet|kubepods|burstable|besteffort|pod")
 _KNOWN = (
     *(name for vendor in VENDORS for name in vendor.profile.files),
@@ -160,7 +164,8 @@ class _Host:
                 path = f"{directory}/{name}"
                 if status := self._asked(path, Path.lstat):
                     number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-                    kind, rights = stat.filemode(mode)[0], stat.S_IMODE(mode)
+                    kind = stat.filemode(mode)[0]
+                    rights = stat.S_IMODE(mode)
                     self.nodes[path] = f"{kind} {number} {rights:o}"
 
     def _cgroups(self, directory: str, depth: int = 3) -> None:
@@ -245,7 +250,9 @@ def _packed(host: _Host, redaction: Redaction) -> bytes:
         nodes={made_up(path): node for path, node in host.nodes.items()},
         unread={made_up(path): made_up(why) for path, why in host.unread.items()},
     )
-    text, packed = msgspec.json.format(msgspec.json.encode(manifest)), io.BytesIO()
+    text = msgspec.json.format(msgspec.json.encode(manifest))
+    packed = io.BytesIO()
+
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,

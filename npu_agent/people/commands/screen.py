@@ -27,9 +27,13 @@ _REFRESH = 2.0
 """Seconds after which a text is made again."""
 _CALM = 5
 """As many times as long as a text took to make: a large cluster is not read all the time."""
-_ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
-"""Another screen, and no cursor; and back: xterm's control sequences, which all terminals know."""
-_HOME, _REST_OF_LINE, _REST = "\033[H", "\033[K", "\033[J"
+_ENTER = "\033[?1049h\033[?25l"
+"""Another screen, and no cursor: xterm's control sequences, which all terminals know."""
+_LEAVE = "\033[?25h\033[?1049l"
+"""Back from it."""
+_HOME = "\033[H"
+_REST_OF_LINE = "\033[K"
+_REST = "\033[J"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -136,7 +140,8 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> int:
     async def act() -> None:
         # Not asyncio's own Ctrl-C, which cancels between any two instructions and so may break
         # into the work of an event (seen: InvalidStateError).
-        this, loop = asyncio.current_task(), asyncio.get_running_loop()
+        this = asyncio.current_task()
+        loop = asyncio.get_running_loop()
         assert this is not None  # noqa: S101  (for the type checker)
 
         def end(number: signal.Signals) -> None:

@@ -91,7 +91,8 @@ def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> 
 def _replay(root: Path, file: Path) -> str:
     record = replay.load(file)
     simulator.show(root, record.picture(), record.manifest.directories)
-    incomplete, count = record.manifest.incomplete, len(record.contents)
+    incomplete = record.manifest.incomplete
+    count = len(record.contents)
     return "\n".join(
         (
             f"The record {file} is in {root}: {count} files",
@@ -126,7 +127,8 @@ def _fault(root: Path, card: str | None, fault: str | None) -> None:
 
 
 def _line(card: SimulatedCard) -> str:
-    spec, state = card.spec, card.telemetry
+    spec = card.spec
+    state = card.telemetry
     return (
         f"{spec.name:8} {spec.traits.title:18} {spec.pci_bus_id} {spec.uuid}  "
         f"load {state.mean_load:4.0%} ({state.workload})  "

@@ -27,7 +27,9 @@ def main(args: argparse.Namespace) -> int:
 
 def commit_of(package: Path) -> str | None:
     """Returns the commit from the package or the git checkout; None: unknown."""
-    stamp, checkout = package / "commit", package.parent
+    stamp = package / "commit"
+    checkout = package.parent
+
     try:
         if stamp.exists():
             commit = stamp.read_text(encoding="utf-8")

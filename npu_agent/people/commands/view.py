@@ -47,7 +47,8 @@ def data(value: object, args: argparse.Namespace) -> str:
     import yaml
 
     text: str = yaml.safe_dump(value, sort_keys=False, width=1 << 20)
-    return f"{'---' * several}\n{text}".strip("\n")
+    start = "---\n" if several else ""
+    return f"{start}{text}".strip("\n")
 
 
 def cards_as_json(
@@ -62,7 +63,8 @@ def cards_as_json(
     holds them; `cordons` are the reasons by the card's ID, `warnings` those of the running agent.
     """
     held = _holders(snapshot, assignments or ())
-    shown, lasting = described(at_one_moment(snapshot)), warnings or {}
+    shown = described(at_one_moment(snapshot))
+    lasting = warnings or {}
     return [
         {
             **state.card.as_json(),
@@ -221,7 +223,9 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
     health = "; ".join((health, *card["warnings"]))
     if card["cordoned"] is not None:
         health += f"; cordoned: {card['cordoned']}"
-    memory, throttle = card["memory"], card["throttle"]
+
+    memory = card["memory"]
+    throttle = card["throttle"]
     errors = [f"{label} {count}" for label, count in (card["errors"] or {}).items() if count]
     errors += [card["error_text"]] if card["error_text"] else []
     pods = [
@@ -368,7 +372,8 @@ def drawn(*parts: object, wide: bool = False, headers: bool = True) -> str:
     with console.capture() as capture:
         for part in parts:
             if isinstance(part, Table) and not headers:
-                part.show_header, part.box = False, None
+                part.show_header = False
+                part.box = None
             console.print(part, crop=False, soft_wrap=isinstance(part, str))
     # What pads a table to the right says nothing.
     return "\n".join(line.rstrip(" ") for line in capture.get().removesuffix("\n").split("\n"))

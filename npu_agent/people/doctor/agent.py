@@ -40,7 +40,8 @@ class Reported:
 
 
 async def reported(context: Context) -> Reported:
-    both, deadline = page.addresses(context.config.metrics), context.timing.connection
+    both = page.addresses(context.config.metrics)
+    deadline = context.timing.connection
     pages, probes = both
     results = await asyncio.gather(*(page.who(address, deadline) for address in both))
     answers = {address.key: answer for address, answer in zip(both, results, strict=True)}
@@ -69,7 +70,7 @@ async def lines(context: Context) -> Lines:
 def _agent(context: Context, agent: Reported) -> Check:
     if agent.report is not None:
         count = len(agent.report.problems)
-        problems = f"{count} problem{'s' * (count > 1)}" if count else "no problem"
+        problems = {0: "no problem", 1: "1 problem"}.get(count, f"{count} problems")
         return ok(f"npu-agent {one_line(agent.report.version, 40)} answers: it reports {problems}")
     if agent.unready is not None:
         return ok("an npu-agent answers; its report needs a token or certificate")

@@ -44,7 +44,8 @@ async def dra_support(context: Context) -> Support:
 
 
 def may_use_dra(context: Context) -> bool:
-    config, node = context.config, context.node_name
+    config = context.config
+    node = context.node_name
     return asks_for(config, "dra", node) or asks_for(config, "auto", node)
 
 

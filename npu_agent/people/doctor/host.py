@@ -147,7 +147,9 @@ async def _pci(context: Context) -> Check:
             _DRIVER_LOG,
         )
     makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
-    count = f"{len(cards)} {makers} device{'s' * (len(cards) > 1)}"
+    devices = "devices" if len(cards) > 1 else "device"
+    count = f"{len(cards)} {makers} {devices}"
+
     if passed:
         given = f"{', '.join(map(str, passed))} is passed through by {passed[0].driver}"
         return note(f"{count}; {given}, so not served here")

@@ -201,7 +201,8 @@ class StandInApiServer:
 
     def _with_conditions(self, live: Object, body: Object) -> Object:
         """The object after a server-side apply to its status, as the agent."""
-        mine, status = self._conditions, live["status"]
+        mine = self._conditions
+        status = live["status"]
         new = body.get("status", {}).get("conditions", [])
         self._conditions = {condition["type"] for condition in new}
         gone = mine | self._conditions

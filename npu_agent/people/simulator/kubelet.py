@@ -178,7 +178,8 @@ class StandInKubelet(wire.RegistrationBase):
             GRPCError: the plugin is refused, or does not answer.
         """
         request = register_request  # whose name the generated base gives
-        resource, endpoint = request.resource_name, request.endpoint
+        resource = request.resource_name
+        endpoint = request.endpoint
         channel = UnixChannel(self._directory / endpoint)
         self._channels.append(channel)
         clients = self.clients.setdefault(resource, {})

@@ -22,8 +22,10 @@ from npu_agent.kubelet.rpc import UNANSWERED, Channel, GRPCError, UnixChannel, a
 from npu_agent.kubelet.wire import pluginregistration, v1alpha1
 from npu_agent.kubelet.wire.k8s.io.kubelet.pkg.apis.dra import v1 as wire
 
-_GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
-"""Seconds that the real one gives a driver for each step."""
+# Seconds that the real one gives a driver for each step.
+_GET_INFO = 1.0
+_NOTIFY = 5.0
+_CALL = 45.0
 _LOOK = 0.02
 """Seconds between two lists of the sockets."""
 _STREAM_AGAIN = 5.0

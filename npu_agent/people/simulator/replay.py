@@ -25,8 +25,10 @@ FORMAT = 1
 MANIFEST = "record.json"
 LARGEST = 64 << 10
 """Bytes of a file: drivers answer with a page at most."""
-MOST_FILES, MOST_BYTES = 20_000, 16 << 20
-"""In all. A host with eight cards has some 1,500 files, most of them of a line."""
+MOST_FILES = 20_000
+"""A host with eight cards has some 1,500 files, most of them of a line."""
+MOST_BYTES = 16 << 20
+"""Of all files together."""
 _LARGEST_MANIFEST = 4 << 20
 _LARGEST_TAR = _LARGEST_MANIFEST + MOST_BYTES + MOST_FILES * 2 * tarfile.BLOCKSIZE
 _PART = r"(?!\.{1,2}(?:/|$))[!-.0-~]{1,128}"
@@ -160,7 +162,9 @@ def _unpacked(file: BinaryIO) -> bytes:
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, count: int) -> bytes:
-    name, most = quoted(member.name), LARGEST if count else _LARGEST_MANIFEST
+    name = quoted(member.name)
+    most = LARGEST if count else _LARGEST_MANIFEST
+
     if count > MOST_FILES:
         raise RecordError(f"it has more than {MOST_FILES} files")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):

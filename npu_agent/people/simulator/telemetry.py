@@ -20,7 +20,8 @@ BUSY_LOAD = 0.9
 
 _WARMING_SECONDS = 20.0  # to 63 % of the way
 _FRESH = 60.0  # seconds since the driver of a new card was loaded
-_IDLE, _BUSY = 45.0, 80.0  # seconds of each in turns
+_IDLE = 45.0  # seconds, in turns with busy ones
+_BUSY = 80.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class CardTelemetry:
 
     @property
     def watts(self) -> float:
-        idle, busy = self.traits.idle_watts, self.traits.busy_watts
+        idle = self.traits.idle_watts
+        busy = self.traits.busy_watts
         return idle + (busy - idle) * self.mean_load
 
 

@@ -170,7 +170,8 @@ def _change(
     with _locked(root):
         new = create and not _state(root).exists()
         state = _State((), plain_nodes) if new else _load(root)
-        before, after = state.cards, change(state.cards)
+        before = state.cards
+        after = change(state.cards)
         wanted = _picture(after)
         made = {} if new else _picture([replace(card, faults=()) for card in before])
         tree = _Tree(root, plain_nodes or state.plain_nodes, frozenset(made))

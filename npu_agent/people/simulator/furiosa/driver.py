@@ -92,7 +92,10 @@ def hwmon(spec: CardSpec) -> str:
 
 
 def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
-    alive, directory, sensors = liveness(spec), management(spec), hwmon(spec)
+    alive = liveness(spec)
+    directory = management(spec)
+    sensors = hwmon(spec)
+
     # Only what the sensors say: load and power stay, as with a fan that failed. 40 to 70 °C become
     # 97 to 103 °C without delay, so that a tree made with --once shows it, too.
     warm = replace(state, temperature=tuple(97.0 + (t - 40.0) / 5 for t in state.temperature))
@@ -125,7 +128,8 @@ def broken(spec: CardSpec, state: CardTelemetry) -> dict[str, Broken]:
 
 def _garbage(spec: CardSpec) -> dict[str, Content]:
     """Binary, cut-off or huge content."""
-    directory, sensors = management(spec), hwmon(spec)
+    directory = management(spec)
+    sensors = hwmon(spec)
     return {
         liveness(spec): b"\xff\xfe\x00\x80" * 16,  # not text
         f"{directory}/heartbeat": "9" * (1 << 20),  # a number, but huge
@@ -307,8 +311,12 @@ def _rngd_sensors(state: CardTelemetry) -> _Sensors:
 
 def _warboy_sensors(state: CardTelemetry) -> _Sensors:
     """The labels are those of a test that the vendor runs on a card; their numbers are not."""
-    watts, mean = state.watts, sum(state.temperature) / len(state.temperature)
-    core_watts, core_volts, board = 0.7 * watts, 0.75, (mean + AMBIENT_CELSIUS) / 2
+    watts = state.watts
+    mean = sum(state.temperature) / len(state.temperature)
+    core_watts = 0.7 * watts
+    core_volts = 0.75
+    board = (mean + AMBIENT_CELSIUS) / 2
+
     power = {
         "PCI Total RMS PWR": watts,
         "PCI 12V PWR": 0.95 * watts,
