@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from bench.against import SETTLED
 from bench.claims import rounds
 from bench.figure import Figure, quantiles
 from bench.fleet.run import GO
@@ -226,6 +227,11 @@ def median(seconds: Sequence[float]) -> str:
 
 
 async def _calls(plugin: Plugin, seconds: float) -> AsyncIterator[Figure]:
+    await asyncio.sleep(SETTLED)
+    messages = plugin.kubelet.plugins.value[plugin.resource].messages
+    yield await _idle(plugin.process, _PLUGIN, seconds)
+    sent = plugin.kubelet.plugins.value[plugin.resource].messages - messages
+    yield Figure("idle: ListAndWatch messages", f"{sent}")
     ids, name = plugin.healthy(), plugin.kubelet.plugins.value[plugin.resource].endpoint
     for count in (1, CARDS):
         if count <= len(ids):
@@ -235,20 +241,19 @@ async def _calls(plugin: Plugin, seconds: float) -> AsyncIterator[Figure]:
     if plugin.port:  # before its memory is taken, as with an exporter
         page = await costs(plugin.process, plugin.port, "/metrics")
         yield Figure("/metrics, p50 / p99; CPU", page)
-    messages = plugin.kubelet.plugins.value[plugin.resource].messages
-    async for figure in _idle(plugin.process, _PLUGIN, seconds):
-        yield figure
-    sent = plugin.kubelet.plugins.value[plugin.resource].messages - messages
-    yield Figure("idle: ListAndWatch messages", f"{sent}")
+    yield _memory(plugin.process, _PLUGIN)
 
 
-async def _idle(process: Process, what: str, seconds: float) -> AsyncIterator[Figure]:
+async def _idle(process: Process, what: str, seconds: float) -> Figure:
     before = process.spent()
     await asyncio.sleep(seconds)
     spent = process.spent() - before
     idle = f"{100 * spent.cpu / seconds:.2f} %; {spent.all_threads / seconds:.1f}"
-    yield Figure(f"idle: CPU; wake-ups of all threads a second, {what}", idle)
-    yield Figure(f"resident memory, {what}", f"{process.memory() / 1024:.1f} MiB")
+    return Figure(f"idle: CPU; wake-ups of all threads a second, {what}", idle)
+
+
+def _memory(process: Process, what: str) -> Figure:
+    return Figure(f"resident memory, {what}", f"{process.memory() / 1024:.1f} MiB")
 
 
 # --- DRA, and what asks the API server ----------------------------------------------------------
@@ -337,10 +342,11 @@ async def _started(
 async def _asks(judged: World, seconds: float) -> AsyncIterator[Figure]:
     """What the program of a world needs while idle, and asks the API server."""
     assert judged.process
-    await asyncio.sleep(2)
+    await asyncio.sleep(SETTLED)
     since = time.time()
-    async for figure in _idle(Process(judged.process), _DRA, seconds):
-        yield figure
+    process = Process(judged.process)
+    yield await _idle(process, _DRA, seconds)
+    yield _memory(process, _DRA)
     found = requests(judged.api.audit, by_program)
     yield Figure("idle: requests a node-hour", node_hour(found, since, seconds))
 
@@ -370,8 +376,8 @@ async def _exporter(seconds: float) -> AsyncIterator[Figure]:
     with program(str(_built(NODE_EXPORTER)), f"--web.listen-address=127.0.0.1:{port}") as process:
         await until(lambda: answers(port), interval=POLL)
         yield Figure("/metrics, p50 / p99; CPU", await costs(process, port, "/metrics"))
-        async for figure in _idle(process, _PLUGIN, seconds):
-            yield figure
+        yield await _idle(process, _PLUGIN, seconds)
+        yield _memory(process, _PLUGIN)
 
 
 # --- Pods on a real node ------------------------------------------------------------------------
