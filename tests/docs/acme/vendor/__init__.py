@@ -115,27 +115,27 @@ class Acme:
 
     def identify(self, entry: Entry) -> Card:
         """See `Vendor.identify`."""
-        uuid = Path(entry.path, "uuid").read_text().strip()
+        uuid = Path(entry.path, "uuid").read_text("utf-8").strip()
         if not uuid:
             raise NotServedError("uuid is empty: no Anvil has that")
         return _card(
             entry.index,
             uuid=uuid,
-            driver_version=Path(entry.path, "version").read_text().strip(),
+            driver_version=Path(entry.path, "version").read_text("utf-8").strip(),
             nodes=self._nodes(entry.index),
             simulated=self._simulated,
         )
 
     def probe(self, entry: Entry) -> Probe:
         """See `Vendor.probe`."""
-        said = Path(entry.path, "alive").read_text().strip()
+        said = Path(entry.path, "alive").read_text("utf-8").strip()
         if said not in ("0", "1"):
             raise ValueError(f"alive says {said[:20]!r}")
         return Probe(said == "1", f"alive says {said}", self._nodes(entry.index))
 
     def read(self, entry: Entry, card: Card) -> Reading:  # noqa: ARG002 (one shape for all)
         """See `Vendor.read`."""
-        heat = int(Path(entry.path, "temperature").read_text())
+        heat = int(Path(entry.path, "temperature").read_text("utf-8"))
         return Reading(
             at=time.monotonic(),
             sensors=(Sensor(SensorKind.TEMPERATURE, "chip", heat),),
