@@ -24,6 +24,8 @@ TYPED = {
     ("docs/platforms.md", "Count the NPUs"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/platforms.md", "kind"): _SIMULATED + "test_the_quick_start",
     ("docs/scheduling.md", "Which nodes"): _PAGES + "test_from_the_image_and_away_again",
+    ("docs/scheduling.md", "With Node Feature Discovery"): "tests/e2e/journey/test_nfd.py::"
+    "test_a_node_that_was_tainted_from_birth_gets_its_label_and_the_agent",
     ("docs/scheduling.md", "Bin packing"): _PAGES + "test_from_the_image_and_away_again",
     ("docs/scheduling.md", "Nodes for NPU Pods only"): _PAGES
     + "test_from_the_image_and_away_again",
@@ -45,10 +47,8 @@ TYPED = {
 ELSEWHERE = "docs/limitations.md: no such cluster can be started here"
 LEFT_OUT = {
     ("README.md", "Try it"): "tests/people/commands/test_demo.py runs the tour, CI the tests",
-    ("docs/scheduling.md", "With Node Feature Discovery"): "the chart is of a public registry; "
-    "tests/k8s/test_nfd.py renders it with these values",
     ("docs/scheduling.md", "By Open Policy Agent"): "the chart is on a public site; "
-    "tests/k8s/test_opa.py runs OPA with this policy and the values' answer",
+    "tests/e2e/journey/test_scheduling.py runs OPA with these values and this policy",
     ("docs/platforms.md", "k3s"): ELSEWHERE,
     ("docs/platforms.md", "OpenShift"): ELSEWHERE,
 }
@@ -59,6 +59,9 @@ LINES_LEFT_OUT = {
     "podman push registry.example.com/npu-agent:0.1.0": "the cluster's registry has the image; "
     "containerd's client has pushed it",
     "make image TOOL=docker": "as above",
+    "helm install nfd oci://registry.k8s.io/nfd/charts/node-feature-discovery --version 0.18.3 \\\n"
+    "  --namespace node-feature-discovery --create-namespace "
+    "--values k8s/examples/nfd-values.yaml": "the test takes the same chart from its Go module",
     "kind create cluster": "it takes Docker, and an image of a public registry; the test's cluster "
     "is one node, too",
     "kind load docker-image npu-agent:0.1.0": "containerd's client has loaded it, by the same name",

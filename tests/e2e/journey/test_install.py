@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from npu_agent import __version__
+from tests.cluster import ClusterError
 from tests.cluster.build import HELM, HELM_3, GoBuild, ensure_binaries
 from tests.e2e.api import configured
 from tests.e2e.journey.registry import CHARTS
-from tests.e2e.journey.steps import AGENT, LEFT_ON_DISK, Journey
+from tests.e2e.journey.steps import AGENT, CHART, LEFT_ON_DISK, Journey
 from tests.e2e.manifests import custom_resource, thing
 from tests.e2e.node import PROJECT
 from tests.k8s.tools import overlay
@@ -61,6 +63,10 @@ def test_the_chart_of_a_release_is_installed_follows_values_and_goes(
         node.wait_known("half")
         node.delete_pods("half")
         node.wait_equal("held NPUs", node.held, {})
+
+        node.helm("rollback", *RELEASED, "--wait", build=build)
+        node.wait_allocatable(2)
+        assert node.agent_run() == before
     finally:
         node.helm("uninstall", *RELEASED, "--wait", build=build)
     # Labels outlive the agent, and the kubelet keeps its resource, of which there is none.
@@ -68,6 +74,42 @@ def test_the_chart_of_a_release_is_installed_follows_values_and_goes(
     assert COUNT in node.labels()
     node.clear_labels()
     node.wait_clean()
+
+
+def test_two_releases_share_the_device_classes(bare: Journey) -> None:
+    """As the chart's README says of two agents in one cluster; the real Node is the second's."""
+    node = bare
+    node.label({"pool": "b"})
+    dra = ("--set", "dra.enabled=true,dra.classes=true,nodes=every")
+    second = ("npu-agent-b", "--namespace", "kube-system")
+    theirs = (*CHART, *dra, "--set", "nameOverride=npu-agent-b,nodeSelector.pool=b")
+    node.helm("install", *RELEASED, *CHART, *dra, "--set", "nodeSelector.pool=a")
+    try:
+        with pytest.raises(ClusterError, match=r"set dra\.deviceClasses to false"):
+            node.helm("install", *second, *theirs)
+        node.helm("install", *second, *theirs, "--set", "dra.deviceClasses=false")
+        node.rolled_out("daemonset/npu-agent-b")
+        node.wait_for("slices", lambda: node.objects("resourceslice"), 60)
+        (line,) = kubectl_npu(node).splitlines()[1:]
+        assert line.split()[0] == node.name
+        assert __version__ in line
+        node.helm("uninstall", *second, "--wait")
+        # The first release's classes stay, and so do its rights.
+        assert node.kubectl("get", "deviceclass", "npu.furiosa.ai")
+    finally:
+        for release in (second, RELEASED):
+            node.helm("uninstall", *release, "--wait", "--ignore-not-found")
+        node.label({"pool": None})
+        node.kubectl("delete", "resourceslices", "--all")
+    node.wait_allocatable(0)
+    node.clear_labels()
+    node.clear_disk()
+    node.wait_clean()
+
+
+def kubectl_npu(node: Journey) -> str:
+    """What `kubectl npu` prints."""
+    return node.cluster.enter(str(Path(sys.executable).with_name("kubectl-npu"))).stdout
 
 
 def test_with_every_component_a_pod_gets_its_npu(bare: Journey, tmp_path: Path) -> None:

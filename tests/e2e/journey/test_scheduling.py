@@ -5,14 +5,21 @@ One Node is real. The others exist for schedulers only: no kubelet runs what is 
 
 from __future__ import annotations
 
+import base64
+import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.cluster.build import OPA, OPA_OLDEST, ensure_binaries
 from tests.e2e.fakes import fakes, placed
-from tests.e2e.journey.steps import Journey, pod_spec
-from tests.e2e.manifests import RESOURCE, container
+from tests.e2e.journey.steps import K8S, Journey, pod_spec
+from tests.e2e.manifests import RESOURCE, container, thing
 from tests.e2e.node import NAMESPACE
+from tests.k8s.test_opa import MAIN, VALUES
 
 BINPACK = "npu-binpack-scheduler"
 DEFAULT = "default-scheduler"
@@ -35,6 +42,20 @@ def test_the_binpack_scheduler_takes_the_fewest_nodes(installed: Journey) -> Non
         for name in large:
             node.create(name, 2, schedulerName=BINPACK)
         assert len({*used, *placed(node, large)}) == 4
+
+
+def test_the_scheduler_itself_prefers_the_control_plane(node: Journey) -> None:
+    file = K8S / "components/binpack-scheduler/deployment.yaml"
+    deployment = yaml.safe_load(file.read_text(encoding="utf-8"))
+    template = deployment["spec"]["template"]["spec"]
+    with fakes(node):
+        role = "node-role.kubernetes.io/control-plane"
+        node.kubectl("label", "node", "fake-2", f"{role}=")
+        node.kubectl("taint", "node", "fake-2", f"{role}:NoSchedule")
+        where = {key: template[key] for key in ("nodeSelector", "affinity", "tolerations")}
+        node.kubectl("label", "node", "fake-2", "kubernetes.io/os=linux")
+        node.apply(thing("Pod", "scheduler", spec=pod_spec(**where)))
+        assert placed(node, ["scheduler"]) == ["fake-2"]
 
 
 # --- the name of the scheduler -----------------------------------------------------------------
@@ -74,6 +95,75 @@ def test_a_wrong_scheduler_is_refused_and_the_right_one_named(refuse: Journey) -
     }
     got = {case: refuse.admitted("train", spec)["schedulerName"] for case, spec in cases.items()}
     assert got == {case: spec.get("schedulerName", DEFAULT) for case, spec in cases.items()}
+
+
+@pytest.fixture(params=[(OPA, 8443), (OPA_OLDEST, 8444)], ids=lambda param: param[0].name)
+def opa(node: Journey, request: pytest.FixtureRequest) -> Iterator[Journey]:
+    """An Open Policy Agent is the API server's webhook, with the values of the example.
+
+    It reads the policy from the component's ConfigMap at its start, in kube-mgmt's place.
+    """
+    build, port = request.param
+    directory = node.cluster.workdir / build.name
+    directory.mkdir()
+    certificate = self_signed(directory)
+    node.apply(thing("Namespace", "opa", namespace=""))
+    with node.components("scheduler-name-opa"):
+        get = ("get", "configmap", "npu-scheduler-name", "--namespace=opa", "--output=json")
+        policies = json.loads(node.kubectl(*get))["data"] | {"main.rego": MAIN}
+    for name, text in policies.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    serve = ("run", "--server", f"--addr=127.0.0.1:{port}")
+    tls = (f"--tls-cert-file={certificate}", f"--tls-private-key-file={directory}/tls.key")
+    files = [str(directory / name) for name in policies]
+    program = str(ensure_binaries(build)["opa"])
+    node.cluster.start_program(build.name, [program, *serve, *tls, *files], port)
+
+    values = VALUES["admissionController"]
+    webhook = {
+        "name": "webhook.openpolicyagent.org",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "clientConfig": {
+            "url": f"https://127.0.0.1:{port}/",
+            "caBundle": base64.b64encode(certificate.read_bytes()).decode(),
+        },
+        **{key: values[key] for key in ("rules", "failurePolicy", "namespaceSelector")},
+    }
+    kind = "ValidatingWebhookConfiguration"
+    api = "admissionregistration.k8s.io/v1"
+    node.apply(thing(kind, "opa", api, namespace="", webhooks=[webhook]))
+    trial = pod_spec(RESOURCE)
+    node.wait_for("the refusal", lambda: node.refused("trial", trial))
+    yield node
+    node.kubectl("delete", kind, "opa")
+    node.kubectl("delete", "namespace", "opa")
+    node.wait_for("the end of the refusal", lambda: node.admitted("trial", trial))
+
+
+def self_signed(directory: Path) -> Path:
+    """Makes tls.crt, for 127.0.0.1, and tls.key in this directory; returns the first."""
+    certificate = directory / "tls.crt"
+    make = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=opa")
+    where = ("-keyout", str(directory / "tls.key"), "-out", str(certificate))
+    subprocess.run(
+        [*make, "-addext", "subjectAltName=IP:127.0.0.1", *where], check=True, capture_output=True
+    )
+    return certificate
+
+
+def test_open_policy_agent_refuses_what_names_another_scheduler(opa: Journey) -> None:
+    message = opa.refused("train", pod_spec(RESOURCE))
+    assert 'admission webhook "webhook.openpolicyagent.org" denied the request' in message
+    assert f"Pod train asks for {RESOURCE} and has spec.schedulerName {DEFAULT}" in message
+    assert opa.admitted("train", pod_spec(RESOURCE, schedulerName=BINPACK))
+    assert opa.admitted("train", pod_spec())
+    # A namespace with the label is not asked about.
+    opa.kubectl("label", "namespace", "default", "openpolicyagent.org/webhook=ignore")
+    try:
+        opa.wait_for("the label to count", lambda: opa.admitted("train", pod_spec(RESOURCE)))
+    finally:
+        opa.kubectl("label", "namespace", "default", "openpolicyagent.org/webhook-")
 
 
 @pytest.fixture
