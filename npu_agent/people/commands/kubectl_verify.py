@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import secrets
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Seque
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from npu_agent.backoff import Backoff
 from npu_agent.cli import FAILED, WRONG, CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.errors import NOT_RBAC
@@ -250,22 +252,37 @@ def plan(
             yield Finding(name, None, "failed", finding, f"see `kubectl npu node {name}`")
 
 
+_SEEN = 5.0
+"""Seconds within which the API server's admission sees a PriorityClass that was just made; until
+then it refuses Pods of the class."""
+
+
 async def _make(api: Api, objects: Iterable[Plain], made: list[Request[Any]]) -> None:
     """Makes objects; adds to `made` how each is removed, before that: an answer may be lost."""
+    class_made_at = -math.inf
     for body in objects:
         meta = body["metadata"]
         create = Request(
             "create", body["kind"], object, namespace=meta.get("namespace", ""), body=body
         )
         made.append(replace(create, verb="delete", name=meta["name"], body=None))
-        try:
-            await api.ask(create)
-        except ApiError as error:
-            if error.kind in (ErrorKind.CONFLICT, ErrorKind.FORBIDDEN):
-                made.pop()
-                if body is PRIORITY:  # it is there; or else the refusal of the Pods says so
+        pause = Backoff(first=0.2, longest=1.0, least=0.1)
+        while True:
+            try:
+                await api.ask(create)
+            except ApiError as error:
+                by_admission = error.kind is ErrorKind.FORBIDDEN and error.remedy == NOT_RBAC
+                if by_admission and time.monotonic() < class_made_at + _SEEN:
+                    await asyncio.sleep(pause.next())
                     continue
-            raise
+                if error.kind in (ErrorKind.CONFLICT, ErrorKind.FORBIDDEN):
+                    made.pop()
+                    if body is PRIORITY:  # it is there; or else the refusal of the Pods says so
+                        break
+                raise
+            if body is PRIORITY:
+                class_made_at = time.monotonic()
+            break
 
 
 def objects(targets: Sequence[Target], args: argparse.Namespace) -> Iterator[Plain]:

@@ -47,6 +47,8 @@ class Cluster:
     """By Node, the status in which its Pod ends, in place of Succeeded."""
     logs: dict[str, Any] = field(default_factory=dict)
     """By Node, the log of its Pod, in place of `GOOD`."""
+    unseen: int = 0
+    """How many Pods are refused yet, as admission has not seen the class."""
     refuses: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By verb and resource, an answer."""
     classes: set[str] = field(default_factory=set)
@@ -78,6 +80,10 @@ class Cluster:
         refusal = self.refuses.get(f"{request.method} {kind}")
         if refusal:
             return await status(*refusal)(request)
+        if request.method == "POST" and kind == "pods" and self.unseen:
+            self.unseen -= 1
+            unseen = 'pods "x" is forbidden: no PriorityClass with name npu-verify was found'
+            return await status(403, unseen)(request)
         if request.method == "POST":
             body = await request.json()
             path = f"{request.path}/{body['metadata']['name']}"
@@ -251,12 +257,21 @@ async def test_only_the_class_that_it_made_is_removed(cluster: Cluster) -> None:
     assert ("removed", f"{path}/npu-verify") not in cluster.history
 
 
-async def test_objects_made_so_far_are_removed_when_the_next_is_refused(cluster: Cluster) -> None:
+async def test_a_class_that_admission_has_not_seen_yet_is_waited_for(cluster: Cluster) -> None:
+    cluster.unseen = 2
+    assert await run("n1") == 0
+    assert cluster.unseen == 0
+
+
+async def test_objects_made_so_far_are_removed_when_the_next_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cannot = 'pods is forbidden: User "eve" cannot create resource "pods"'
     cluster.refuses = {"POST pods": (403, cannot)}
     with pytest.raises(CommandError, match=r"cannot create .*k8s/examples/npu-verify\.yaml"):
         await run("--all")
     assert cluster.made == {}
+    monkeypatch.setattr(kubectl_verify, "_SEEN", 0.0)  # a class that is not seen yet, else
     violates = 'pods "x" is forbidden: violates PodSecurity "baseline:latest": seccompProfile'
     cluster.refuses = {"POST pods": (403, violates)}
     with pytest.raises(CommandError, match="violates PodSecurity") as caught:
