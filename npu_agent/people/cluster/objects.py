@@ -70,12 +70,19 @@ class PodClaim(Struct, frozen=True):
     resource_claim_template_name: str | None = None
 
 
+class SchedulingGate(Struct, frozen=True):
+    """The scheduler ignores a Pod until its gates are removed, by who added them."""
+
+    name: str
+
+
 class PodSpec(Struct, frozen=True):
     """The Node, the containers and the claims of a Pod."""
 
     node_name: str = ""
     service_account_name: str = ""
     scheduler_name: str = "default-scheduler"
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
     image_pull_secrets: tuple[Plain, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()

@@ -120,6 +120,15 @@ class PublishedDevice:
         return frozenset(cores or range(count if usable else 1))
 
     @property
+    def is_card(self) -> bool:
+        """Whether it is a whole card, of a driver that says so."""
+        return bool(self.device.attribute("type") == "card")
+
+    @property
+    def is_part(self) -> bool:
+        return bool(self.device.attribute("type") == "cores")
+
+    @property
     def barred(self) -> bool:
         return any(taint.bars for taint in self.device.taints)
 
@@ -153,6 +162,16 @@ def devices(cluster: Cluster) -> list[PublishedDevice]:
         if spec.pool.generation == newest[spec.driver, spec.pool.name]
         for device in spec.devices
     ]
+
+
+def free_devices(cluster: Cluster, words: Words) -> list[PublishedDevice]:
+    """The vendors' devices that no claim has, and no taint bars, of all pools."""
+    held = _held(cluster, words)
+    pools: dict[str, list[PublishedDevice]] = defaultdict(list)
+    for device in devices(cluster):
+        if device.driver in words.drivers:
+            pools[device.pool].append(device)
+    return [device for name, pool in pools.items() for device in _open(pool, held[name])]
 
 
 def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -> list[NodeRow]:
@@ -222,7 +241,7 @@ def free_resource(
     pool = [part for part in devices(cluster) if part.pool == node.name]
     own = [part for part in pool if part.driver in words.drivers]
     open_ = _open(own, _held(cluster, words)[node.name])
-    return "" if any(part.device.attribute("type") == "card" for part in open_) else None
+    return "" if any(part.is_card for part in open_) else None
 
 
 def to_ask(cluster: Cluster, words: Words) -> set[str]:

@@ -6,6 +6,7 @@ Node fits.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ from npu_agent.text import closest, listed, natural, one_line
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Before a DeviceClass's name: the resource by which a Pod requests its devices."""
 _CORDONED = "node.kubernetes.io/unschedulable"
+_PART = re.compile("[a-z]+-[0-9]+core[.][0-9]+gb")
+"""The vendor's names for a part of a card: ``rngd-4core.24gb``."""
+_CUT = "an administrator offers parts of cards by `coresPerDevice`, or with DRA by `dra.partitions`"
 _NAMED = 3
 """Nodes, Pods or names that a fact lists; more are counted."""
 _SELECTOR = 160
@@ -83,19 +87,24 @@ def why(
     if said is None:
         name = pod.spec.scheduler_name
         sentence = f"Pod {pod.key} is {phase}; no scheduler has reported on it ({name})."
-    facts = (*_requests(pod, own, cluster), *_nodes(pod, cluster, words))
+    facts = (*_requests(pod, own, cluster, words), *_nodes(pod, cluster, words))
     message = said.message or said.reason if said else None
     return Explanation(sentence, message, tuple(dict.fromkeys(facts)))
 
 
-def _requests(pod: Pod, own: Cluster, cluster: Cluster) -> Iterator[Fact]:
+def _requests(pod: Pod, own: Cluster, cluster: Cluster, words: Words) -> Iterator[Fact]:
+    if gates := pod.spec.scheduling_gates:
+        names = listed((gate.name for gate in gates), _NAMED)
+        yield Fact(
+            "scheduling gates", f"{names}: no scheduler places the Pod until they are removed"
+        )
     resources = {name: n for name, n in rows.requests(pod).items() if _extended(name)}
     asks = [f"{n} {name}" for name, n in resources.items()]
     asks += [f"claim {claim.name}" for claim in pod.spec.resource_claims]
     yield Fact("requests", ", ".join(asks) or "no NPU and no other device")
-    published = _Published(cluster)
+    published = _Published(cluster, words)
     for name in resources:
-        yield from _resource(name, cluster, published)
+        yield from _resource(name, cluster, published, words)
     for wanted in pod.spec.resource_claims:
         yield from _claim(pod, wanted, own, cluster, published)
     for rule in cluster.taint_rules if pod.spec.resource_claims else ():
@@ -114,7 +123,7 @@ def _extended(resource: str) -> bool:
     return resource.startswith(_IMPLICIT) or bool(slash and not own)
 
 
-def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fact]:
+def _resource(name: str, cluster: Cluster, published: _Published, words: Words) -> Iterator[Fact]:
     """Yields the Nodes that offer an extended resource, and the DeviceClasses that serve it."""
     implicit = name.removeprefix(_IMPLICIT)
     classes = [
@@ -146,6 +155,8 @@ def _resource(name: str, cluster: Cluster, published: _Published) -> Iterator[Fa
         yield Fact(name, f"Nodes offer it: {listed(nodes, _NAMED)}")
     elif not classes and implicit != name:
         yield Fact(name, _missing("DeviceClass", implicit, (c.name for c in cluster.classes)))
+    elif not classes and words.is_resource(name) and _PART.fullmatch(name.partition("/")[2]):
+        yield Fact(name, f"no Node offers it: {_CUT}")
     elif not classes:
         names = {name for node in cluster.nodes for name in node.status.capacity if _extended(name)}
         names |= {class_.spec.extended_resource_name or "" for class_ in cluster.classes} - {""}
@@ -217,10 +228,19 @@ def _request(
                 for selector in _selectors(classes[class_name])
             ]
             selectors += [(f"request {name}", expression) for expression in expressions(option)]
-            yield Fact(subject, f"request {name}: {published.selected(selectors)}")
+            count = _count(option)
+            yield Fact(subject, f"request {name} for {count}: {published.selected(selectors)}")
         elif "DeviceClass" not in cluster.refused:
             missing = _missing("DeviceClass", class_name, classes)
             yield Fact(subject, f"request {name}: {missing}")
+
+
+def _count(option: Plain) -> str:
+    """How many devices a request is for: ``4 devices``."""
+    if option.get("allocationMode") == "All":
+        return "all devices"
+    count = option.get("count", 1)
+    return f"{count} device" + ("" if count == 1 else "s")
 
 
 def _selectors(of: DeviceClass) -> list[str]:
@@ -230,14 +250,22 @@ def _selectors(of: DeviceClass) -> list[str]:
 class _Published:
     """The devices of all slices, and the time within which selectors are judged by them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, words: Words) -> None:
         self._devices = rows.devices(cluster)
+        self._drivers = words.drivers
+        self._free = None
+        if "ResourceClaim" not in cluster.refused:
+            free = rows.free_devices(cluster, words)
+            self._free = {(device.pool, device.device.name) for device in free}
         self._until = time.monotonic() + _SECONDS
 
     def selected(self, selectors: Sequence[tuple[str, str]]) -> str:
-        """How many meet the selectors, one after the other, and on which Nodes they are."""
+        """How many meet the selectors, one after the other, on which Nodes, and how many are free.
+
+        Cards and their parts are counted apart: a card of eight cores has up to 14 parts.
+        """
         offered = self._devices
-        text = f"{len(offered)} devices are published"
+        text = f"{_amount(offered)} published"
         for of, expression in selectors if offered else ():
             quoted = f"{one_line(expression, _SELECTOR)} ({of})"
             try:
@@ -245,13 +273,21 @@ class _Published:
                     offered, failed = self._matching(expression, offered)
             except cel.CannotJudgeError as error:
                 return f"{text}; it cannot be judged here how many meet {quoted}: {error}"
-            text += f", of which {len(offered)} meet {quoted}"
+            text += f", of which {_amount(offered)} meet {quoted}"
             if failed:
                 name, failure = failed[0]
                 text += f"; it fails on {len(failed)}, as on {name}: {failure}"
-        pools = Counter(device.pool for device in offered).most_common()
-        where = listed((f"{pool} has {number}" for pool, number in pools), _NAMED)
-        return f"{text}: {where}" if where and selectors else text
+        if not offered or not selectors:
+            return text
+        pools: dict[str, list[rows.PublishedDevice]] = defaultdict(list)
+        for device in offered:
+            pools[device.pool].append(device)
+        most = sorted(pools.items(), key=lambda item: -len(item[1]))
+        text += f": {listed((f'{pool} has {_amount(of)}' for pool, of in most), _NAMED)}"
+        if self._free is None or any(device.driver not in self._drivers for device in offered):
+            return text
+        free = [device for device in offered if (device.pool, device.device.name) in self._free]
+        return f"{text}; free: {_amount(free)}"
 
     def _matching(
         self, expression: str, offered: Sequence[rows.PublishedDevice]
@@ -268,6 +304,15 @@ class _Published:
             except cel.CelError as error:
                 failed.append((device.device.name, error))
         return matching, failed
+
+
+def _amount(devices: Sequence[rows.PublishedDevice]) -> str:
+    """``2 cards, 28 parts``, without what there is none of."""
+    cards = sum(device.is_card for device in devices)
+    parts = sum(device.is_part for device in devices)
+    numbers = ((cards, "card"), (parts, "part"), (len(devices) - cards - parts, "other device"))
+    texts = [f"{number} {noun}" + ("s" if number > 1 else "") for number, noun in numbers if number]
+    return ", ".join(texts) or "none"
 
 
 def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
@@ -334,7 +379,8 @@ def _devices(
     alone = Cluster(pods=(pod,), claims=own.claims, slices=cluster.slices)
     for row in rows.holdings(alone, words, pages or AgentPages()):
         cores = f", cores {row.cores}" if row.cores else ""
-        yield Fact(row.of, f"{row.card or 'no device'}{cores}")
+        load = "" if row.load is None else f", load {row.load:.0f}%"
+        yield Fact(row.of, f"{row.card or 'no device'}{cores}{load}")
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         for resource in container.allocated_resources_status:
             for device in resource.resources:

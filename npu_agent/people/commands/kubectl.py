@@ -33,7 +33,11 @@ from npu_agent.people.report import ReportedHolder
 from npu_agent.text import one_line
 from npu_agent.vendors import DRIVERS, REGISTRY
 
-_RIGHTS = "the ClusterRole npu-viewer (k8s/examples/npu-viewer.yaml) allows it"
+_RIGHTS = (
+    "ask an administrator for the ClusterRole npu-viewer, k8s/examples/npu-viewer.yaml in "
+    "npu-agent's repository, and "
+    "`kubectl create clusterrolebinding npu-viewer --clusterrole=npu-viewer --user=YOU`"
+)
 _OF_PODS = ("pods", "claims", "slices", "daemon_sets")
 _ALL = ("nodes", *_OF_PODS, "classes", "taint_rules")
 WORDS = rows.Words(
@@ -228,7 +232,7 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     read = await pages(api, {node: pods for node, pods in agents(cluster).items() if node == on})
     answer = why(named.pods[0], own, cluster, WORDS, read)
     unread = dict.fromkeys((*own.unread, *cluster.unread))
-    notes = [*_refusals({**own.refused, **cluster.refused}), *unread]
+    notes = [*_refusals({**own.refused, **cluster.refused}), *unread, *_unread_pages(read)]
     if view.is_data(args):
         return view.data(asdict(answer), args), notes
     return lines(answer, each=args.output == "wide"), notes

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from npu_agent.kube.objects import ResourceClaim
 from npu_agent.people.cluster import why as why_module
 from npu_agent.people.cluster.objects import Cluster, Pod
 from npu_agent.people.cluster.why import Explanation, Fact, lines, why
@@ -92,6 +93,14 @@ def test_pods_that_do_not_wait(asked: Json, sentence: str) -> None:
         ("other/x", [node("n1", {NPU: "1"})], f"no Node offers it; there are {NPU}"),
         ("other/x", [node("n1")], "no Node offers it"),
         (
+            "furiosa.ai/rngd-4core.24gb",
+            [node("n1", {"furiosa.ai/rngd": "1"})],
+            (
+                "no Node offers it: an administrator offers parts of cards by "
+                "`coresPerDevice`, or with DRA by `dra.partitions`"
+            ),
+        ),
+        (
             "furiosa.ai/rngb",
             [class_("whole", extended="furiosa.ai/rngd")],
             "no Node offers it; did you mean furiosa.ai/rngd?",
@@ -125,8 +134,9 @@ def test_names_and_where_they_are_offered(name: str, objects: list[Json], fact: 
 def test_a_resource_that_dra_serves() -> None:
     found = facts(waits({NPU: "1"}), class_(extended=NPU), node("n1"), *cut("n1", "npu0"))
     assert found[NPU] == (
-        f"DeviceClass {DRIVER} serves it by DRA: 15 devices are published, of which 15 meet "
-        f'device.driver == "{DRIVER}" (DeviceClass {DRIVER}): n1 has 15'
+        f"DeviceClass {DRIVER} serves it by DRA: 1 card, 14 parts published, of which 1 card, "
+        f'14 parts meet device.driver == "{DRIVER}" (DeviceClass {DRIVER}): n1 has 1 card, '
+        "14 parts; free: 1 card, 14 parts"
     )
 
 
@@ -157,7 +167,7 @@ TEMPLATE = waits(resourceClaims=[{"name": "npu", "resourceClaimTemplateName": "o
             [held("mine", "n1", "npu-0", by="other")],
             "ResourceClaim mine has npu-0 of pool n1\nResourceClaim mine is in use by other",
         ),
-        (CLAIMED, [MINE, class_()], "request npu: 0 devices are published"),
+        (CLAIMED, [MINE, class_()], "request npu for 1 device: none published"),
     ],
 )
 def test_claims(asked: Json, objects: list[Json], fact: str) -> None:
@@ -169,9 +179,60 @@ def test_how_many_devices_meet_each_selector() -> None:
     other = {**device("gpu0"), "attributes": {}}
     slices = [*cut("n1", "npu0", "npu1"), *cut("n2", "npu0"), slice_("n3", other, driver="gpu.com")]
     assert facts(CLAIMED, own, class_(), *slices)["claim npu"] == (
-        f'request npu: 46 devices are published, of which 45 meet device.driver == "{DRIVER}" '
-        f"(DeviceClass {DRIVER}), of which 3 meet {CARDS} (request npu): n1 has 2, n2 has 1"
+        f"request npu for 1 device: 3 cards, 42 parts, 1 other device published, of which 3 cards, "
+        f'42 parts meet device.driver == "{DRIVER}" (DeviceClass {DRIVER}), of which 3 cards meet '
+        f"{CARDS} (request npu): n1 has 2 cards, n2 has 1 card; free: 3 cards"
     )
+
+
+def requested(exactly: Json, *objects: Json) -> str:
+    """The fact about a request with these fields."""
+    own = claim("mine", request("npu", **exactly))
+    return facts(CLAIMED, own, class_(), *objects)["claim npu"]
+
+
+def test_a_request_has_its_count_and_the_devices_that_are_free() -> None:
+    """Free are those that no claim has, also in part, and that no taint bars."""
+    slices = cut("n1", "npu0", "npu1", "npu2")
+    for part in slices[0]["spec"]["devices"]:
+        if part["name"].startswith("npu2"):
+            part["taints"] = [{"key": f"{DRIVER}/unhealthy", "effect": "NoSchedule"}]
+    taken = held("theirs", "n1", "npu0-cores-0-3", by="user")
+    answers = requested({"count": 4}, *slices, taken)
+    assert answers.startswith("request npu for 4 devices: 3 cards, 42 parts published, of which ")
+    assert answers.endswith(": n1 has 3 cards, 42 parts; free: 1 card, 21 parts")
+    every = requested({"allocationMode": "All"}, *slices, held("all", "n1", "npu0", "npu1"))
+    assert every.startswith("request npu for all devices: ")
+    assert every.endswith("; free: none")
+
+
+@pytest.mark.parametrize(
+    ("objects", "refused"),
+    [
+        (cut("n1", "npu0"), ("ResourceClaim",)),
+        ([slice_("n1", device("gpu0"), driver="gpu.com")], ()),
+    ],
+    ids=["claims that may not be read", "another vendor's devices"],
+)
+def test_free_devices_that_are_not_known_are_not_counted(
+    objects: list[Json], refused: tuple[str, ...]
+) -> None:
+    own = Cluster(claims=(read(ResourceClaim, claim("mine")),))
+    there = cluster(*objects, class_(DRIVER, "true"))
+    fields: dict[str, Any] = {name: getattr(there, name) for name in there.__struct_fields__}
+    fields |= {"refused": dict.fromkeys(refused, "forbidden")}
+    texts = [fact.text for fact in why(read(Pod, CLAIMED), own, Cluster(**fields), WORDS).facts]
+    (text,) = [text for text in texts if text.startswith("request npu")]
+    assert "meet true" in text
+    assert "free" not in text
+
+
+def test_the_scheduling_gates_of_a_pod() -> None:
+    gated = waits({NPU: "1"}, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+    assert facts(gated)["scheduling gates"] == (
+        "kueue.x-k8s.io/admission: no scheduler places the Pod until they are removed"
+    )
+    assert "scheduling gates" not in facts(waits({NPU: "1"}))
 
 
 def test_after_a_while_no_selector_is_judged_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +240,14 @@ def test_after_a_while_no_selector_is_judged_any_more(monkeypatch: pytest.Monkey
     monkeypatch.setattr(why_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     own = claim("mine", request("npu", *(f"{n} < 9" for n in range(9))))
     found = facts(CLAIMED, own, class_(), slice_("n1", device("npu-0")))["claim npu"]
-    assert found.count("of which 1 meet") == 4
+    assert found.count("of which 1 card meet") == 4
     assert found.endswith("how many meet 3 < 9 (request npu): the selectors take more than 5 s")
 
 
 def test_a_selector_that_fails_on_a_device_names_it() -> None:
     own = claim("mine", request("npu", f'device.attributes["{DRIVER}"].speed > 1'))
     found = facts(CLAIMED, own, class_(), slice_("n1", device("npu-0"), device("npu-1")))
-    assert "of which 0 meet" in found["claim npu"]
+    assert "of which none meet" in found["claim npu"]
     assert "it fails on 2, as on npu-0: Key not found" in found["claim npu"]
 
 
@@ -194,7 +255,7 @@ def test_alternatives_are_counted_one_by_one() -> None:
     first = [{"name": f"f{n}", "deviceClassName": name} for n, name in enumerate((DRIVER, "no"))]
     found = facts(CLAIMED, claim("mine", {"name": "r", "firstAvailable": first}), class_())
     assert found["claim npu"].splitlines() == [
-        "request r/f0: 0 devices are published",
+        "request r/f0 for 1 device: none published",
         f"request r/f1: DeviceClass no does not exist; there are {DRIVER}",
     ]
 

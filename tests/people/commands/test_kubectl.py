@@ -313,7 +313,7 @@ async def test_resources_of_another_domain_are_known_from_the_agents_page(cluste
         f"p0 n2 npu0 0-7 0% {lines[3].split()[-2]} Running",
         "waits - - - - - Pending",
     ]
-    assert "  example.com/npu: npu1, cores 0-7" in await shown("why", "p1", "-n", SPACE)
+    assert "  example.com/npu: npu1, cores 0-7, load 90%" in await shown("why", "p1", "-n", SPACE)
 
 
 async def test_a_value_of_such_resources_that_no_page_has_is_unknown_and_never_0(
@@ -467,6 +467,19 @@ async def test_pods_that_have_ended_are_not_read_but_by_name(cluster: Cluster) -
     assert "ml/ended has ended" in await shown("why", "ended", "-n", SPACE)
 
 
+async def test_why_of_a_running_pod_has_what_pods_has(cluster: Cluster) -> None:
+    running = await shown("why", "p1", "-n", SPACE)
+    assert running.splitlines() == [
+        "Pod ml/p1 is on Node n2: its phase is Running.",
+        f"  {NPU}: npu1, cores 0-7, load 90%",
+    ]
+    row = next(line.split() for line in (await shown("pods", "-A")).splitlines() if "p1" in line)
+    assert (row[3], row[4], row[5]) == ("npu1", "0-7", "90%")
+    cluster.instead[PROXY] = FORBIDDEN
+    unread = await shown("why", "p1", "-n", SPACE)
+    assert f"  {NPU}: ? (1)\n! you may not read the agents' pages (pods/proxy): ask an" in unread
+
+
 async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
     with pytest.raises(CommandError, match="there is no Pod none in namespace ml"):
         await shown("why", "none", "-n", SPACE)
@@ -478,8 +491,9 @@ async def test_why_with_rights_in_one_namespace(cluster: Cluster) -> None:
         "  requests: 9 beta.furiosa.ai/npu",
         (
             "! you may not list DaemonSets, DeviceClasses, DeviceTaintRules, Nodes, Pods, "
-            "ResourceClaimTemplates, ResourceClaims, ResourceSlices: the ClusterRole npu-viewer "
-            "(k8s/examples/npu-viewer.yaml) allows it"
+            "ResourceClaimTemplates, ResourceClaims, ResourceSlices: ask an administrator for the "
+            "ClusterRole npu-viewer, k8s/examples/npu-viewer.yaml in npu-agent's repository, and "
+            "`kubectl create clusterrolebinding npu-viewer --clusterrole=npu-viewer --user=YOU`"
         ),
     ]
     cluster.instead["/api/v1/namespaces/ml/pods"] = FORBIDDEN
