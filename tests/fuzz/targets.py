@@ -39,7 +39,7 @@ from npu_agent.kube import ThisNode, client, dra, errors, reviews
 from npu_agent.kube.credentials import at, node_of
 from npu_agent.kube.errors import ApiError
 from npu_agent.kube.request import Request
-from npu_agent.kubelet import ownership, podresources, pods
+from npu_agent.kubelet import lock, podresources, pods
 from npu_agent.kubelet.record import encode, recover
 from npu_agent.outputs.deviceplugin.service import DevicePlugin
 from npu_agent.outputs.dra import slices
@@ -351,7 +351,7 @@ def _lock(data: bytes) -> None:
     descriptor = os.memfd_create("lock")
     try:
         os.write(descriptor, data)
-        _words(str(ownership.read_owner(descriptor)))
+        _words(str(lock.read_owner(descriptor)))
     finally:
         os.close(descriptor)
 

@@ -13,15 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from npu_agent.feed import Feed
-from npu_agent.kubelet.ownership import (
-    _NEXT,
-    HAND_OVER,
-    Ownership,
-    Timing,
-    _lock_byte,
-    _registers,
-    lock_path,
-)
+from npu_agent.kubelet.lock import LockByte, LockFile, lock_path
+from npu_agent.kubelet.ownership import HAND_OVER, Ownership, Timing
 from npu_agent.supervise import background
 from tests.until import until
 
@@ -192,16 +185,6 @@ async def test_a_full_disk_keeps_no_agent_from_owning(
     running.cancel()
 
 
-async def test_a_link_in_place_of_the_lock_leads_nowhere(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
-    foreign.write_text("somebody else's", encoding="utf-8")
-    lock_path(tmp_path).symlink_to(foreign)
-    with pytest.raises(OSError, match=r"\.npu-agent\.lock"):
-        async with ownership(tmp_path).held(nobody):
-            pass
-    assert foreign.read_text(encoding="utf-8") == "somebody else's"
-
-
 async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_path: Path) -> None:
     ours, theirs = ownership(tmp_path), ownership(tmp_path)
     registers, registered, owns = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -238,8 +221,9 @@ async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_p
 
 async def waited_for(directory: Path) -> None:
     """Another agent waits for the lock."""
-    with lock_path(directory).open(encoding="utf-8") as lock:
-        await until(lambda: _registers(lock.fileno()))
+    lock = LockFile(directory)
+    lock.open()
+    await until(lambda: lock.is_byte_locked(LockByte.REGISTERS))
 
 
 async def test_an_owner_ends_without_a_wait_if_no_agent_stands_by(tmp_path: Path) -> None:
@@ -302,8 +286,9 @@ async def test_a_third_agent_takes_over_if_the_next_in_line_hangs(
     impatient = Second(tmp_path, replace(QUICK, free=0.0))
     owner = start(tmp_path)
     try:
-        descriptor = os.open(lock_path(tmp_path), os.O_RDWR)
-        assert _lock_byte(descriptor, _NEXT)  # stands by, and does nothing more
+        hangs = LockFile(tmp_path)
+        hangs.open()
+        assert hangs.lock_byte(LockByte.NEXT)  # and does nothing more
         running = asyncio.create_task(impatient.run())
         async with asyncio.timeout(DEADLINE):
             await impatient.waited(5)
@@ -314,7 +299,7 @@ async def test_a_third_agent_takes_over_if_the_next_in_line_hangs(
             await impatient.owns.wait()
         running.cancel()
         await asyncio.wait([running])
-        os.close(descriptor)
+        hangs.close()
     finally:
         owner.kill()
         owner.communicate()

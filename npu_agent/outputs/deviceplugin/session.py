@@ -22,7 +22,8 @@ from npu_agent.core.state import SessionPhase
 from npu_agent.feed import Feed
 from npu_agent.kubelet import KUBELET_SOCKET
 from npu_agent.kubelet.allocator import Allocator
-from npu_agent.kubelet.ownership import Ownership, RegistrationTracker
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, UnixServer, ask, sweep, wait_drained
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.logs import logger

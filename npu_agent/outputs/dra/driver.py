@@ -25,7 +25,8 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api
 from npu_agent.kubelet import cdi
 from npu_agent.kubelet.allocator import Allocator, ClaimPool
-from npu_agent.kubelet.ownership import Ownership, RegistrationTracker
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.logs import logger
 from npu_agent.outputs.dra import claims, publisher
 from npu_agent.outputs.dra.claims import Claims

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from npu_agent.core.kinds import LEAD_TO_DOCTOR
 from npu_agent.files import regular
-from npu_agent.kubelet.ownership import Owner, lock_path, read_owner
+from npu_agent.kubelet.lock import Owner, lock_path, read_owner
 from npu_agent.outputs.web.server import listen, listen_problem
 from npu_agent.people import page
 from npu_agent.people.doctor.check import Check, Context, Lines, note, ok, wrong

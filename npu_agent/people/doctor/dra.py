@@ -7,7 +7,7 @@ from pathlib import Path
 
 from npu_agent.config.resources import asks_for
 from npu_agent.kube import dra
-from npu_agent.kubelet.ownership import Owner
+from npu_agent.kubelet.lock import Owner
 from npu_agent.outputs.dra import slices
 from npu_agent.outputs.dra.service import PLUGINS, REGISTRY, made_by_us
 from npu_agent.outputs.dra.support import Support, support

@@ -16,7 +16,9 @@ from npu_agent.backoff import Backoff
 from npu_agent.core.state import SessionPhase, SessionStatus
 from npu_agent.feed import Feed
 from npu_agent.kubelet import ownership
-from npu_agent.kubelet.ownership import Ownership, RegistrationTracker, lock_path
+from npu_agent.kubelet.lock import lock_path
+from npu_agent.kubelet.ownership import Ownership
+from npu_agent.kubelet.registration import RegistrationTracker
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.service import Devices

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from npu_agent.config import MetricsConfig, default_config
-from npu_agent.kubelet.ownership import lock_path
+from npu_agent.kubelet.lock import lock_path
 from npu_agent.kubelet.rpc import UnixServer
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.people import simulator

@@ -22,7 +22,7 @@ from npu_agent.config.schema import AllocationConfig, LabelsConfig, NodeApi, Res
 from npu_agent.core.hardware import SkippedDevice
 from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
-from npu_agent.kubelet.ownership import lock_path
+from npu_agent.kubelet.lock import lock_path
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
 from npu_agent.people import page
