@@ -30,7 +30,7 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 Kind = Literal[
     "CardUnhealthy",
-    "AllCardsUnhealthy",
+    "AllCardsUnhealthy",  # No card of the node can be used
     "CardFlapping",
     "CardHot",
     "CardVeryHot",
@@ -40,6 +40,7 @@ Kind = Literal[
     "CardSlow",
     "SameUUID",
     "CardMissing",
+    "AllCardsMissing",
     "DeviceMissing",  # A Pod holds a device whose card was never seen by this agent
     "CardReplaced",
     "EarlierCardMissing",  # It was there before the agent restarted
@@ -100,6 +101,7 @@ Kind = Literal[
 """Kinds of problems and notes. They are a contract: ``kind`` in /status.json."""
 
 Clause = Literal[
+    "CardsFail",
     "AboveLimit",
     "Temperature",
     "FewerLanes",
@@ -154,6 +156,7 @@ TRAITS: Mapping[Kind, KindTraits] = {
     "CardSlow": KindTraits("card", "npucardslow"),
     "SameUUID": KindTraits("card", "log-lines"),
     "CardMissing": KindTraits("card", "npucardmissing", held="critical"),
+    "AllCardsMissing": KindTraits("card", "npucardmissing", held="critical"),
     "DeviceMissing": KindTraits("assignments", "npucardmissing", "critical"),
     "CardReplaced": KindTraits("assignments", "npucardmissing", "critical"),
     "EarlierCardMissing": KindTraits("hardware", "npucardmissing"),
@@ -268,6 +271,9 @@ class Problem(Message):
     kind: Kind
     since: float | None = field(default=None, kw_only=True)
     """When it began; None where that is not known."""
+    of_host: bool = field(default=False, kw_only=True)
+    """Whether no card of the node can be used: driver and host come first, and no Pod is deleted
+    for it, as no card is left for another one."""
     parts: tuple[Problem, ...] = field(default=(), kw_only=True)
     """Problems with the same origin, which this one stands for."""
 

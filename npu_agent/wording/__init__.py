@@ -86,7 +86,9 @@ class Writer(string.Formatter):
     def remedy(self, message: Message) -> str:
         """What to do; empty where there is nothing, or the text has it."""
         words = self._words(message)
-        return self._filled(words.held if message.pods and words.held else words.remedy, message)
+        of_host = isinstance(message, Problem) and message.of_host
+        held = words.held if message.pods and not of_host else ""
+        return self._filled(held or words.remedy, message)
 
     def unready(self, problem: Problem) -> str:
         """Why the agent is not ready because of it."""

@@ -36,8 +36,9 @@ KINDS: Mapping[Kind, Command] = {
     "CardSlow": _INFO,
     "SameUUID": ("info", "-o", "wide"),
     "CardMissing": "lspci{slot}",
-    "DeviceMissing": "{delete}",
-    "CardReplaced": "{delete}",
+    "AllCardsMissing": "kubectl cordon {node}",
+    "DeviceMissing": "lspci",
+    "CardReplaced": ("info", "-o", "wide"),
     "EarlierCardMissing": "lspci",
     "FewerCardsThanExpected": "lspci",
     "EntryUnreadable": DMESG,
@@ -50,7 +51,7 @@ KINDS: Mapping[Kind, Command] = {
 }
 HELD: Mapping[Kind, Command] = {"CardVeryHot": "{cordon}"}
 """The first command where Pods hold the cards."""
-LAST = ("CardUnhealthy", "CardVeryHot", "CardMissing")
+LAST = ("CardUnhealthy", "CardVeryHot", "CardMissing", "DeviceMissing", "CardReplaced")
 """Kinds that may end with deleted Pods."""
 
 
@@ -77,7 +78,7 @@ def first(problem: Problem, invocation: Invocation, node: str | None) -> str:
 
 def last(problem: Problem) -> str:
     """Returns the command that deletes its Pods; empty where there are none, or that is no help."""
-    return _delete(problem.pods) if problem.kind in LAST else ""
+    return _delete(problem.pods) if problem.kind in LAST and not problem.of_host else ""
 
 
 def _values(problem: Problem, invocation: Invocation, node: str | None) -> dict[str, str]:
@@ -96,7 +97,6 @@ def _values(problem: Problem, invocation: Invocation, node: str | None) -> dict[
             shlex.join(("kubectl", "npu", "cordon", node, card.name, "--reason", "hot"))
             for card in problem.cards
         ),
-        "delete": _delete(problem.pods),
         "slot": f" -s {shlex.quote(str(pci))}" if pci else "",
     }
     # No command is better than one with a gap.

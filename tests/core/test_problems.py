@@ -448,6 +448,64 @@ def test_a_cause_of_every_card_is_one_problem_of_the_node(cause: Cause) -> None:
     assert not words.last_command, "no other card of this Node would take them"
 
 
+@pytest.mark.parametrize(
+    ("odd", "texts"),
+    [
+        (
+            dead(7, Cause.HANGS),
+            (
+                "npu0, npu1, npu2, npu3 and 3 more: the driver reports the card dead (alive says "
+                "0); npu7: it does not answer (alive says 0)"
+            ),
+        ),
+        ("flapping", "the driver reports the card dead (alive says 0)"),
+        ("cordoned", "the driver reports the card dead (alive says 0)"),
+        ("gone", "the driver reports the card dead (alive says 0)"),
+    ],
+    ids=["hangs", "flapping", "cordoned", "gone"],
+)
+def test_a_node_without_a_usable_card_is_a_matter_of_the_host(odd: Any, texts: str) -> None:
+    """Whatever the mix of causes, no command deletes all of its Pods."""
+    cards = [dead(index) for index in range(7)]
+    pods = [held(card, f"train-{card.card.index}") for card in cards]
+    scene = Scene(cards=tuple(cards))
+    if isinstance(odd, CardState):
+        scene.cards = (*cards, odd)
+    elif odd == "gone":
+        scene.timeline = Timeline().left([well(7)], [], time.monotonic())
+        pods.append(held(well(7), "train-7"))
+    else:
+        scene.cards = (*cards, well(7))
+    if odd == "flapping":
+        scene = scene.lasts(TrendKind.FLAPPING, well(7), 60)
+    scene.holdings = Holdings(assignments=tuple(pods))
+    cordoned = {well(7).id: "fan"} if odd == "cordoned" else {}
+    now = replace(scene.state(), cordons=cordoned)
+    found = problems(now)
+    of_all = next(problem for problem in found if problem.kind == "AllCardsUnhealthy")
+    words = of_problem(of_all, now)
+    assert texts in words.text
+    assert words.text.count("the driver or the host, not the cards") == 1
+    assert words.command == "kubectl cordon node-7"
+    assert "delete" not in " ".join(of_problem(problem, now).remedy for problem in found)
+    assert [of_problem(problem, now).last_command for problem in found] == [""] * len(found)
+
+
+def test_a_driver_that_took_all_its_cards_along_is_a_matter_of_the_host() -> None:
+    pods = tuple(held(well(index), f"train-{index}") for index in range(2))
+    timeline = Timeline().left([well(0), well(1)], [], time.monotonic())
+    now = Scene(cards=(), timeline=timeline, holdings=Holdings(assignments=pods)).state()
+    (problem,) = problems(now)
+    words = of_problem(problem, now)
+    assert (problem.kind, problem.severity) == ("AllCardsMissing", "critical")
+    assert (words.command, words.last_command) == ("kubectl cordon node-7", "")
+
+
+def test_the_last_usable_card_keeps_the_others_a_matter_of_cards() -> None:
+    scene = Scene(cards=(dead(0), dead(1), well(2)))
+    assert {problem.kind for problem in problems(scene.state())} == {"CardUnhealthy"}
+
+
 def test_a_cause_of_some_cards_is_one_problem_that_names_them() -> None:
     scene = Scene(cards=(dead(0), dead(1), well(2), dead(3, Cause.HANGS)))
     assert [(problem.cause, names(problem)) for problem in problems(scene.state())] == [
@@ -479,7 +537,8 @@ def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
     free, used = (state(index=3, uuid=one, id_=one) for one in ("FREE", "USED"))
     now, pods = time.monotonic(), (held(used, "yolo"),)
     timeline = Timeline().left([used], [], now - 60).left([free], [], now - 30)
-    scene = Scene(timeline=timeline, holdings=Holdings(assignments=pods)).state()
+    holdings = Holdings(assignments=pods)
+    scene = Scene(cards=(well(9),), timeline=timeline, holdings=holdings).state()
     found = problems(scene)
     assert {note.since: note.pods for note in found} == {now - 30: (), now - 60: ("default/yolo",)}
     commands = {of_problem(problem, scene).command for problem in found}
@@ -758,9 +817,12 @@ def causes(found: Faults) -> int:
         "flaps": {"flaps", "flaps+dead", "gone+flaps"},
         **{one: {one} for one in (*_FAULTS[2:8], "gone", "gone+held")},
     }
-    return (
-        sum(not kind.isdisjoint(found.cards) for kind in kinds.values()) + found.kubelet + found.api
-    )
+    present = [name for name, kind in kinds.items() if not kind.isdisjoint(found.cards)]
+    out = {"dead", "hangs", "flaps", "gone", "cordoned"}
+    usable = any(out.isdisjoint(card.split("+")) for card in found.cards)
+    # Where no card is left, all that are unhealthy are one matter of the host.
+    of_host = not usable and {"dead", "hangs"} <= {*present}
+    return len(present) - of_host + found.kubelet + found.api
 
 
 @given(

@@ -92,6 +92,21 @@ def earlier_cards(state: AgentState) -> tuple[str, ...]:
     return tuple(absent(state.recorded, seen).values()) if state.snapshot.complete else ()
 
 
+def is_of_host(state: AgentState) -> bool:
+    """Whether no card of the node can be used, and several have failed or left.
+
+    Whatever the mix of causes, driver and host are looked at first.
+    """
+    flapping = state.trends.of(TrendKind.FLAPPING)
+    cards = state.snapshot.cards
+    failed = [card for card in cards if is_fenced(card) or card.id in flapping]
+    usable = any(
+        card not in failed and card.id not in state.cordons and not state.is_disabled(card)
+        for card in cards
+    )
+    return not usable and len(failed) + len(missed(state)) > 1
+
+
 def _unhealthy(state: AgentState) -> Iterator[Problem]:
     """Yields cards out of service, each cause once, those that Pods hold first."""
     flapping = state.trends.of(TrendKind.FLAPPING)
@@ -100,21 +115,41 @@ def _unhealthy(state: AgentState) -> Iterator[Problem]:
         for card in state.snapshot.cards
         if is_fenced(card) and card.id not in flapping and not is_served_by_person(card, state)
     )
+    if alike and is_of_host(state):
+        yield _of_all(alike, state)
+        return
     yield from sorted(
         (_of_one_cause(cards, state) for cards in alike), key=lambda problem: not problem.pods
     )
 
 
 def _of_one_cause(cards: Sequence[CardState], state: AgentState) -> Problem:
-    every = 1 < len(cards) == len(state.snapshot.cards)
     first = cards[0].health
     return Problem(
-        "AllCardsUnhealthy" if every else "CardUnhealthy",
+        "CardUnhealthy",
         named(cards),
         state.pods_of(cards),
         {"why": first, "nodes": nodes_of(cards)},
         cause=first.cause,
         since=min(card.health.since for card in cards),
+    )
+
+
+def _of_all(alike: Sequence[Sequence[CardState]], state: AgentState) -> Problem:
+    """One problem of all unhealthy cards; its cause is the most frequent one."""
+    cards = [card for group in alike for card in group]
+    most = max(alike, key=len)[0].health
+    causes = tuple(
+        Message("CardsFail", named(group), facts={"why": group[0].health}) for group in alike
+    )
+    return Problem(
+        "AllCardsUnhealthy",
+        named(cards),
+        state.pods_of(cards),
+        {"why": most if len(alike) == 1 else causes, "nodes": nodes_of(cards)},
+        cause=most.cause,
+        since=min(card.health.since for card in cards),
+        of_host=True,
     )
 
 
@@ -132,32 +167,35 @@ def missed(state: AgentState) -> list[GoneCard]:
 def _gone(state: AgentState) -> Iterator[Problem]:
     """Yields cards that left, those that Pods hold first, and Pods with missing devices."""
     missing = missed(state)
+    of_host = is_of_host(state)
     held = state.pods_of_gone
     flapping = state.trends.of(TrendKind.FLAPPING)
     steady = [gone for gone in missing if gone.state.id not in flapping]
     if used := [gone for gone in steady if gone.state.id in held]:
         pods = (pod for gone in used for pod in held[gone.state.id])
-        yield _left(used, tuple(dict.fromkeys(pods)))
+        yield _left(used, tuple(dict.fromkeys(pods)), of_host=of_host)
     if free := [gone for gone in steady if gone.state.id not in held]:
-        yield _left(free, ())
+        yield _left(free, (), of_host=of_host)
     names = {gone.state.id for gone in missing}
     if unknown := [device for device in state.gone if device.card_id not in names]:
         yield Problem(
             "DeviceMissing",
             pods=tuple(dict.fromkeys(device.assignment.pod_name for device in unknown)),
             facts={"devices": tuple(dict.fromkeys(device.name for device in unknown))},
+            of_host=of_host or not state.snapshot.cards,
         )
 
 
-def _left(cards: Sequence[GoneCard], pods: tuple[str, ...]) -> Problem:
+def _left(cards: Sequence[GoneCard], pods: tuple[str, ...], *, of_host: bool) -> Problem:
     """Cards that left; Pods hold each of them, or none."""
     pci = cards[0].state.card.pci_bus_id if len(cards) == 1 else None
     return Problem(
-        "CardMissing",
+        "AllCardsMissing" if of_host else "CardMissing",
         named(gone.state for gone in cards),
         pods,
         {"pci": pci or ""},
         since=min(gone.since for gone in cards),
+        of_host=of_host,
     )
 
 

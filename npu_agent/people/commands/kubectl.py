@@ -352,9 +352,12 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
     for note in page.problems:
         said.append(one_line(f"{note.severity}: {note.text}"))
-        said += [
-            f"  {one_line(text)}" for text in (note.remedy, note.command, note.last_command) if text
-        ]
+        steps = (
+            ("", note.remedy),
+            ("$ ", note.command),
+            ("last, as it deletes Pods: $ ", note.last_command),
+        )
+        said += [f"  {start}{one_line(text)}" for start, text in steps if text]
     return "\n".join([table(columns, cells, args), "", *said])
 
 

@@ -117,6 +117,7 @@ PAGE = {
             "severity": "warning",
             "text": "npu1 is hot",
             "remedy": "cool it",
+            "command": "cordon it",
             "last_command": "at last",
         }
     ],
@@ -371,7 +372,7 @@ async def test_selectors_and_names() -> None:
 async def test_a_nodes_page_and_one_that_wants_a_token(cluster: Cluster) -> None:
     text = await shown("node", "n2")
     assert "npu0   rngd     8       healthy   -          ml/p0" in text
-    assert "warning: npu1 is hot\n  cool it\n  at last" in text
+    assert "npu1 is hot\n  cool it\n  $ cordon it\n  last, as it deletes Pods: $ at last" in text
     cluster.instead[PROXY] = says("send a bearer token", 401)
     with pytest.raises(ApiError, match="port-forward agent-2 9100"):
         await shown("node", "n2")
