@@ -75,7 +75,7 @@ class LockFile:
         """When this agent first signed the file that is open; "": not yet."""
         self._descriptor = -1
 
-    def open(self) -> None:
+    def open_current(self) -> None:
         """Opens, or makes, the file that is there now; nothing of another one is locked any more.
 
         Raises:
@@ -111,7 +111,7 @@ class LockFile:
             if self._is_there():
                 self.is_ours = True
                 return True
-            self.open()
+            self.open_current()
         return False
 
     def is_free(self) -> bool:

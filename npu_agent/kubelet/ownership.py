@@ -123,7 +123,7 @@ class Ownership:
         Raises:
             OSError: the lock cannot be made.
         """
-        self._lock.open()
+        self._lock.open_current()
         self._users += 1
         try:
             await self._until_owned(_Waiter(waiting, register))

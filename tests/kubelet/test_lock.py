@@ -12,7 +12,7 @@ from npu_agent.kubelet.lock import LockByte, LockFile, lock_path
 def lock(directory: Path) -> LockFile:
     """The open lock file of another agent."""
     file = LockFile(directory)
-    file.open()
+    file.open_current()
     return file
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_was_replaced_is_opened_without_its_lock_and_signature(tmp_p
     theirs = lock(tmp_path)
     assert theirs.take()
 
-    ours.open()
+    ours.open_current()
     assert not ours.is_ours
     assert not ours.signed_since
     assert not ours.take()

@@ -222,7 +222,7 @@ async def test_an_owner_that_ends_goes_on_until_the_next_one_is_registered(tmp_p
 async def waited_for(directory: Path) -> None:
     """Another agent waits for the lock."""
     lock = LockFile(directory)
-    lock.open()
+    lock.open_current()
     await until(lambda: lock.is_byte_locked(LockByte.REGISTERS))
 
 
@@ -287,7 +287,7 @@ async def test_a_third_agent_takes_over_if_the_next_in_line_hangs(
     owner = start(tmp_path)
     try:
         hangs = LockFile(tmp_path)
-        hangs.open()
+        hangs.open_current()
         assert hangs.lock_byte(LockByte.NEXT)  # and does nothing more
         running = asyncio.create_task(impatient.run())
         async with asyncio.timeout(DEADLINE):
