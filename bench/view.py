@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 from bench.figure import Figure
 from npu_agent.people.cluster.objects import AGENT
-from npu_agent.vendors import DRIVERS
+from npu_agent.vendors import DRA
 from tests.cluster import Cluster, network, settings
 
 PLUGIN = Path(sys.executable).with_name("kubectl-npu")
-DRIVER = DRIVERS[0]
+DRIVER = DRA.driver
 RESOURCE = f"beta.{DRIVER.partition('.')[2]}/npu"
 CARDS = 2
 PODS = 5

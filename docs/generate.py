@@ -24,7 +24,7 @@ from parts import cell, current
 from npu_agent.config.schema import Group, Key, keys_of, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.core.hardware import Cause
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.wording import ENGLISH
@@ -37,7 +37,7 @@ _REASONS = {
     Cause.HOT: "97.4 °C, above 95 °C",
 }
 """For each cause, a reason that an unhealthy card can have for it."""
-KEYS = tuple(keys_of(schema_of(REGISTRY)))
+KEYS = tuple(keys_of(schema_of(SPEC)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
 HARDWARE = Path(__file__).parent / "dev/hardware.md"

@@ -31,7 +31,7 @@ from npu_agent.outputs.labels.outputs import FILE as FEATURES
 from npu_agent.people import simulator
 from npu_agent.people.simulator.cards import card
 from npu_agent.people.simulator.kubelet import ListedPlugin
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from tests.kubelet.kubelet import FaultyKubelet
 from tests.outputs.deviceplugin.client import Client
 from tests.outputs.deviceplugin.helpers import names, short_directory
@@ -72,9 +72,9 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(replace(default_config(REGISTRY), **{**settings, **config}), {})
+        effective = Effective(replace(default_config(SPEC), **{**settings, **config}), {})
         if config_file:
-            effective = load(config_file, REGISTRY)
+            effective = load(config_file, SPEC)
         agent = Agent(
             effective,
             Host(self.root, node_name),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from npu_agent.config import default_config
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.labels import SETS
 
 from .k8s.schemas import VERSIONS, check
@@ -235,7 +235,7 @@ def test_the_schedulers_policies_mean_the_same_pods_and_the_same_scheduler() -> 
     (fit,) = (plugin["args"] for plugin in profile["pluginConfig"])
     packed = {resource["name"] for resource in fit["scoringStrategy"]["resources"]}
     packed -= {"cpu", "memory"}
-    assert default_config(REGISTRY).resource_name in packed
+    assert default_config(SPEC).resource_name in packed
     for name in packed:
         assert re.search(pattern, name), name
     # A cluster that moves to DRA packs as before.

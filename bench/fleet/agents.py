@@ -27,7 +27,6 @@ from npu_agent.core.plan import DraWishes, taints
 from npu_agent.core.pool import PoolDevice, pool
 from npu_agent.core.state import AgentState, ConfigState
 from npu_agent.core.trends import Trends
-from npu_agent.core.vendor import label_sets
 from npu_agent.feed import Feed
 from npu_agent.kube import Api
 from npu_agent.kube.credentials import Credentials
@@ -42,7 +41,7 @@ from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.outputs import NodeOutput
 from npu_agent.outputs.prometheus.own import LoopLag
-from npu_agent.vendors import SPECS
+from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.attributes import NAMES
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import snapshot
@@ -50,7 +49,7 @@ from tests.outputs.dra.cards import card
 
 CARDS = 8
 CONDITION = "furiosa.ai/NPUReady"
-ALL_SETS = tuple(name for words in SPECS for name in words.label_sets)
+ALL_SETS = tuple(SPEC.label_sets)
 
 
 def cards(sick: int = 0) -> Snapshot:
@@ -118,6 +117,10 @@ class Agent:
             await parts.api.close()
 
 
+def _label_settings(sets: tuple[str, ...]) -> LabelSettings:
+    return LabelSettings(tuple(SPEC.label_sets[name] for name in sets or (SPEC.label_set,)), 300.0)
+
+
 class Parts:
     """The parts of a running agent."""
 
@@ -129,7 +132,7 @@ class Parts:
         self.node = NodeWatch(api, name, Feed(True))
         self.labeller = Labeller(
             snapshots=snapshots,
-            settings=agent.sets.map(lambda sets: LabelSettings(label_sets(SPECS, sets), 300.0)),
+            settings=agent.sets.map(_label_settings),
             output=NodeOutput(api, name),
             seen=self.node.state.map(_labels),
             machine=_machine,

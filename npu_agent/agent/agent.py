@@ -28,7 +28,7 @@ from npu_agent.core.state import (
 from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api
 from npu_agent.kubelet.record import read_record, recover
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 _KUBELET_FIRST = 1.0
 """Seconds, at most, that the API server is asked later for the kubelet's sake."""
@@ -60,7 +60,7 @@ class Agent:
         timing = timing or AgentTiming()
         self.common = common = Common(
             host,
-            Poller(config_file, REGISTRY, effective, timing.config),
+            Poller(config_file, SPEC, effective, timing.config),
             effective.config,
             api or Api(after=self._kubelet_first),
             timing,

@@ -23,7 +23,6 @@ from npu_agent.core.ledger import Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
 from npu_agent.core.state import AgentState
 from npu_agent.core.utilization import LONGEST_PAUSE
-from npu_agent.core.vendor import VendorSpec, label_sets, metric_schemas
 from npu_agent.feed import Feed
 from npu_agent.inventory import card
 from npu_agent.inventory.inventory import Inventory
@@ -53,7 +52,7 @@ from npu_agent.outputs.web.pages import Pages, probes
 from npu_agent.outputs.web.pages import pages as pages_of
 from npu_agent.outputs.web.readers import UNREAD_INTERVAL, Readers
 from npu_agent.outputs.web.server import PortLimits, Server
-from npu_agent.vendors import CDI_KINDS, REGISTRY, SPECS, VENDORS
+from npu_agent.vendors import DRA, PROFILE, SPEC, VENDOR
 
 if TYPE_CHECKING:
     from npu_agent.outputs.web.authorization import Authorizer
@@ -150,13 +149,10 @@ def hardware(
 ) -> HardwareParts:
     """Builds the reader of the cards; `recorded` has those of the agent before this one."""
     simulated = common.host.simulation is not None
-    vendors = [vendor(common.host.root, simulated=simulated) for vendor in VENDORS]
-    kernel = KernelEvents(
-        Path(driver.directory).name for vendor in VENDORS for driver in vendor.profile.drivers
-    )
+    kernel = KernelEvents(Path(driver.directory).name for driver in PROFILE.drivers)
     readers = Readers()
     inventory = Inventory(
-        vendors,
+        VENDOR(common.host.root, simulated=simulated),
         common.configs.map_with(
             readers.present,
             lambda config, read: replace(_watching(config, read), root=str(common.host.root)),
@@ -243,13 +239,11 @@ def allocation(
     )
     pools = [
         ClaimPool(
-            vendor.dra,
-            frozenset(vendor.families),
-            configs.map_with(support, partial(_dra_wishes, name, vendor)),
+            DRA,
+            frozenset(SPEC.families),
+            configs.map_with(support, partial(_dra_wishes, name)),
             inventory.hardware,
         )
-        for vendor in SPECS
-        if vendor.dra
     ]
     return Allocator(
         PlanInputs(
@@ -260,13 +254,13 @@ def allocation(
             degraded=inventory.degraded,
         ),
         pod_resources=pod_resources,
-        specs=cdi.PluginSpecs(root / cdi.DIRECTORY, CDI_KINDS, by_cdi=common.by_cdi),
+        specs=cdi.PluginSpecs(root / cdi.DIRECTORY, PROFILE.cdi_kind, by_cdi=common.by_cdi),
         directory=directory,
     )
 
 
 def _plugin_wishes(node_name: str | None, config: Config, dra: support.Known) -> PluginWishes:
-    counts = REGISTRY.core_counts
+    counts = SPEC.core_counts
     return PluginWishes(
         resources_of(config, counts),
         disabled_for(config, node_name),
@@ -274,11 +268,9 @@ def _plugin_wishes(node_name: str | None, config: Config, dra: support.Known) ->
     )
 
 
-def _dra_wishes(
-    node_name: str | None, vendor: VendorSpec, config: Config, dra: support.Known
-) -> DraWishes:
+def _dra_wishes(node_name: str | None, config: Config, dra: support.Known) -> DraWishes:
     return DraWishes(
-        families=offered_by(config, vendor.families, "dra", node_name, auto=dra.available),
+        families=offered_by(config, SPEC.families, "dra", node_name, auto=dra.available),
         decided=not dra.waits,
         disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
@@ -401,7 +393,8 @@ def _labeller(common: Common, inventory: Inventory, node: NodeParts) -> Labeller
 
 
 def _label_settings(config: Config) -> LabelSettings:
-    return LabelSettings(label_sets(SPECS, config.labels.sets), config.labels.resync)
+    sets = tuple(SPEC.label_sets[name] for name in config.labels.sets)
+    return LabelSettings(sets, config.labels.resync)
 
 
 def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
@@ -481,8 +474,8 @@ def _authorizer(common: Common) -> Authorizer | None:
 
 
 def _page_settings(config: Config) -> PageSettings:
-    schemas = metric_schemas(SPECS, config.metrics.schema)
-    return PageSettings(schemas, config.metrics.pod_labels)
+    schema = SPEC.metric_schemas[config.metrics.schema]
+    return PageSettings(schema, config.metrics.pod_labels)
 
 
 def _recorder(

@@ -26,7 +26,7 @@ from npu_agent.logs import logger
 from npu_agent.shutdown import LONGEST, Shutdown
 from npu_agent.supervise import keep_running
 from npu_agent.ticks import until_tick
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 log = logger(__name__)
 
@@ -52,9 +52,7 @@ async def run(
         node=host.node_name or "unknown (NODE_NAME is not set)",
         host_root=host.root,
         plugin_dir=config.plugin_dir,
-        resources=",".join(
-            resource.name for resource in resources_of(config, REGISTRY.core_counts)
-        ),
+        resources=",".join(resource.name for resource in resources_of(config, SPEC.core_counts)),
     )
     if host.simulation:
         log.warning("the cards are simulated: containers get /dev/null in place of device nodes")

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from npu_agent import __version__, config
 from npu_agent.cli.parser import Parser
-from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.vendors import PROFILE, SPEC
 
 Argument: TypeAlias = Callable[[Parser], object]
 """Adds an argument or option to a parser, or several."""
@@ -82,10 +82,9 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def top(commands: Mapping[str, Command], *, whole: bool = False) -> Parser:
     """Parses the options before the command, and the command; `whole`: with all it takes."""
-    makers = " and ".join(vendor.profile.title for vendor in VENDORS)
     parser = Parser(
         prog="npu-agent",
-        description=f"Node agent for {makers} NPUs on Kubernetes.\n"
+        description=f"Node agent for {PROFILE.title} NPUs on Kubernetes.\n"
         "`npu-agent COMMAND --help` has more on a command.",
         epilog="""\
 Examples:
@@ -99,7 +98,7 @@ Examples:
         *("-V", "--version"), action="version", version=version, help="show the version and exit"
     )
     _HOST_ROOT(parser)
-    config.add_options(parser, REGISTRY, group="log")
+    config.add_options(parser, SPEC, group="log")
     groups = {"": _subcommands(parser)}
     for name, command in commands.items():
         group, _, word = name.rpartition(" ")
@@ -125,7 +124,7 @@ def add_arguments(command: Command, parser: Parser) -> None:
     for add in (*command.arguments, _HOST_ROOT):
         add(parser)
     group = "log" if command.options == "log" else None
-    config.add_options(parser, REGISTRY, group, hidden=command.options == "hidden")
+    config.add_options(parser, SPEC, group, hidden=command.options == "hidden")
 
 
 def argument(*names: str, **how: Any) -> Argument:
@@ -141,7 +140,7 @@ _HOST_ROOT = argument(
     help="where the host's / is mounted, or a simulated tree (default: $NPU_AGENT_HOST_ROOT, "
     "else /)",
 )
-EXAMPLE = ",".join(f"{family}=2" for family in REGISTRY.families)
+EXAMPLE = ",".join(f"{family}=2" for family in SPEC.families)
 """Cards as `--simulate` takes them; the simulator is not to be loaded by the agent."""
 
 RUN = Command.of(

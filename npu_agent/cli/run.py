@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from npu_agent import config, logs
 from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.shutdown import Shutdown
-from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.vendors import PROFILE, SPEC, VENDOR
 
 if TYPE_CHECKING:
     from npu_agent.agent.parts import Simulation
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     # The first process of a container has no default for SIGTERM: without this, an agent that is
     # ended while it still imports would be waited for until it is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    effective = config.from_args(args, REGISTRY, strict=True)
+    effective = config.from_args(args, SPEC, strict=True)
     logs.setup(effective.config.log.level, effective.config.log.format)
     node = os.environ.get("NODE_NAME") or None
     simulation = _simulated(args.simulate, host_root(args), node) if args.simulate else None
@@ -75,7 +75,5 @@ def _real_cards() -> list[str]:
     """Names this node's real cards for people: on the PCI bus, and of a driver."""
     from npu_agent.people.doctor.host import on_the_bus
 
-    vendors = [vendor(THIS_HOST) for vendor in VENDORS]
-    ids = [vendor.profile.pci for vendor in vendors if vendor.profile.pci]
-    entries = [entry.name for vendor in vendors for entry in vendor.scan()]
-    return entries + [str(card) for card in on_the_bus(THIS_HOST, ids)]
+    entries = [entry.name for entry in VENDOR(THIS_HOST).scan()]
+    return entries + [str(card) for card in on_the_bus(THIS_HOST, PROFILE.pci)]

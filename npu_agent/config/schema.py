@@ -2,8 +2,8 @@
 
 This is the only place that lists them: a key is one entry here. Its option, its error messages, the
 JSON schema, `config show`, docs/configuration.md and the comparison of two configurations are all
-derived from it. What only the vendors of cards can say (some defaults and descriptions, the label
-sets, the metric schemas) is a function of their vocabulary.
+derived from it. What only the vendor of the cards can say (some defaults and descriptions, the
+label sets, the metric schemas) is a function of its words.
 """
 
 import re
@@ -38,13 +38,13 @@ def _key(
     kind: ValueKind | Callable[[VendorSpec], ValueKind] | None = None,
     *,
     live: bool,
-    vendors: Callable[[VendorSpec], object] | None = None,
+    vendor: Callable[[VendorSpec], object] | None = None,
 ) -> Any:
     """Declares a key: its default (MISSING: none), a sentence about it, and its kind.
 
-    A list's kind is that of its items; None: its type says it. `vendors` gives their own default.
+    A list's kind is that of its items; None: its type says it. `vendor` gives its own default.
     """
-    said = {"description": about, "kind": kind, "live": live, "default": vendors or default}
+    said = {"description": about, "kind": kind, "live": live, "default": vendor or default}
     return field(default=default, metadata=said)
 
 
@@ -233,7 +233,7 @@ class LabelsConfig:
         (),
         lambda words: f"Generations of label names: {_listed(words.label_sets, ', ')}.",
         lambda words: choice(words.label_sets),
-        vendors=lambda words: (words.label_set,),
+        vendor=lambda words: (words.label_set,),
     )
     resync: float = _live(
         300.0,
@@ -278,7 +278,7 @@ class MetricsConfig:
         "",
         lambda words: f"Generation of names and units: {_listed(words.metric_schemas, ' or ')}.",
         lambda words: choice(words.metric_schemas),
-        vendors=lambda words: words.metric_schema,
+        vendor=lambda words: words.metric_schema,
     )
     pod_labels: bool = _live(
         True, "Add namespace, pod and container of the holder to the series of a card."
@@ -334,7 +334,7 @@ class LogConfig:
 class Config:
     """Times are in seconds, temperatures in °C.
 
-    One that is made in code is not checked, and has no defaults of the vendors.
+    One that is made in code is not checked, and has no defaults of the vendor.
     """
 
     ABOUT: ClassVar = "Configuration of npu-agent."
@@ -361,13 +361,13 @@ class Config:
         text(
             "a bare file name of letters, digits, '.', '_' and '-'", r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
         ),
-        vendors=lambda words: words.socket_name,
+        vendor=lambda words: words.socket_name,
     )
     resource_name: str = _restart(
         "",
         "Resource of all cards whose family `resources` does not list.",
         _resource_name,
-        vendors=lambda words: words.resource_name,
+        vendor=lambda words: words.resource_name,
     )
     resources: tuple[ResourceSpec, ...] = _restart(
         (), "Resources by family and cores, in place of resourceName and defaultPe."
@@ -453,7 +453,7 @@ class Group:
 
 @lru_cache(8)
 def schema_of(words: VendorSpec) -> Group:
-    """Returns all keys, completed from the vendors' specs."""
+    """Returns all keys, completed from the vendor's spec."""
     return _group(Config, words)
 
 
@@ -506,6 +506,8 @@ _NOBODY = VendorSpec(
     label_set="",
     metric_schemas={},
     metric_schema="",
+    nodes=(),
+    condition="",
 )
 KEYS = tuple(keys_of(schema_of(_NOBODY)))
-"""Every key, without what the vendors add."""
+"""Every key, without what the vendor adds."""

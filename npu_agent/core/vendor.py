@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import enum
 import errno
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, SensorKind
 from npu_agent.core.pool import DraNames
-
-T = TypeVar("T")
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a read for which this process or the host is to blame, not a card. The verbs raise an
@@ -84,8 +82,8 @@ class Profile:
     """Signs of a vendor's cards outside its driver, for `doctor` and `verify`."""
 
     title: str
-    pci: str | None
-    """Its PCI vendor ID: ``1a2b``; None: not on the PCI bus."""
+    pci: str
+    """Its PCI vendor ID: ``1a2b``."""
     plugins: str
     """A part of the names of its own device plugins' sockets and DaemonSets."""
     drivers: tuple[KernelDriver, ...]
@@ -98,15 +96,15 @@ class Profile:
     environment: tuple[tuple[str, str], ...]
     """The variables that say which cores a container has, with the form of each item:
     ``("ANVIL_CORES", "{n}:{cores}")``; ``{n}`` is the card's number."""
-    whole_environment: tuple[tuple[str, str, CoreRange], ...] = ()
+    whole_environment: tuple[tuple[str, str, CoreRange], ...]
     """Variables whose items may name a whole card, with the form and the cores that it names."""
-    cdi_kinds: tuple[str, ...]
+    cdi_kind: str
     """As `Access.cdi_kind`."""
-    io_uring: tuple[str, ...] = ()
+    io_uring: tuple[str, ...]
     """Families whose jobs cannot start without io_uring."""
-    huge_pages: int = 0
+    huge_pages: int
     """Of 2 MiB: how many the vendor advises for these families."""
-    host_nodes: tuple[tuple[str, str], ...] = ()
+    host_nodes: tuple[tuple[str, str], ...]
     """Nodes of the host below /dev that some jobs on these families open, and which do."""
 
 
@@ -143,8 +141,6 @@ class LabelSet:
 
     about: str
     """For people: where it comes from."""
-    families: Collection[str]
-    """Whose cards it describes."""
     prefix: str
     labels: tuple[Label, ...]
 
@@ -208,8 +204,6 @@ class MetricSchema:
 
     about: str
     """For people: its units."""
-    families: Collection[str]
-    """Whose cards it describes."""
     metrics: tuple[MetricName, ...]
     """In the order of the page."""
     renamed: Mapping[str, str]
@@ -218,7 +212,7 @@ class MetricSchema:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VendorSpec:
-    """A vendor's words, or (`merged`) those of several. Values by name, as config files have it."""
+    """A vendor's words. Values by name, as config files have it."""
 
     families: Mapping[str, tuple[int, ...]]
     """By family, how many cores a device can have; the most is the whole card."""
@@ -230,11 +224,9 @@ class VendorSpec:
     metric_schemas: Mapping[str, MetricSchema]
     metric_schema: str
     """The default of metrics.schema."""
-    dra: DraNames | None = None
-    """What DRA calls its cards; None: they are not offered by DRA."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...]
     """What the paths of its device nodes below /dev begin with."""
-    condition: str = "example.com/NPUReady"
+    condition: str
     """The usual type of the Node's condition."""
 
     @property
@@ -242,52 +234,13 @@ class VendorSpec:
         return {family: max(widths) for family, widths in self.families.items()}
 
 
-def merged(vocabularies: Sequence[VendorSpec]) -> VendorSpec:
-    """Merges families, sets and schemas; defaults and descriptions are the first vendor's."""
-    return replace(
-        vocabularies[0],
-        families=_union(spec.families for spec in vocabularies),
-        label_sets=_union(spec.label_sets for spec in vocabularies),
-        metric_schemas=_union(spec.metric_schemas for spec in vocabularies),
-        dra=None,
-        nodes=tuple(prefix for spec in vocabularies for prefix in spec.nodes),
-    )
-
-
-def _union(several: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    union: dict[str, T] = {}
-    for mapping in several:
-        union |= {name: value for name, value in mapping.items() if name not in union}
-    return union
-
-
-def label_sets(vocabularies: Iterable[VendorSpec], names: Collection[str]) -> tuple[LabelSet, ...]:
-    """Returns each vendor's label sets of these names, or its default set."""
-    return tuple(
-        chosen
-        for spec in vocabularies
-        for chosen in _chosen(spec.label_sets, names, spec.label_set)
-    )
-
-
-def metric_schemas(vocabularies: Iterable[VendorSpec], name: str) -> tuple[MetricSchema, ...]:
-    """Returns each vendor's metric schema of this name, or its default schema."""
-    return tuple(
-        chosen
-        for spec in vocabularies
-        for chosen in _chosen(spec.metric_schemas, (name,), spec.metric_schema)
-    )
-
-
-def _chosen(known: Mapping[str, T], names: Collection[str], default: str) -> list[T]:
-    return [known[name] for name in known if name in names] or [known[default]]
-
-
 class Vendor(Protocol):
     """The cards of one vendor on one host."""
 
     spec: ClassVar[VendorSpec]
     """What config files, labels and metrics call things."""
+    dra: ClassVar[DraNames]
+    """What DRA calls them."""
     profile: ClassVar[Profile]
 
     def __init__(self, root: Any, *, simulated: bool = False) -> None:

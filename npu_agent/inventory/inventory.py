@@ -58,7 +58,7 @@ READ_DEADLINE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    entries: tuple[tuple[Vendor, Entry], ...] | None
+    entries: tuple[Entry, ...] | None
     """The entries of the last successful search; None before it."""
     trouble: str = ""
     """Why the search fails now; cards found before may still be there."""
@@ -73,7 +73,7 @@ class Inventory:
 
     def __init__(
         self,
-        vendors: Sequence[Vendor],
+        vendor: Vendor,
         settings: Feed[ProbeSettings] | None = None,
         kernel: Feed[KernelNews] | None = None,
         restarts: Counter[str] | None = None,
@@ -83,7 +83,7 @@ class Inventory:
         """Searches nothing before `run`.
 
         Args:
-            vendors: what to search for cards.
+            vendor: what to search for cards.
             settings: followed while it runs.
             kernel: reports cards that come and go; None: it is not heard.
             restarts: counts watches that failed, by ``watch of npu0``.
@@ -95,8 +95,7 @@ class Inventory:
         self.trends: Feed[Trends] = Feed(Trends())
         """The trends of cards; never older than `snapshots`."""
         self.degraded = self.trends.map(trends.degraded)
-        self._vendors = tuple(vendors)
-        self._place = ", ".join(vendor.place for vendor in vendors)
+        self._vendor = vendor
         self._settings = settings or Feed(ProbeSettings())
         self._kernel = kernel or Feed(KernelNews())
         self._restarts = restarts if restarts is not None else Counter()
@@ -218,9 +217,7 @@ class Inventory:
         return Job(self._searches(settings))
 
     def _searches(self, settings: ProbeSettings) -> Callable[[], _Found]:
-        return partial(
-            _search, self._vendors, self._found, settings.host_nodes, Path(settings.root)
-        )
+        return partial(_search, self._vendor, self._found, settings.host_nodes, Path(settings.root))
 
     def _search_to_repeat(self, settings: ProbeSettings) -> Repeat[_Found]:
         hears_of_cards = self._kernel.value.is_open
@@ -267,14 +264,14 @@ class Inventory:
         self._found = search
         if search.entries is None or search.entries == before:
             return
-        present = {entry.key: (vendor, entry) for vendor, entry in search.entries}
+        present = {entry.key: entry for entry in search.entries}
         for key in self._watches.keys() - present.keys():
             self._watches[key].move(None)
-        for key, (vendor, entry) in present.items():
+        for key, entry in present.items():
             if key in self._watches:
                 self._watches[key].move(entry)
             else:
-                self._watches[key] = CardWatch(vendor, entry)
+                self._watches[key] = CardWatch(self._vendor, entry)
 
     def _publish(self) -> None:
         """Publishes the current state; at first only after everything was probed.
@@ -294,7 +291,7 @@ class Inventory:
         odd = [view.skipped for view in ordered if view.skipped]
         if trouble:
             why = f"cannot be searched for cards: {trouble}"
-            odd.append(SkippedDevice(self._place, why, unread=True))
+            odd.append(SkippedDevice(self._vendor.place, why, unread=True))
         cards = tuple(view.card for view in ordered if view.card)
         if cards == tuple(state.card for state in before.cards):
             ids = tuple(state.id for state in before.cards)
@@ -335,14 +332,11 @@ class Inventory:
         _log_trends(earlier, now)
 
 
-def _search(
-    vendors: Sequence[Vendor], before: _Found, host_nodes: Sequence[str], root: Path
-) -> _Found:
+def _search(vendor: Vendor, before: _Found, host_nodes: Sequence[str], root: Path) -> _Found:
     present = tuple(node for node in host_nodes if _is_there(root, node))
     missing = tuple(node for node in host_nodes if node not in present)
     try:
-        entries = tuple((vendor, entry) for vendor in vendors for entry in vendor.scan())
-        return _Found(entries, "", present, missing)
+        return _Found(vendor.scan(), "", present, missing)
     except OSError as error:
         trouble = text.reason(error)
     except Exception as error:  # our own fault, which must not end the thread

@@ -8,7 +8,6 @@ without a kubelet (`npu-agent cdi generate`), have both.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -102,25 +101,23 @@ class PluginSpecs:
     stays where it cannot be replaced.
     """
 
-    def __init__(
-        self, directory: Path, kinds: Collection[str] = (), *, by_cdi: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, kind: str, *, by_cdi: bool = False) -> None:
         """Reads nothing yet.
 
         Args:
             directory: where container runtimes read CDI specs.
-            kinds: those of which an earlier agent may have left a spec.
+            kind: of the CDI devices.
             by_cdi: whether containers get their devices by these specs. If not, what was left goes
                 once no container holds any of it.
         """
         self.unwritten: frozenset[str] = frozenset()
         """IDs of devices whose spec on disk is missing or outdated."""
         self._directory = SpecDirectory(directory)
-        self._kinds = kinds
+        self._kind = kind
         self._by_cdi = by_cdi
         self._ends = False
-        self._decided: Mapping[str, bytes] = {}
-        self._published: Mapping[str, bytes] = {}
+        self._decided: bytes | None = None
+        self._published: bytes | None = None
         """The same when the present devices were offered: all that can be held is in it."""
         self._read_as_owner: bool | None = None
         """Whether the node was ours when the files were read; None: not read."""
@@ -151,14 +148,14 @@ class PluginSpecs:
         if self._ends or (not owned and (cards or not self._by_cdi)):
             return
         if self._read_as_owner is not owned:
-            self._directory.files = await self._left_behind()
-            self._published = dict(self._directory.files)
+            self._published = await self._left_behind()
+            self._directory.files = self._files(self._published)
             self._read_as_owner = owned
         if not (self._by_cdi or self._directory.files):
             return
-        self._decided = wanted = specs(
-            (device for device in devices if self._by_cdi), before=self._published, held=held
-        )
+        offered = devices if self._by_cdi else ()
+        self._decided = plugin_spec(self._kind, offered, before=self._published, held=held)
+        wanted = self._files(self._decided)
         await self._directory.sync(wanted)
         if self._directory.error and not self._by_cdi:
             # What is left does no harm, and the agent needs no right to write there.
@@ -173,49 +170,43 @@ class PluginSpecs:
         if remove:
             await self._directory.sync({})
 
-    async def _left_behind(self) -> dict[str, bytes]:
-        """Reads the specs of an earlier agent, by file name: its Pods may still run."""
-        left = {}
-        for kind in self._kinds:
-            name = spec_file(kind)
-            with contextlib.suppress(OSError):
-                content = await self._directory.read(name)
-                spec = recovered(kind, content)
-                if self._by_cdi or spec == content:  # else it may be another program's
-                    left[name] = spec
-        return left
+    def _files(self, spec: bytes | None) -> dict[str, bytes]:
+        return {} if spec is None else {spec_file(self._kind): spec}
+
+    async def _left_behind(self) -> bytes | None:
+        """Reads the spec of an earlier agent: its Pods may still run."""
+        try:
+            content = await self._directory.read(spec_file(self._kind))
+        except OSError:
+            return None
+        spec = recovered(self._kind, content)
+        ours = self._by_cdi or spec == content  # else it may be another program's
+        return spec if ours else None
 
 
-def specs(
+def plugin_spec(
+    kind: str,
     devices: Iterable[Device],
-    before: Mapping[str, bytes] | None = None,
+    before: bytes | None = None,
     held: Collection[str] | None = (),
-) -> dict[str, bytes]:
-    """The spec files for these devices by their names in `DIRECTORY`: one for each vendor's kind.
+) -> bytes | None:
+    """Returns the spec of these devices; None if there is none.
 
     Devices whose ID is not a CDI name, or that have no nodes, are left out: one of them would make
     the runtime refuse the whole file. Devices that containers hold (`held`, by ID) and that are not
     offered now stay as in `before`: when a container starts again in its Pod, the kubelet does
     not ask again, and passes on the CDI name of the first start. `held` None: unknown, so all stay.
     """
-    by_kind: dict[str, list[dict[str, object]]] = {}
-    written = set()
-    for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order):
-        if device.nodes and NAME.fullmatch(device.id):
-            by_kind.setdefault(device.card.access.cdi_kind, []).append(
-                _node_entry(device.id, grant([device]).nodes)
-            )
-            written.add(device.id)
-    if held is None or not written.issuperset(held):
-        for spec in map(json.loads, (before or {}).values()):
-            kept = [
-                entry
-                for entry in spec["devices"]
-                if entry["name"] not in written and (held is None or entry["name"] in held)
-            ]
-            if kept:
-                by_kind.setdefault(spec["kind"], []).extend(kept)
-    return {spec_file(kind): _spec(kind, entries) for kind, entries in by_kind.items()}
+    entries: dict[str, Any] = {
+        device.id: _node_entry(device.id, grant([device]).nodes)
+        for device in sorted({d.id: d for d in devices}.values(), key=lambda d: d.order)
+        if device.nodes and NAME.fullmatch(device.id)
+    }
+    if before and (held is None or not entries.keys() >= set(held)):
+        for entry in json.loads(before)["devices"]:
+            if held is None or entry["name"] in held:
+                entries.setdefault(entry["name"], entry)
+    return _spec(kind, [*entries.values()]) if entries else None
 
 
 def spec_file(kind: str) -> str:
@@ -223,7 +214,7 @@ def spec_file(kind: str) -> str:
 
 
 def recovered(kind: str, content: bytes) -> bytes:
-    """The spec of this kind, as `specs` writes it, with those devices of a file that are so too.
+    """The spec as `plugin_spec` writes it, with those devices of a file that are so too.
 
     Anything else in it, such as hooks that would run as root, is not taken over.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -71,16 +71,16 @@ def socket_beside(plugin_dir: Path) -> Path:
     return plugin_dir.parent / "pod-resources" / "kubelet.sock"
 
 
-async def fetch(socket: Path, drivers: Collection[str] = ()) -> tuple[Assignment, ...]:
+async def fetch(socket: Path, driver: str | None = None) -> tuple[Assignment, ...]:
     """Asks the kubelet once; the answer is sorted.
 
-    `drivers` are DRA drivers of whose claims the devices are wanted too.
+    `driver` is a DRA driver of whose claims the devices are wanted too.
 
     Raises:
         UnavailableError: the socket is missing, or there is no good answer in time.
     """
     assignments, uses = await _read(socket, read_list, await _answer(socket, _LIST))
-    return tuple(sorted((*assignments, *(use for use in uses if use.resource in drivers))))
+    return tuple(sorted((*assignments, *(use for use in uses if use.resource == driver))))
 
 
 class PodResources:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 
 from npu_agent.core import comparison
@@ -20,7 +19,7 @@ _LONGEST = 4.0
 
 
 async def read_once(
-    vendors: Sequence[Vendor], *, load: bool = False, settings: ProbeSettings | None = None
+    vendor: Vendor, *, load: bool = False, settings: ProbeSettings | None = None
 ) -> Snapshot:
     """Returns one complete Snapshot, or after four seconds why there is none.
 
@@ -28,7 +27,7 @@ async def read_once(
     after more than the second in which a driver may count once, or for a third one.
     """
     often = replace(settings or ProbeSettings(), health_interval=0.3, telemetry_interval=1.1)
-    inventory = Inventory(vendors, Feed(often))
+    inventory = Inventory(vendor, Feed(often))
     async with asyncio.TaskGroup() as parts:
         running = parts.create_task(inventory.run())
         with contextlib.suppress(TimeoutError):

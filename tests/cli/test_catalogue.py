@@ -10,7 +10,7 @@ import pytest
 from npu_agent import config
 from npu_agent.cli import main as cli
 from npu_agent.cli.catalogue import GROUPS, all_commands, parse
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 COMMANDS = all_commands()
 
@@ -70,7 +70,7 @@ def test_a_command_has_a_module_and_its_examples_are_right(
         args = parse(example.split())
         assert args.command == name
         if not hasattr(args, "config_file"):
-            config.from_args(args, REGISTRY)
+            config.from_args(args, SPEC)
 
 
 @pytest.mark.parametrize("name", ["info", "allocations", "labels", "doctor", "verify", "version"])

@@ -17,7 +17,7 @@ from npu_agent.config.schema import (
     NodeApi,
     ResourceSpec,
 )
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 # A whole configuration takes some milliseconds to draw; the keys are independent of each other.
 FEW = settings(max_examples=25, deadline=None)
@@ -44,7 +44,7 @@ NODES = st.builds(
 
 @st.composite
 def resources(draw: st.DrawFn) -> tuple[ResourceSpec, ...]:
-    shapes = [(family, width) for family, widths in REGISTRY.families.items() for width in widths]
+    shapes = [(family, width) for family, widths in SPEC.families.items() for width in widths]
     chosen = draw(st.lists(st.sampled_from(shapes), unique_by=itemgetter(0), max_size=2))
     names = draw(st.lists(RESOURCE, unique=True, min_size=len(chosen), max_size=len(chosen)))
     return tuple(

@@ -9,20 +9,20 @@ import pytest
 from npu_agent.config import Config, ConfigError, MetricsConfig, default_config, load, parse
 from npu_agent.config.schema import HealthConfig
 from npu_agent.config.values import MAX_BYTES
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def config_of(text: str) -> Config:
-    return parse(text.encode(), "config.yaml", REGISTRY).config
+    return parse(text.encode(), "config.yaml", SPEC).config
 
 
 def error_of(text: str | bytes) -> ConfigError:
     data = text.encode() if isinstance(text, str) else text
     with pytest.raises(ConfigError) as caught:
-        parse(data, "config.yaml", REGISTRY)
+        parse(data, "config.yaml", SPEC)
     return caught.value
 
 
@@ -50,7 +50,7 @@ events: FALSE
     ],
 )
 def test_an_empty_file_is_the_defaults(text: str) -> None:
-    assert config_of(text) == default_config(REGISTRY)
+    assert config_of(text) == default_config(SPEC)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_after_twenty_problems_it_stops() -> None:
 
 def test_origins() -> None:
     text = b"events: false\nhealth:\n  failures: 3\nlabels:\nresources:\n"
-    effective = parse(text, "f.yaml", REGISTRY)
+    effective = parse(text, "f.yaml", SPEC)
     set_by_file = {k: v for k, v in effective.origins.items() if v != "default"}
     assert set_by_file == {"events": "f.yaml:1", "health.failures": "f.yaml:3"}
 
@@ -154,7 +154,7 @@ def test_origins() -> None:
 
 def refusal_of(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(path, REGISTRY)
+        load(path, SPEC)
     return str(caught.value).replace(str(path), "FILE")
 
 
@@ -187,7 +187,7 @@ def test_files_that_cannot_be_read(
 
 def only_config_errors(data: bytes) -> None:
     try:
-        effective = parse(data, "config.yaml", REGISTRY)
+        effective = parse(data, "config.yaml", SPEC)
     except ConfigError as error:
         assert error.problems  # noqa: PT017
         lines = data.decode("utf-8", "replace").splitlines() or [""]

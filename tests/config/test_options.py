@@ -26,7 +26,7 @@ from npu_agent.config.schema import (
     schema_of,
 )
 from npu_agent.config.text import as_yaml
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 from .strategies import CONFIGS, FEW
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False)
-    add_options(made, REGISTRY)
+    add_options(made, SPEC)
     return made
 
 
 def effective_of(*args: str) -> Effective:
-    return from_args(parser().parse_args(args), REGISTRY)
+    return from_args(parser().parse_args(args), SPEC)
 
 
 def error_of(*args: str) -> str:
@@ -53,7 +53,7 @@ def error_of(*args: str) -> str:
 def test_values_and_origins() -> None:
     effective = effective_of("--interval", "5", "--health-failures=4", "--disabled-devices", "a, b")
     assert effective.config == replace(
-        default_config(REGISTRY),
+        default_config(SPEC),
         interval=5.0,
         health=HealthConfig(failures=4),
         disabled_devices=(DisabledDevice(dev_name="a"), DisabledDevice(dev_name="b")),
@@ -138,22 +138,22 @@ def test_error(args: list[str], message: str) -> None:
 def test_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("interval: 5\n", encoding="utf-8")
-    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), REGISTRY)
+    assert effective_of("--config-file", str(path)) == parse(b"interval: 5\n", str(path), SPEC)
 
 
 def test_options_before_and_after_a_command_join() -> None:
     made = argparse.ArgumentParser()
-    add_options(made, REGISTRY, "log")
-    add_options(made.add_subparsers().add_parser("run"), REGISTRY)
+    add_options(made, SPEC, "log")
+    add_options(made.add_subparsers().add_parser("run"), SPEC)
     args = made.parse_args(["--log-level", "debug", "run", "--interval", "3"])
-    effective = from_args(args, REGISTRY)
+    effective = from_args(args, SPEC)
     assert effective.config.log.level == "debug"
     assert effective.config.interval == 3.0
 
 
 def test_help_says_meaning_and_default() -> None:
     text = " ".join(parser().format_help().split())
-    for key in keys_of(schema_of(REGISTRY)):
+    for key in keys_of(schema_of(SPEC)):
         assert f"{key.option} " in text
         assert key.description in text
     assert "--interval SECONDS Seconds between two readings" in text
@@ -181,16 +181,16 @@ def test_a_file_of_the_environment_counts_as_a_default(
     # The agent itself takes one or the other.
     args = parser().parse_args(["--interval=7"])
     with pytest.raises(ConfigError) as refused:
-        from_args(args, REGISTRY, strict=True)
+        from_args(args, SPEC, strict=True)
     assert str(refused.value) == (
         f"NPU_AGENT_CONFIG_FILE: not together with --interval: set interval in {file} instead"
     )
-    assert from_args(parser().parse_args([]), REGISTRY, strict=True).config.interval == 5.0
+    assert from_args(parser().parse_args([]), SPEC, strict=True).config.interval == 5.0
     # What is wrong in the file is named, whatever options there are.
     file.write_text("health: bad\n", encoding="utf-8")
     assert f"{file}:1: health: must be" in error_of("--health-recoveries=9")
     monkeypatch.setenv("NPU_AGENT_CONFIG_FILE", "")
-    assert effective_of().config == default_config(REGISTRY)
+    assert effective_of().config == default_config(SPEC)
 
 
 def test_the_plugin_directory_of_the_environment_is_the_keys_default(
@@ -202,7 +202,7 @@ def test_the_plugin_directory_of_the_environment_is_the_keys_default(
         (b"interval: 5", "/k/device-plugins", "NPU_AGENT_PLUGIN_DIR"),
         (b"pluginDir: /own", "/own", "f:1"),
     ):
-        found = parse(content, "f", REGISTRY)
+        found = parse(content, "f", SPEC)
         assert (found.config.plugin_dir, found.origins["pluginDir"]) == (expected, origin)
     assert effective_of("--plugin-dir=/own").config.plugin_dir == "/own"
     monkeypatch.setenv("NPU_AGENT_PLUGIN_DIR", "relative")

@@ -17,7 +17,7 @@ from npu_agent import files
 from npu_agent.config import load, poller
 from npu_agent.config.load import content
 from npu_agent.config.poller import Poller, PollTiming
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from tests.until import first, until
 
 GOOD = "defaultPe: Fusion\ninterval: 10\n"
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 @contextlib.asynccontextmanager
 async def following(path: Path, **times: float) -> AsyncIterator[Poller]:
     timing = PollTiming(**{"every": 0.01, "settle": 0.005, **times})
-    followed = Poller(path, REGISTRY, load(path, REGISTRY), timing)
+    followed = Poller(path, SPEC, load(path, SPEC), timing)
     started = followed.states.value
     running = asyncio.create_task(followed.run())
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from npu_agent.config import Config, ConfigError, MetricsConfig, disabled_for, parse
 from npu_agent.config.schema import DisabledDevice
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_path_that_is_no_device_node_or_a_cards_is_refused(path: str) -> None:
 
 def device_nodes(path: str) -> tuple[str, ...]:
     text = json.dumps({"containers": {"deviceNodes": [path]}})
-    return parse(text.encode(), "config.yaml", REGISTRY).config.containers.device_nodes
+    return parse(text.encode(), "config.yaml", SPEC).config.containers.device_nodes

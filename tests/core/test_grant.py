@@ -6,7 +6,7 @@ import pytest
 from npu_agent.core.grant import Refusal, RefusalError, grant
 from npu_agent.core.hardware import HealthState
 from npu_agent.core.ledger import footprint
-from npu_agent.kubelet.cdi import claim_spec, specs
+from npu_agent.kubelet.cdi import claim_spec, plugin_spec
 from npu_agent.kubelet.wire import v1beta1 as wire
 from tests.outputs.deviceplugin.helpers import allocate, devices, state
 
@@ -78,7 +78,7 @@ def test_nodes_of_the_host_come_once_with_any_device_and_belong_to_no_holder() -
     assert not one.nodes & other.nodes
     assert not any("dma_heap" in node for node in one.nodes)
     by_claim = json.loads(claim_spec("k/c", "u", {"npu": grant(listed.values())}))
-    by_kubelet = json.loads(specs(listed.values())["furiosa.ai-npu.json"])
+    by_kubelet = json.loads(plugin_spec("k/p", listed.values()) or b"")
     for device in (*by_claim["devices"], *by_kubelet["devices"]):
         nodes = [node["hostPath"] for node in device["containerEdits"]["deviceNodes"]]
         assert nodes.count(heap) == 1

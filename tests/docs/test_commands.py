@@ -10,7 +10,7 @@ import pytest
 
 from npu_agent import config
 from npu_agent.cli.catalogue import parse
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 from .pages import Page, pages
 
@@ -57,4 +57,4 @@ def test_the_real_parser_takes_it(page: str, text: str) -> None:
         except SystemExit:
             pytest.fail(f"{page}: npu-agent {variant} is not a command")
         if not hasattr(args, "config_file"):
-            config.from_args(args, REGISTRY)
+            config.from_args(args, SPEC)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from npu_agent.config import KEYS, ConfigError, parse
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 from .pages import ROOT
 
@@ -38,7 +38,7 @@ def test_examples_are_good() -> None:
     examples = re.findall(r"^```yaml\n(.+?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(examples) == 2
     for text in examples:
-        parse(text.encode(), "example", REGISTRY)
+        parse(text.encode(), "example", SPEC)
 
 
 def test_errors_are_real() -> None:
@@ -50,5 +50,5 @@ health:
   failures: 010
 """
     with pytest.raises(ConfigError) as caught:
-        parse(text.encode(), "config.yaml", REGISTRY)
+        parse(text.encode(), "config.yaml", SPEC)
     assert f"```\n{caught.value}\n```" in PAGE

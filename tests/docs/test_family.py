@@ -49,7 +49,7 @@ def test_a_card_of_it_is_found_and_offered(
     for node in family.nodes(0):
         (tmp_path / "dev" / node).touch()
 
-    snapshot = asyncio.run(read_once([Furiosa(tmp_path, {"wren": family})]))
+    snapshot = asyncio.run(read_once(Furiosa(tmp_path, {"wren": family})))
     [state] = snapshot.cards
     assert state.health.reason == "works"
     assert state.reading
@@ -71,8 +71,8 @@ def test_the_edits_fit_the_files() -> None:
     """Each line that a diff takes away or leaves is there, in this order."""
     files = (
         "npu_agent/vendors/furiosa/families.py",
-        "npu_agent/people/simulator/furiosa/__init__.py",
-        "npu_agent/people/simulator/furiosa/driver.py",
+        "npu_agent/people/simulator/families.py",
+        "npu_agent/people/simulator/driver.py",
     )
     diffs = [code for language, code in PAGE.blocks if language == "diff"]
     for diff, path in zip(diffs, files, strict=True):

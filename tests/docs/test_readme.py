@@ -9,7 +9,7 @@ import pytest
 
 from bench import report
 from npu_agent.config import parse
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 from .pages import ROOT, Page, page
 
@@ -67,7 +67,7 @@ def table(begin: str) -> tuple[str, list[list[str]]]:
 
 def test_the_value_for_rngd_is_a_config_that_offers_the_name_in_the_pod() -> None:
     [(key, value)] = re.findall(r"--set-json 'config\.(\w+)=(.+?)'", ENGLISH.text)
-    config = parse(f"{key}: {value}".encode(), "README.md", REGISTRY).config
+    config = parse(f"{key}: {value}".encode(), "README.md", SPEC).config
     assert [one.name for one in config.resources] == re.findall(
         r"# (furiosa\.ai/\w+): 1", ENGLISH.text
     )

@@ -55,7 +55,6 @@ from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.picture import Link
 from npu_agent.typedjson import InvalidJsonError
 from npu_agent.typedjson import decode as decode_json
-from npu_agent.vendors import REGISTRY
 from npu_agent.vendors.furiosa import parse
 from npu_agent.vendors.furiosa.spec import SPEC
 from npu_agent.vendors.furiosa.sysfs import Furiosa
@@ -176,7 +175,7 @@ def _sysfs_card(data: bytes) -> None:
             file.write_bytes(before)
 
 
-_SCHEMAS = (SPEC.metric_schemas["0.8"],)
+_SCHEMA = SPEC.metric_schemas["0.8"]
 _SETS = tuple(SPEC.label_sets.values())
 
 
@@ -187,7 +186,7 @@ def _sysfs_shown(found: Any, reading: Any) -> None:
     assert len(device_id(id_, found.all_cores)) <= 63
     seen = snapshot(CardState(id=id_, card=found, health=health, reading=reading))
     shown = cards.series(new_agent(snapshot=seen), pod_labels=True)
-    page = b"".join(family.render(openmetrics=False) for family in cards.families(_SCHEMAS, shown))
+    page = b"".join(family.render(openmetrics=False) for family in cards.families(_SCHEMA, shown))
     assert [*text_string_to_metric_families(page.decode())]
     _labels(compute.labels(seen, compute.Machine(vendor=None, name=None), _SETS))
 
@@ -217,8 +216,8 @@ def _pci_id(data: bytes) -> None:
 
 
 def _config(data: bytes) -> None:
-    found = parse_config(data, "config.yaml", REGISTRY)
-    again = parse_config(show(found).encode(), "config.yaml", REGISTRY)
+    found = parse_config(data, "config.yaml", SPEC)
+    again = parse_config(show(found).encode(), "config.yaml", SPEC)
     assert again.config == found.config
 
 

@@ -41,14 +41,14 @@ def read(host: Host, root: Path) -> Snapshot:
         reading = replace(state.reading, throttled=begun(None, state.reading))
         return replace(state, reading=reading)
 
-    found = asyncio.run(read_once([Furiosa(host.make(root))]))
+    found = asyncio.run(read_once(Furiosa(host.make(root))))
     return replace(found, cards=tuple(map(reported, found.cards)))
 
 
 def metrics(found: Snapshot, schema: str) -> list[str]:
     """A line a metric and label: its values by card, of a core the last one's."""
     values: dict[str, dict[str, float]] = {}
-    for family in parsed(page_of_cards(found, schemas=(SCHEMAS[schema],)), openmetrics=False):
+    for family in parsed(page_of_cards(found, schema=SCHEMAS[schema]), openmetrics=False):
         for name, of, value, *_ in family.samples:
             rest = [text for key, text in of.items() if key not in _OF_A_CARD]
             values.setdefault(" ".join((name, *rest)), {})[of["device"]] = value

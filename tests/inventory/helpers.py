@@ -85,7 +85,7 @@ class Watched:
         self.kernel = Feed(KernelNews())
         self.restarts: Counter[str] = Counter()
         self.inventory = Inventory(
-            [vendor or Furiosa(root)], self.settings, self.kernel, restarts=self.restarts
+            vendor or Furiosa(root), self.settings, self.kernel, restarts=self.restarts
         )
         self.record = self.inventory.snapshots = Record()
 

@@ -148,7 +148,7 @@ def test_hosts_look_as_in_their_golden_files(
     cards, edit = HOSTS[name]
     root = tree(tmp_path / "host", cards)
     edit(root)
-    snapshot = asyncio.run(read_once([Furiosa(root)]))
+    snapshot = asyncio.run(read_once(Furiosa(root)))
     print(view.drawn(view.cards_table(snapshot)))
     table = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
     cards_json = json.dumps(view.cards_as_json(snapshot), indent=2)

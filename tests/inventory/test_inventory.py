@@ -675,7 +675,7 @@ async def test_read_once_fails_if_the_inventory_does(
     monkeypatch.setattr(Inventory, "run", fail)
     async with asyncio.timeout(30):
         with pytest.raises(ExceptionGroup):
-            await read_once([Furiosa(root)])
+            await read_once(Furiosa(root))
 
 
 # Threads.
@@ -809,10 +809,10 @@ async def test_at_a_limit_of_our_own_nothing_is_known_at_first(root: Path) -> No
 
 
 async def test_a_card_that_was_known_before_keeps_its_id(root: Path) -> None:
-    before = (await read_once([Furiosa(root)])).cards[0]
+    before = (await read_once(Furiosa(root))).cards[0]
     write(management(root, 0) / "device_uuid", None)
     known = {before.id: before.card.identities}
-    inventory = Inventory([Furiosa(root)], known=known)
+    inventory = Inventory(Furiosa(root), known=known)
     running = asyncio.create_task(inventory.run())
     snapshot = await first(inventory.snapshots, lambda snapshot: snapshot.complete)
     running.cancel()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from npu_agent import __version__, config
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 from .conftest import Overlay
 from .schemas import VERSIONS, check
@@ -136,7 +136,7 @@ def test_the_config_is_the_agents(tmp_path: Path) -> None:
     made = template({"config": given})
     file = tmp_path / "config.yaml"
     file.write_text(by_kind(made, "ConfigMap")["data"]["config.yaml"], encoding="utf-8")
-    config.load(file, REGISTRY)
+    config.load(file, SPEC)
     defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["config"]
     assert config_of(made) == defaults | given
 

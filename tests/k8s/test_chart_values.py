@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from npu_agent.people.simulator import parse_cards
-from npu_agent.people.simulator.cards import families
+from npu_agent.people.simulator.families import FAMILIES
 
 from .schemas import check
 from .test_chart import comparable, template
@@ -515,9 +515,7 @@ def test_values_that_contradict_each_other_are_refused(
     assert len(said.splitlines()) < 10
 
 
-@pytest.mark.parametrize(
-    "wanted", [",".join(families()), *families(), "warboy = 2, rngd=1", "rngd=64"]
-)
+@pytest.mark.parametrize("wanted", [",".join(FAMILIES), *FAMILIES, "warboy = 2, rngd=1", "rngd=64"])
 def test_the_cards_that_the_agent_takes_are_those_that_the_chart_takes(wanted: str) -> None:
     assert parse_cards(wanted)
     container = pod_of(template({"simulate": wanted}))["containers"][0]

@@ -58,7 +58,7 @@ class Room:
             directory,
             self.wishes,
             self.claims,
-            specs=PluginSpecs(directory / "cdi", ("furiosa.ai/npu",), by_cdi=by_cdi),
+            specs=PluginSpecs(directory / "cdi", "furiosa.ai/npu", by_cdi=by_cdi),
             timing=AllocatorTiming(clock=self.clock),
         )
         self.messages: list[tuple[tuple[str, bool], ...]] = []

@@ -1,4 +1,4 @@
-"""CDI specs: one file for each vendor's kind, and nothing in it that a runtime would refuse.
+"""CDI specs: nothing in them that a runtime would refuse.
 
 For the device plugin they have what is offered, and what is held.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,76 +18,59 @@ import pytest
 
 from npu_agent import files
 from npu_agent.core.offer import Device
-from npu_agent.kubelet.cdi import PluginSpecs, SpecDirectory, recovered, specs
+from npu_agent.kubelet.cdi import PluginSpecs, SpecDirectory, plugin_spec, recovered
 from tests.outputs.deviceplugin.helpers import devices as devices_of
 from tests.outputs.deviceplugin.helpers import state
 
-
-def devices(id_: str = "A", index: int = 0, kind: str | None = None) -> tuple[Device, ...]:
-    """The two cores of a card, maybe of another vendor's kind."""
-    card = state(index=index, id_=id_)
-    if kind:
-        access = replace(card.card.access, cdi_kind=kind)
-        card = replace(card, card=replace(card.card, access=access))
-    return devices_of(card, cores=1)
+KIND = "furiosa.ai/npu"
 
 
-def parsed(found: dict[str, bytes]) -> dict[str, Any]:
-    return {name: json.loads(text) for name, text in found.items()}
+def devices(id_: str = "A", index: int = 0) -> tuple[Device, ...]:
+    """The two cores of a card."""
+    return devices_of(state(index=index, id_=id_), cores=1)
+
+
+def spec_of(
+    devices: Iterable[Device], before: bytes | None = None, held: Collection[str] | None = ()
+) -> bytes:
+    return plugin_spec(KIND, devices, before, held) or b""
 
 
 def test_a_spec_has_the_nodes_of_each_device() -> None:
-    found = parsed(specs(devices()))
-    assert list(found) == ["furiosa.ai-npu.json"]
-    spec = found["furiosa.ai-npu.json"]
-    assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "furiosa.ai/npu")
+    spec = json.loads(spec_of(devices()))
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", KIND)
     assert [device["name"] for device in spec["devices"]] == ["A_cores_0", "A_cores_1"]
     nodes = spec["devices"][0]["containerEdits"]["deviceNodes"]
     assert {"path": "/dev/npu0pe0", "hostPath": "/dev/npu0pe0", "permissions": "rw"} in nodes
     assert not any(node["path"] == "/dev/npu0pe1" for node in nodes)
 
 
-def test_each_vendors_kind_has_a_file_of_its_own() -> None:
-    found = parsed(specs((*devices("A"), *devices("B", 1, "acme.example/anvil"))))
-    assert {name: spec["kind"] for name, spec in found.items()} == {
-        "furiosa.ai-npu.json": "furiosa.ai/npu",
-        "acme.example-anvil.json": "acme.example/anvil",
-    }
-    assert [d["name"] for d in found["acme.example-anvil.json"]["devices"]] == [
-        "B_cores_0",
-        "B_cores_1",
-    ]
-
-
 def test_only_the_device_that_a_runtime_would_refuse_is_left_out() -> None:
     good, other = devices()
     for bad in (replace(other, nodes=()), replace(other, id="a b"), replace(other, id="_x")):
-        (spec,) = parsed(specs((good, bad))).values()
+        spec = json.loads(spec_of((good, bad)))
         assert [device["name"] for device in spec["devices"]] == [good.id]
-    assert specs([replace(good, nodes=())]) == {}
-    assert specs([]) == {}
+    assert plugin_spec(KIND, [replace(good, nodes=())]) is None
+    assert plugin_spec(KIND, []) is None
 
 
 def test_a_held_device_stays_as_it_was_until_it_is_offered_again() -> None:
     one, other = devices("A")
-    (third, _) = devices("B", 1, "acme.example/anvil")
-    before = specs((one, other, third))
-    assert specs((one, other, third), before, held=("A_cores_1", "unknown")) == before
-    kept = specs((one,), before, held=(other.id, third.id))
+    (third, _) = devices("B", 1)
+    before = spec_of((one, other, third))
+    assert spec_of((one, other, third), before, held=("A_cores_1", "unknown")) == before
+    kept = spec_of((one,), before, held=(other.id, third.id))
     assert kept == before
-    assert specs((one,), kept, held=(third.id,)) == specs((one, third))
-    assert specs((), before) == {}
-    assert specs((), before, held=None) == specs((one, other), before, held=None) == before
+    assert spec_of((one,), kept, held=(third.id,)) == spec_of((one, third))
+    assert plugin_spec(KIND, (), before) is None
+    assert spec_of((), before, held=None) == spec_of((one, other), before, held=None) == before
     moved = devices("A", 2)[1]
-    assert specs((one, moved), before, held=(moved.id,)) == specs((one, moved))
-
-
-KIND = "furiosa.ai/npu"
+    assert spec_of((one, moved), before, held=(moved.id,)) == spec_of((one, moved))
 
 
 def test_a_simulated_card_has_null_in_place_of_its_nodes_and_is_taken_over() -> None:
     simulated = [replace(one, card=replace(one.card, simulated=True)) for one in devices()]
-    (written,) = specs(simulated).values()
+    written = spec_of(simulated)
     edits = [one["containerEdits"]["deviceNodes"] for one in json.loads(written)["devices"]]
     assert {node["path"] for nodes in edits for node in nodes} >= {"/dev/npu0pe0", "/dev/npu0pe1"}
     assert {node["hostPath"] for nodes in edits for node in nodes} == {"/dev/null"}
@@ -95,7 +78,7 @@ def test_a_simulated_card_has_null_in_place_of_its_nodes_and_is_taken_over() -> 
 
 
 def test_only_devices_as_we_write_them_are_taken_over_from_disk() -> None:
-    (written,) = specs(devices()).values()
+    written = spec_of(devices())
     assert recovered(KIND, written) == written
     spec = json.loads(written)
     one, other = spec["devices"]
@@ -205,7 +188,7 @@ CORES = [device.id for device in PARTS]
 
 
 def plugin_specs(directory: Path, *, by_cdi: bool = True) -> PluginSpecs:
-    return PluginSpecs(directory, ["furiosa.ai/npu"], by_cdi=by_cdi)
+    return PluginSpecs(directory, KIND, by_cdi=by_cdi)
 
 
 async def write(

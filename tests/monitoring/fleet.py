@@ -25,7 +25,7 @@ from npu_agent.config.schema import HealthConfig, LabelsConfig
 from npu_agent.outputs.labels import outputs
 from npu_agent.people import simulator
 from npu_agent.people.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from tests.monitoring.helpers import manifest, write_rules
 from tests.until import first, until
 
@@ -110,7 +110,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     kubelet = StandInKubelet(plugins, directory / "pod-resources")
     await kubelet.start()
     config = replace(
-        default_config(REGISTRY),
+        default_config(SPEC),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.1),
         labels=LabelsConfig(output="nfd"),

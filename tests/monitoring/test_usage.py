@@ -114,7 +114,7 @@ class Hour:
         state = own(snapshot=snapshot, usages=tuple(self._usages()))
         series = cards.series(state, pod_labels=True)
         instance = "new" if now > ROLLOUT else "old"
-        for family in cards.families((SCHEMAS["2025"],), series):
+        for family in cards.families(SCHEMAS["2025"], series):
             if family.name.removeprefix("furiosa_npu_") in FAMILIES_USED:
                 page = family.render(openmetrics=False).decode()
                 for labels, value in re.findall(r"^\w+{(.*)} (.*)$", page, re.MULTILINE):

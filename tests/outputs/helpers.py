@@ -134,7 +134,7 @@ def allocator_of(
         PlanInputs(snapshots=snapshots, wishes=wishes, pools=[pool], cordons=cordons),
         pod_resources=kubelet,
         directory=directory,
-        **{"specs": PluginSpecs(directory / "cdi"), **options},
+        **{"specs": PluginSpecs(directory / "cdi", "furiosa.ai/npu"), **options},
     )
 
 

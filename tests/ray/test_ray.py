@@ -17,7 +17,7 @@ from npu_agent.core.grant import grant
 from npu_agent.core.hardware import CardState
 from npu_agent.kubelet.cdi import claim_spec
 from npu_agent.kubelet.wire import v1beta1 as wire
-from npu_agent.people.commands.cdi import host_specs
+from npu_agent.people.commands.cdi import host_spec
 from tests.outputs.deviceplugin.helpers import allocate, devices, snapshot, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_ray_counts_cards_and_each_worker_has_its_own(
 
 
 def test_ray_counts_all_cards_of_a_host_without_a_kubelet(tmp_path: Path) -> None:
-    (spec,) = filter(None, host_specs(snapshot(*CARDS)).files.values())
-    (every,) = (entry for entry in json.loads(spec)["devices"] if entry["name"] == "all")
+    spec = json.loads(host_spec(snapshot(*CARDS)).content or b"")
+    (every,) = (entry for entry in spec["devices"] if entry["name"] == "all")
     environment = dict(item.split("=", 1) for item in every["containerEdits"]["env"])
     assert counted(environment, tmp_path)["workers"] == ["npu:1", "npu:4"]

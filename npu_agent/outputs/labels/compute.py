@@ -23,7 +23,7 @@ log = logger(__name__)
 
 LONGEST = 63
 SIMULATED = "npu-agent/simulated"
-"""The key of the one label that is ours, and not a vendor's."""
+"""The key of the one label that is ours, and not the vendor's."""
 VENDOR_FILE = "/sys/class/dmi/id/sys_vendor"
 NAME_FILE = "/sys/class/dmi/id/product_name"
 _LONGEST_DMI = 256
@@ -82,7 +82,7 @@ def explained(
     for set_ in sets:
         for label in set_.labels:
             key = set_.prefix + label.key
-            by_key[key] = _joined(key, tuple(_contributions(label, set_, snapshot, machine)))
+            by_key[key] = _joined(key, tuple(_contributions(label, snapshot, machine)))
     if simulated := [state.card.name for state in snapshot.cards if state.card.simulated]:
         by_key[SIMULATED] = Explained(SIMULATED, "true", f"{', '.join(simulated)}: simulated")
     return tuple(by_key[key] for key in sorted(by_key))
@@ -147,11 +147,9 @@ def _parts(text: str) -> dict[str, str | None]:
     }
 
 
-def _contributions(
-    label: Label, set_: LabelSet, snapshot: Snapshot, machine: Machine
-) -> Iterator[_Contribution]:
+def _contributions(label: Label, snapshot: Snapshot, machine: Machine) -> Iterator[_Contribution]:
     """Returns the contributions to a label of cards or a file; none without a card."""
-    cards = [state.card for state in snapshot.cards if state.card.family in set_.families]
+    cards = [state.card for state in snapshot.cards]
     match label.source:
         case LabelSource.COUNT if cards:
             names = ", ".join(card.name for card in cards)
@@ -162,10 +160,9 @@ def _contributions(
                 yield _Contribution(card.name, label.named(text), text)
             for odd in snapshot.skipped:
                 family = odd.sample_of
-                if label.sample is not None and family in set_.families and family is not None:
-                    yield _Contribution(
-                        odd.entry, label.sample(family), f"{family}, an FPGA sample"
-                    )
+                if label.sample is not None and family is not None:
+                    because = f"{family}, an FPGA sample"
+                    yield _Contribution(odd.entry, label.sample(family), because)
         case LabelSource.DRIVER:
             for card in cards:
                 yield _version(label, card.name, "driver", card.driver_version)

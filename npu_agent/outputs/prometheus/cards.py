@@ -2,8 +2,7 @@
 
 Start reading at `series` and `families`.
 
-Names and units are those of each card's vendor (`npu_agent.core.vendor.MetricSchema`); labels
-are the same for all.
+Names and units are the vendor's (`npu_agent.core.vendor.MetricSchema`).
 """
 
 from __future__ import annotations
@@ -224,37 +223,27 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
 }
 
 
-def families(schemas: Iterable[MetricSchema], cards: Cards) -> tuple[MetricFamily, ...]:
-    """The families of these schemas, in the order of the page.
-
-    Each schema describes the cards of its vendor. A name that two vendors use is one family, with
-    the help of the first: Prometheus refuses a page that has it twice.
-    """
-    named: dict[str, list[tuple[MetricSchema, MetricName]]] = {}
-    for schema in schemas:
-        for metric in schema.metrics:
-            named.setdefault(metric.name, []).append((schema, metric))
+def families(schema: MetricSchema, cards: Cards) -> tuple[MetricFamily, ...]:
+    """The families of a schema, in the order of the page."""
     return tuple(
         MetricFamily(
-            name=name,
-            kind=uses[0][1].kind,
-            help=uses[0][1].text,
-            samples=_of_vendors(uses, cards),
+            name=metric.name,
+            kind=metric.kind,
+            help=metric.text,
+            samples=_samples(metric, schema.renamed, cards),
         )
-        for name, uses in named.items()
+        for metric in schema.metrics
     )
 
 
-def _of_vendors(uses: Iterable[tuple[MetricSchema, MetricName]], cards: Cards) -> Samples:
-    for schema, metric in uses:
-        theirs = tuple(card for card in cards if card.state.card.family in schema.families)
-        samples = (
-            _SAMPLES[metric.source](theirs)
-            if metric.sensors is None
-            else _sensors(metric.sensors, schema.renamed, theirs)
-        )
-        # Divided by 1, an integer would be a float.
-        yield from samples if metric.per_unit == 1 else _divided(samples, metric.per_unit)
+def _samples(metric: MetricName, renamed: Mapping[str, str], cards: Cards) -> Samples:
+    samples = (
+        _SAMPLES[metric.source](cards)
+        if metric.sensors is None
+        else _sensors(metric.sensors, renamed, cards)
+    )
+    # Divided by 1, an integer would be a float.
+    return samples if metric.per_unit == 1 else _divided(samples, metric.per_unit)
 
 
 def _divided(samples: Numbers, per_unit: float) -> Samples:

@@ -24,7 +24,7 @@ Made = TypeVar("Made")
 class PageSettings:
     """The config of the page."""
 
-    schemas: tuple[MetricSchema, ...]
+    schema: MetricSchema
     pod_labels: bool
 
 
@@ -53,7 +53,7 @@ class Page:
     def _cards(self, state: AgentState) -> tuple[MetricFamily, ...]:
         settings = self._settings.value
         series = cards.series(state, pod_labels=settings.pod_labels)
-        return cards.families(settings.schemas, series)
+        return cards.families(settings.schema, series)
 
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """Returns the result of `make`; None if it fails, which is counted and, at first, logged.

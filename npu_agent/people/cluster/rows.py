@@ -26,9 +26,10 @@ _MOST_CORES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """The vendors' names."""
+    """The vendor's names."""
 
-    drivers: Collection[str]
+    driver: str
+    """By DRA."""
     domain: str
     """The end of the domains of resources and labels: ``example.com``."""
     cores: Mapping[str, int]
@@ -182,7 +183,7 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
     running = agents(cluster)
     pools: dict[str, list[PublishedDevice]] = defaultdict(list)
     for device in devices(cluster):
-        if device.driver in words.drivers:
+        if device.driver == words.driver:
             pools[device.pool].append(device)
     held = _held(cluster, words)
     asked = _asked(cluster, words)
@@ -239,7 +240,7 @@ def free_resource(
     if free:
         return min(free)[1]
     pool = [part for part in devices(cluster) if part.pool == node.name]
-    own = [part for part in pool if part.driver in words.drivers]
+    own = [part for part in pool if part.driver == words.driver]
     open_ = _open(own, _held(cluster, words)[node.name])
     return "" if any(part.is_card for part in open_) else None
 
@@ -272,7 +273,7 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
             if (claim := claims.get(f"{pod.namespace}/{name}"))
             and any(user.uid == pod.uid for user in claim.status.reserved_for)
             for result in claim.results
-            if result.driver in words.drivers and not result.admin_access
+            if result.driver == words.driver and not result.admin_access
         ]
         for name, result in given:
             device = published.get((result.driver, result.pool, result.device))
@@ -307,7 +308,7 @@ def _held(cluster: Cluster, words: Words) -> dict[str, set[str]]:
     by_pool: dict[str, set[str]] = defaultdict(set)
     for claim in cluster.claims:
         for result in claim.results:
-            if result.driver in words.drivers and not result.admin_access:
+            if result.driver == words.driver and not result.admin_access:
                 by_pool[result.pool].add(result.device)
     return by_pool
 
@@ -441,7 +442,7 @@ def _from_page(page: Report, others: _Sums) -> _Sums:
 
 
 def _devices(quantities: Mapping[str, str], words: Words) -> int:
-    """The devices of all the vendors' resources."""
+    """The devices of all the vendor's resources."""
     return sum(number(text) for name, text in quantities.items() if words.is_resource(name))
 
 

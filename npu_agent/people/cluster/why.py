@@ -71,7 +71,7 @@ def why(
         pod: the Pod.
         own: the claims and templates of its namespace.
         cluster: the objects of all namespaces, as far as the user may read them.
-        words: the vendors' names.
+        words: the vendor's names.
         pages: of the agent on the Node of a Pod that has one.
     """
     phase = pod.status.phase
@@ -358,7 +358,7 @@ def _tainted(cluster: Cluster, words: Words) -> Mapping[str, list[str]]:
     """The taints of devices with their cards, by Node."""
     cards: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
     for device in rows.devices(cluster):
-        for taint in device.device.taints if device.driver in words.drivers else ():
+        for taint in device.device.taints if device.driver == words.driver else ():
             if taint.bars:
                 cards[device.pool][_taint(taint)][device.card.name] = None
     return {

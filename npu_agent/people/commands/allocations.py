@@ -11,9 +11,9 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.kubelet import podresources
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import plugin_dir, quiet, vendors
+from npu_agent.people.commands.common import plugin_dir, quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
-from npu_agent.vendors import DRIVERS
+from npu_agent.vendors import DRA
 
 
 def main(args: argparse.Namespace) -> int:
@@ -27,12 +27,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, directory: Path) -> str:
-    return await _text(args, directory, await read_once(vendors(args)))
+    return await _text(args, directory, await read_once(vendor(args)))
 
 
 async def _text(args: argparse.Namespace, directory: Path, snapshot: Snapshot) -> str:
     try:
-        held = await podresources.fetch(podresources.socket_beside(directory), DRIVERS)
+        held = await podresources.fetch(podresources.socket_beside(directory), DRA.driver)
     except podresources.UnavailableError as error:
         raise CommandError(str(error)) from error
     if view.is_data(args):

@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from npu_agent.inventory.card import ProbeSettings
 from npu_agent.kubelet.cdi import NAME, grants_spec, spec_file
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import quiet, vendors
-from npu_agent.vendors import CDI_KINDS, REGISTRY
+from npu_agent.people.commands.common import quiet, vendor
+from npu_agent.vendors import PROFILE, SPEC
 
 _DIRECTORY = "etc/cdi"
 """Below the host's root: for the specs of the host, which outlive a reboot."""
@@ -37,63 +37,61 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
-    snapshot = await read_once(vendors(args), settings=settings)
-    specs = host_specs(snapshot)
+    snapshot = await read_once(vendor(args), settings=settings)
+    spec = host_spec(snapshot)
     for note in view.remarks(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
-    for reason in specs.left_out:
+    for reason in spec.left_out:
         print(f"npu-agent: left out: {reason}", file=sys.stderr)
     if args.stdout:
-        for content in filter(None, specs.files.values()):
-            print(json.dumps(json.loads(content), indent=2))
+        if spec.content is not None:
+            print(json.dumps(json.loads(spec.content), indent=2))
     else:
-        await _put(host_root(args) / _DIRECTORY, specs)
-    if not specs.names:
+        await _put(host_root(args) / _DIRECTORY / spec_file(PROFILE.cdi_kind), spec)
+    if not spec.names:
         remedy = "`npu-agent doctor` says what is missing"
         raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
 
 
-async def _put(directory: Path, specs: HostSpecs) -> None:
-    for name, content in specs.files.items():
-        path = directory / name
-        try:
-            changed = await files.replace(path, content, durable=True)
-        except OSError as error:
-            # The second name is that of the spec: the first one is of the file next to it.
-            raise CommandError(
-                f"{error.filename2 or directory}: {error.strerror or error}: run it as root, "
-                "with a directory there that can be written, or print the specs by --stdout"
-            ) from error
-        if content is not None:
-            print(f"{path} written")
-        elif changed:
-            print(f"{path} removed: there is no NPU to offer")
-    for device in specs.names:
+async def _put(path: Path, spec: HostSpec) -> None:
+    try:
+        changed = await files.replace(path, spec.content, durable=True)
+    except OSError as error:
+        # The second name is that of the spec: the first one is of the file next to it.
+        raise CommandError(
+            f"{error.filename2 or path.parent}: {error.strerror or error}: run it as root, "
+            "with a directory there that can be written, or print the spec by --stdout"
+        ) from error
+    if spec.content is not None:
+        print(f"{path} written")
+    elif changed:
+        print(f"{path} removed: there is no NPU to offer")
+    for device in spec.names:
         print(device)
 
 
 @dataclass(frozen=True, slots=True)
-class HostSpecs:
-    """The CDI specs of a host without a kubelet."""
+class HostSpec:
+    """The CDI spec of a host without a kubelet."""
 
-    files: Mapping[str, bytes | None]
-    """By their names in /etc/cdi, one for each kind; None: there is to be no such file."""
+    content: bytes | None
+    """Of its file; None: there is to be no such file."""
     names: tuple[str, ...]
     """As a runtime is asked for them: ``example.com/npu=npu0``."""
     left_out: tuple[str, ...]
     """What is not offered, with the reason: ``npu1: unhealthy: ...``."""
 
 
-def host_specs(snapshot: Snapshot) -> HostSpecs:
-    """The specs for people who name cards by hand, as in ``docker run --device``.
+def host_spec(snapshot: Snapshot) -> HostSpec:
+    """The spec for people who name cards by hand, as in ``docker run --device``.
 
     A card is named by its ID (mostly its UUID) and ``npu0``, its parts ``npu0:0-3``, and all
-    healthy cards of a vendor together ``all``; each has nodes and environment. Allocations
+    healthy cards together ``all``; each has nodes and environment. Allocations
     are not tracked: two containers can be given the same card. Unhealthy cards are left out: a
     runtime then says that it does not know the device, and the container is not started.
     """
-    grants: dict[str, dict[str, Grant]] = {kind: {} for kind in CDI_KINDS}
-    whole: dict[str, list[Device]] = {kind: [] for kind in CDI_KINDS}
+    grants: dict[str, Grant] = {}
+    whole: list[Device] = []
     left_out: list[str] = []
     numbers = Counter(state.card.name for state in snapshot.cards)
     for state in snapshot.cards:
@@ -104,21 +102,19 @@ def host_specs(snapshot: Snapshot) -> HostSpecs:
             continue
         if shared := numbers[card.name] > 1:
             left_out.append(f"the name {card.name}: several cards have it; use {state.id}")
-        kind = card.access.cdi_kind
-        whole[kind].append(device)
+        whole.append(device)
         for name, part in _named_devices(state, device, by_number=not shared):
             if part.nodes and NAME.fullmatch(name):
-                grants[kind][name] = grant([part])
-    for kind, devices in whole.items():
-        if devices:
-            grants[kind][_ALL] = grant(devices)
-    specs = {
-        spec_file(kind): grants_spec(kind, granted) if granted else None
-        for kind, granted in grants.items()
-    }
-    offered = (f"{kind}={name}" for kind, granted in grants.items() for name in granted)
+                grants[name] = grant([part])
+    if whole:
+        grants[_ALL] = grant(whole)
     left_out += (f"{node}: no device node on this host" for node in snapshot.missing_nodes)
-    return HostSpecs(specs, tuple(offered), tuple(left_out))
+    kind = PROFILE.cdi_kind
+    return HostSpec(
+        content=grants_spec(kind, grants) if grants else None,
+        names=tuple(f"{kind}={name}" for name in grants),
+        left_out=tuple(left_out),
+    )
 
 
 def _named_devices(
@@ -128,7 +124,7 @@ def _named_devices(
     if not by_number:
         return
     yield whole.name, whole
-    for width in sorted(set(REGISTRY.families[state.card.family]), reverse=True):
+    for width in sorted(set(SPEC.families[state.card.family]), reverse=True):
         for part in cut(state, width):
             if part.healthy:
                 yield f"{state.card.name}:{part.cores}", part

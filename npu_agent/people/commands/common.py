@@ -1,4 +1,4 @@
-"""Parts shared by commands: the vendors' cards, and the configuration with quiet logging."""
+"""Parts shared by commands: the vendor's cards, and the configuration with quiet logging."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from npu_agent import config, logs
 from npu_agent.cli import host_root
 from npu_agent.core.vendor import Vendor
 from npu_agent.files import SIMULATION
-from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.vendors import SPEC, VENDOR
 
 
-def vendors(args: argparse.Namespace) -> list[Vendor]:
+def vendor(args: argparse.Namespace) -> Vendor:
     root = host_root(args)
-    return [vendor(root, simulated=(root / SIMULATION).is_dir()) for vendor in VENDORS]
+    return VENDOR(root, simulated=(root / SIMULATION).is_dir())
 
 
 def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
@@ -24,11 +24,11 @@ def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
     """
     wanted = "config.log.level" in args
     try:
-        configured = config.from_args(args, REGISTRY).config
+        configured = config.from_args(args, SPEC).config
     except config.ConfigError as error:
         if not tolerant or any(problem.place.source.startswith("--") for problem in error.problems):
             raise
-        configured = config.default_config(REGISTRY)
+        configured = config.default_config(SPEC)
     logs.setup(configured.log.level if wanted else "error", configured.log.format)
     return configured
 

@@ -16,7 +16,7 @@ from npu_agent.config.load import refusals
 from npu_agent.config.schema import Group, schema_of
 from npu_agent.config.text import as_yaml
 from npu_agent.config.values import MAX_BYTES
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 
 def main(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
             for remark in remarks(loaded):
                 print(f"note: {remark}")
         case "show":
-            print(show(config.from_args(args, REGISTRY)), end="")
+            print(show(config.from_args(args, SPEC)), end="")
         case "schema":
             print(json.dumps(json_schema(), indent=2))
     return 0
@@ -37,7 +37,7 @@ def _read(file: Path) -> config.Effective:
     """What is in a file, or what another command prints: ``-``, ``/dev/stdin``, ``<(command)``."""
     with refusals(file), sys.stdin.buffer if file == Path("-") else file.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
-    return config.parse(data, str(file), REGISTRY)
+    return config.parse(data, str(file), SPEC)
 
 
 def remarks(checked: config.Config) -> Iterator[str]:
@@ -72,7 +72,7 @@ def show(effective: config.Effective) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    root = schema_of(REGISTRY)
+    root = schema_of(SPEC)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **_or_null(_json(root)),

@@ -24,7 +24,7 @@ from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.people.cards import read_once
 from npu_agent.people.cluster.fetch import report_of
 from npu_agent.people.cluster.proxy import through_kubectl
-from npu_agent.people.commands.common import quiet, vendors
+from npu_agent.people.commands.common import quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line, shown
@@ -169,7 +169,7 @@ async def _change(args: argparse.Namespace) -> None:
 
 
 async def _here(args: argparse.Namespace) -> Report:
-    snapshot = await read_once(vendors(args))
+    snapshot = await read_once(vendor(args))
     cards = tuple(
         ReportedCard(card.name, card.core_count, state.id, card.uuid, card.pci_bus_id)
         for state, card in ((state, state.card) for state in snapshot.cards)

@@ -30,7 +30,7 @@ from npu_agent.people.simulator.apiserver import StandInApiServer, served
 from npu_agent.people.simulator.kubelet import NotEnoughError, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import PrepareError, StandInPluginManager
 from npu_agent.text import reason
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 _CONFIG = """\
 defaultPe: Fusion
@@ -75,9 +75,9 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
             file.write_text(
                 _CONFIG.format(
                     family=CLAIMED,
-                    resource=REGISTRY.resource_name,
+                    resource=SPEC.resource_name,
                     plugins=plugins,
-                    condition=REGISTRY.condition,
+                    condition=SPEC.condition,
                 ),
                 encoding="utf-8",
             )
@@ -105,7 +105,7 @@ async def run(*, once: bool, deadline: float = DEADLINE) -> int:
         url = await ends.enter_async_context(served(api_server.answer))
         host = Host(root, NODE, simulation=partial(simulator.simulate, root))
         api = Api(lambda: at(url, "the demo"))
-        agent = Agent(load(file, REGISTRY), host, config_file=file, api=api)
+        agent = Agent(load(file, SPEC), host, config_file=file, api=api)
         tour = Tour(
             root=root,
             config=file,

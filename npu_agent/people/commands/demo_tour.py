@@ -28,10 +28,10 @@ from npu_agent.people.report import ReportedCard
 from npu_agent.people.simulator.apiserver import NODES, Object, StandInApiServer
 from npu_agent.people.simulator.kubelet import ListedPlugin, StandInKubelet
 from npu_agent.people.simulator.pluginmanager import StandInPluginManager
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 NODE = "demo-node"
-CLAIMED = max(REGISTRY.core_counts, key=REGISTRY.core_counts.__getitem__)
+CLAIMED = max(SPEC.core_counts, key=SPEC.core_counts.__getitem__)
 """The family of the card for claims: the one with the most cores, to be cut for several Pods."""
 DEADLINE = 30.0
 """Seconds that a step may take; each takes less than three on an idle machine."""
@@ -103,7 +103,7 @@ class Tour:
             yield f"{self._names[id_]} is the device {id_}: {health}"
 
     async def _labels_the_node(self) -> Lines:
-        labels = REGISTRY.label_sets[REGISTRY.label_set]
+        labels = SPEC.label_sets[SPEC.label_set]
         (key,) = (label.key for label in labels.labels if label.source is LabelSource.COUNT)
         applied = await self._seen(
             lambda: self._node["metadata"]["labels"],
@@ -115,7 +115,7 @@ class Tour:
     async def _serves(self) -> Lines:
         from aiohttp import ClientSession
 
-        schema = REGISTRY.metric_schemas[REGISTRY.metric_schema]
+        schema = SPEC.metric_schemas[SPEC.metric_schema]
         (name,) = (metric.name for metric in schema.metrics if metric.source is MetricSource.ALIVE)
         address = await self.address()
         yield f"the status page: http://{address}/"

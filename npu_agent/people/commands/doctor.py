@@ -16,7 +16,7 @@ from npu_agent.config import Config, ConfigError, default_config, file_of, from_
 from npu_agent.kube import ApiError
 from npu_agent.people.cluster.proxy import end_children
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import vendors
+from npu_agent.people.commands.common import vendor
 from npu_agent.people.doctor import agent, cluster, dra, host, kubelet
 from npu_agent.people.doctor.check import (
     Check,
@@ -30,7 +30,7 @@ from npu_agent.people.doctor.check import (
     wrong,
 )
 from npu_agent.text import listed
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     # The file's level is the agent's: here it would mix the probes' own log with the lines.
     asked = "config.log.level" in args
     logs.setup(wanted.log.level if asked else "error", wanted.log.format)
-    context = Context.here(wanted, host_root(args), vendors(args))
+    context = Context.here(wanted, host_root(args), vendor(args))
 
     async def act() -> int:
         checks = (good, *await examine(context))
@@ -85,12 +85,12 @@ def configuration(args: argparse.Namespace) -> tuple[Config, Check]:
     """
     file = file_of(args)
     try:
-        config = from_args(args, REGISTRY).config
+        config = from_args(args, SPEC).config
         line = ok(f"{file} is good" if file else "no file: options and defaults")
     except ConfigError as error:
         if file is None or any(p.place.source.startswith("--") for p in error.problems):
             raise
-        config = default_config(REGISTRY)
+        config = default_config(SPEC)
         line = wrong(
             "; ".join(map(str, error.problems)),
             "fix it; the rest was checked with the defaults",

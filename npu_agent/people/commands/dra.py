@@ -14,11 +14,11 @@ from npu_agent.cli import WRONG, CommandError
 from npu_agent.config.resources import offered_by
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import names
-from npu_agent.core.pool import DraNames, pool
+from npu_agent.core.pool import pool
 from npu_agent.outputs.dra.slices import slices
 from npu_agent.people.commands.common import quiet
 from npu_agent.people.simulator.cards import CardSpec, parse_cards
-from npu_agent.vendors import SPECS
+from npu_agent.vendors import DRA
 
 _NODE = "template"
 """The name of Node and pool; `spec.nodeName` must not be empty."""
@@ -31,18 +31,14 @@ def main(args: argparse.Namespace) -> int:
         cards = parse_cards(args.template, option="--template")
     except ValueError as error:
         raise CommandError(str(error), WRONG) from error
-    for vendor in SPECS:
-        if vendor.dra and (own := [card for card in cards if card.family in vendor.families]):
-            manifests = [*_template(vendor.dra, own, settings)]
-            print(f"# Left out, because only a host has them: {', '.join(vendor.dra.of_host)}.")
-            print("# Node, pool and devices have other names there.")
-            print(yaml.safe_dump_all(manifests, sort_keys=False, width=1000), end="")
+    manifests = [*_template(cards, settings)]
+    print(f"# Left out, because only a host has them: {', '.join(DRA.of_host)}.")
+    print("# Node, pool and devices have other names there.")
+    print(yaml.safe_dump_all(manifests, sort_keys=False, width=1000), end="")
     return 0
 
 
-def _template(
-    dra: DraNames, cards: Collection[CardSpec], settings: config.Config
-) -> Iterator[dict[str, Any]]:
+def _template(cards: Collection[CardSpec], settings: config.Config) -> Iterator[dict[str, Any]]:
     """Yields the slices, as with `allocation.api: dra`: that key may differ by node.
 
     Raises:
@@ -56,16 +52,16 @@ def _template(
     disabled = config.disabled_for(settings, None)
     healthy = Health(state=HealthState.HEALTHY, reason="", since=0.0)
     states = (
-        CardState(id=card.name, card=dra.blank(card.family, card.index), health=healthy)
+        CardState(id=card.name, card=DRA.blank(card.family, card.index), health=healthy)
         for card in cards
     )
     devices = pool(
         Snapshot(tuple(card for card in states if names(card).isdisjoint(disabled)), complete=True),
-        dra=dra,
+        dra=DRA,
         families=offered,
         by_index=True,
         partitions=settings.dra.partitions,
     )
-    for manifest in slices(devices, driver=dra.driver, node=_NODE, uid="", generation=1):
+    for manifest in slices(devices, driver=DRA.driver, node=_NODE, uid="", generation=1):
         del manifest["metadata"]["ownerReferences"]
         yield manifest

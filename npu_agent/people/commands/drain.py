@@ -29,11 +29,11 @@ from npu_agent.people.commands.cordon import (
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
-from npu_agent.vendors import DRIVERS
+from npu_agent.vendors import DRA
 
 _EVERY = 1.0
 """Seconds between two questions to the agent."""
-_WORDS = rows.Words(drivers=DRIVERS, domain=DRIVERS[0].partition(".")[2], cores={})
+_WORDS = rows.Words(driver=DRA.driver, domain=DRA.driver.partition(".")[2], cores={})
 
 
 def main(args: argparse.Namespace) -> int:

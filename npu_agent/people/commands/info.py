@@ -20,11 +20,11 @@ from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 from npu_agent.people import page
 from npu_agent.people.cards import has_loads, read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import plugin_dir, quiet, vendors
+from npu_agent.people.commands.common import plugin_dir, quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
-from npu_agent.vendors import DRIVERS
+from npu_agent.vendors import DRA
 
 _ANSWER = 2.0
 """Seconds for the running agent's answer."""
@@ -46,11 +46,11 @@ def main(args: argparse.Namespace) -> int:
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
     pages, _ = page.addresses(wanted.metrics)
-    snapshot, report = await asyncio.gather(read_once(vendors(args)), page.status(pages, _ANSWER))
+    snapshot, report = await asyncio.gather(read_once(vendor(args)), page.status(pages, _ANSWER))
     report = report or Report(cards=())
     snapshot, warnings = as_reported(snapshot, report)
     if not has_loads(snapshot):
-        snapshot, warnings = as_reported(await read_once(vendors(args), load=True), report)
+        snapshot, warnings = as_reported(await read_once(vendor(args), load=True), report)
     if view.is_data(args) or args.no_headers:
         for note in view.remarks(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
@@ -116,6 +116,6 @@ async def _shown(
 
 async def _assignments(directory: Path) -> tuple[Assignment, ...] | None:
     try:
-        return await podresources.fetch(socket_beside(directory), DRIVERS)
+        return await podresources.fetch(socket_beside(directory), DRA.driver)
     except UnavailableError:
         return None  # no kubelet here, or not ours to ask: the column is left out

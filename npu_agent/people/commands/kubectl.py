@@ -31,7 +31,7 @@ from npu_agent.people.commands import view
 from npu_agent.people.commands.screen import run_until_signal, watch
 from npu_agent.people.report import ReportedHolder
 from npu_agent.text import one_line
-from npu_agent.vendors import DRIVERS, REGISTRY
+from npu_agent.vendors import DRA, SPEC
 
 _RIGHTS = (
     "ask an administrator for the ClusterRole npu-viewer, k8s/examples/npu-viewer.yaml in "
@@ -41,14 +41,14 @@ _RIGHTS = (
 _OF_PODS = ("pods", "claims", "slices", "daemon_sets")
 _ALL = ("nodes", *_OF_PODS, "classes", "taint_rules")
 WORDS = rows.Words(
-    drivers=DRIVERS,
-    domain=DRIVERS[0].partition(".")[2],
+    driver=DRA.driver,
+    domain=DRA.driver.partition(".")[2],
     cores={
         label.named(family): count
-        for labels in REGISTRY.label_sets.values()
+        for labels in SPEC.label_sets.values()
         for label in labels.labels
         if label.source is LabelSource.FAMILY
-        for family, count in REGISTRY.core_counts.items()
+        for family, count in SPEC.core_counts.items()
     },
 )
 _NODES = ("node", "cards", "healthy", "cores", "allocated", "free", "widest", "driver", "agent")

@@ -32,7 +32,7 @@ from npu_agent.people.commands.kubectl import WORDS, flags, table
 from npu_agent.people.commands.screen import run_until_signal
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.text import listed, one_line
-from npu_agent.vendors import DRIVERS
+from npu_agent.vendors import DRA
 
 NAME = "npu-verify"
 """Of the PriorityClass, and of the label that selects the Pods; their own names begin with it."""
@@ -296,7 +296,7 @@ def objects(targets: Sequence[Target], args: argparse.Namespace) -> Iterator[Pla
 
 
 def _template(name: str, namespace: str) -> dict[str, Any]:
-    exactly = {"deviceClassName": DRIVERS[0]}
+    exactly = {"deviceClassName": DRA.driver}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",

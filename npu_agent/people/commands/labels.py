@@ -8,15 +8,15 @@ import os
 import sys
 
 from npu_agent.cli import CommandError, host_root
-from npu_agent.core.vendor import LabelSet, label_sets
+from npu_agent.core.vendor import LabelSet
 from npu_agent.kube import Api
 from npu_agent.outputs.labels import compute
 from npu_agent.outputs.labels.compute import read_machine
 from npu_agent.outputs.labels.outputs import Output, OutputError, output_of
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import quiet, vendors
-from npu_agent.vendors import SPECS
+from npu_agent.people.commands.common import quiet, vendor
+from npu_agent.vendors import SPEC
 
 
 def main(args: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
 
 async def _act(args: argparse.Namespace) -> None:
     wanted = quiet(args, tolerant=False).labels
-    sets = label_sets(SPECS, wanted.sets)
+    sets = tuple(SPEC.label_sets[name] for name in wanted.sets or (SPEC.label_set,))
     if args.action == "show":
         await _show(args, sets)
         return
@@ -50,7 +50,7 @@ async def _act(args: argparse.Namespace) -> None:
 
 
 async def _show(args: argparse.Namespace, sets: tuple[LabelSet, ...]) -> None:
-    snapshot = await read_once(vendors(args))
+    snapshot = await read_once(vendor(args))
     machine = await read_machine(host_root(args))
     explained = list(compute.explained(snapshot, machine, sets))
     if view.is_data(args):
@@ -65,7 +65,7 @@ async def _show(args: argparse.Namespace, sets: tuple[LabelSet, ...]) -> None:
 
 
 async def _apply(args: argparse.Namespace, output: Output, sets: tuple[LabelSet, ...]) -> None:
-    snapshot = await read_once(vendors(args))
+    snapshot = await read_once(vendor(args))
     machine = await read_machine(host_root(args))
     if doubt := compute.why_incomplete(snapshot):
         words = "our labels that are on the Node already stay as they are"

@@ -34,7 +34,7 @@ from npu_agent.people.simulator import replay
 from npu_agent.people.simulator.replay import FORMAT, LARGEST, MANIFEST, PATH, Manifest
 from npu_agent.text import listed, printable, reason
 from npu_agent.threads import DaemonThread
-from npu_agent.vendors import VENDORS
+from npu_agent.vendors import PROFILE
 
 T = TypeVar("T")
 
@@ -55,12 +55,12 @@ _NUMA = "sys/devices/system/node"
 _CGROUPS = "sys/fs/cgroup"
 _OF_PODS = re.compile("kubelet|kubepods|burstable|besteffort|pod")
 _KNOWN = (
-    *(name for vendor in VENDORS for name in vendor.profile.files),
+    *PROFILE.files,
     *_OF_A_DEVICE,
     *("sys_vendor", "product_name", "online", "possible", "cpulist", "distance"),
     *("cgroup.controllers", "uevent", "modalias", "name"),
 )
-"""Files whose content is known, as globs: the vendors' parsers read them, or the kernel does."""
+"""Files whose content is known, as globs: the vendor's parsers read them, or the kernel does."""
 _MOST_UNKNOWN = 20
 """Names of other files that the summary has."""
 
@@ -112,15 +112,13 @@ class _Host:
 
     def take(self) -> None:
         try:
-            for vendor in VENDORS:
-                for driver in vendor.profile.drivers:
-                    for name, _ in self._names(driver.directory):
-                        if real := self._follow(f"{driver.directory}/{name}"):
-                            self._whole(real)
-                for pattern in vendor.profile.nodes:
-                    self._nodes(*f"dev/{pattern}".rsplit("/", 1))
-                if vendor.profile.pci:
-                    self._pci(f"0x{vendor.profile.pci}".encode())
+            for driver in PROFILE.drivers:
+                for name, _ in self._names(driver.directory):
+                    if real := self._follow(f"{driver.directory}/{name}"):
+                        self._whole(real)
+            for pattern in PROFILE.nodes:
+                self._nodes(*f"dev/{pattern}".rsplit("/", 1))
+            self._pci(f"0x{PROFILE.pci}".encode())
             self._files(self._follow(_DMI) or _DMI, ("sys_vendor", "product_name"))
             self._files(_NUMA, ("online", "possible"))
             for name, _ in self._names(_NUMA):

@@ -2,7 +2,7 @@
 
 Three kinds of text are replaced, everywhere the same one by the same made-up one:
 
-- **Words of identity files**: those that a vendor's profile names, and files whose name says that
+- **Words of identity files**: those that the vendor's profile names, and files whose name says that
   they have an identity, such as ``board_serial``. All their words are replaced where they stand,
   and those that look like an identity are replaced in every other file, too.
 - **What has a form**: UUIDs, MAC and IP addresses, and what follows ``SN:`` or ``serial number:``.
@@ -17,12 +17,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from npu_agent.vendors import VENDORS
+from npu_agent.vendors import PROFILE, SPEC
 
-_IDENTITIES = {name for vendor in VENDORS for name in vendor.profile.identities}
 _NAMED_SO = re.compile(r"serial|(?:_|/)sn(?:/|$)|mac|asset", re.IGNORECASE)
 """Paths of files that a driver may have in addition to the known ones."""
-_FAMILIES = {driver.family.encode() for vendor in VENDORS for driver in vendor.profile.drivers}
+_FAMILIES = {family.encode() for family in SPEC.families}
 """Words that a host may be called, and that a record needs."""
 
 _SHORTEST = 4
@@ -54,7 +53,7 @@ _SEPARATORS = re.compile(rb"[\s:=,;\"'()\[\]|/]+")
 
 def is_identity(path: str) -> bool:
     """Whether the file at this path, by its name, has an identity and nothing else."""
-    return path.rpartition("/")[2] in _IDENTITIES or bool(_NAMED_SO.search(path))
+    return path.rpartition("/")[2] in PROFILE.identities or bool(_NAMED_SO.search(path))
 
 
 class Redaction:

@@ -21,7 +21,7 @@ from npu_agent.core.hardware import Snapshot
 from npu_agent.core.trends import Trends
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import vendors
+from npu_agent.people.commands.common import vendor
 
 _REFRESH = 2.0
 """Seconds after which a text is made again."""
@@ -117,7 +117,7 @@ async def watch_cards(
     args: argparse.Namespace, text: Callable[[Snapshot, Trends], Awaitable[str]]
 ) -> None:
     """`watch` of a text about the cards."""
-    inventory = Inventory(vendors(args))
+    inventory = Inventory(vendor(args))
     # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
     running = asyncio.create_task(inventory.run())
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise, cover
-from npu_agent.core.vendor import Profile
 from npu_agent.files import is_device
 from npu_agent.people import iouring
 from npu_agent.people.commands import view
@@ -27,7 +26,7 @@ from npu_agent.people.commands.common import quiet
 from npu_agent.people.doctor.check import Check, State, failed
 from npu_agent.text import listed
 from npu_agent.threads import DaemonThread
-from npu_agent.vendors import REGISTRY, VENDORS
+from npu_agent.vendors import PROFILE, SPEC, VENDOR
 from npu_agent.wording import ENGLISH
 
 _OVERWRITTEN = "check whether the Pod's spec or the image's start script overwrites it"
@@ -50,7 +49,7 @@ Named = tuple[int, CoreRange]
 def main(args: argparse.Namespace) -> int:
     """Exit code 1 if a job could not run as it is, 2 outside of a container with NPUs."""
     quiet(args)
-    variables = [name for vendor in VENDORS for name, _ in vendor.profile.environment]
+    variables = [name for name, _ in PROFILE.environment]
     if args.expect is None and not any(os.environ.get(name) for name in variables):
         raise CommandError(_OUTSIDE.format(variables=" and ".join(variables)), WRONG)
     checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
@@ -76,31 +75,20 @@ async def verify(
     have been one device or several: the names do not show it, either is good. A node may take
     `deadline` seconds to be opened; a good one takes microseconds.
     """
-    checks: list[Check] = []
     granted: dict[Card, list[Device]] = {}
-    cards = [card for vendor in VENDORS for card in vendor(root).given()]
-    most = 0
-    named_by = [
-        vendor
-        for vendor in VENDORS
-        if any(variable in environ for variable, _ in vendor.profile.environment)
-    ]
-    for vendor in named_by or VENDORS:
-        named, findings = promised(vendor.profile, environ)
-        checks += findings
-        most += len(named)
-        for index in sorted({number for number, _ in named}):
-            families = vendor.spec.families
-            mine = [card for card in cards if card.family in families and card.index == index]
-            if not mine:
-                checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
-            for card in mine:
-                cores = [cores for number, cores in named if number == index]
-                granted[card], left = devices_of(card, cores)
-                detail = f"{card.title} has no such cores"
-                checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
-    if expect is not None and most:
-        checks.append(_expected(expect, granted, most))
+    cards = VENDOR(root).given()
+    named, checks = promised(environ)
+    for index in sorted({number for number, _ in named}):
+        mine = [card for card in cards if card.index == index]
+        if not mine:
+            checks.append(_wrong(f"npu{index}", "none of its nodes is in /dev", _NOT_GIVEN))
+        for card in mine:
+            cores = [cores for number, cores in named if number == index]
+            granted[card], left = devices_of(card, cores)
+            detail = f"{card.title} has no such cores"
+            checks += (_wrong(f"{card.name}pe{part}", detail, _OVERWRITTEN) for part in left)
+    if expect is not None and named:
+        checks.append(_expected(expect, granted, len(named)))
     # Several cards together, but the nodes of each one by one: an open PE node makes others busy.
     opened = await asyncio.gather(
         *(_opened(root, card, devices, deadline) for card, devices in granted.items() if devices)
@@ -108,18 +96,16 @@ async def verify(
     for lines in opened:
         checks += lines
     checks.append(_others(cards, granted))
-    for vendor in named_by:
-        held = {card.family for card in granted if card.family in vendor.spec.families}
-        checks += _beyond_cards(root, vendor.profile, held)
+    checks += _beyond_cards(root, {card.family for card in granted})
     return tuple(checks)
 
 
-def _beyond_cards(root: Path, profile: Profile, families: set[str]) -> Iterator[Check]:
+def _beyond_cards(root: Path, families: set[str]) -> Iterator[Check]:
     """What jobs on cards of these families need, and no device node of a card gives."""
-    if families.isdisjoint(profile.io_uring):
+    if families.isdisjoint(PROFILE.io_uring):
         return
     yield iouring.verdict(root)
-    for node, users in profile.host_nodes:
+    for node, users in PROFILE.host_nodes:
         name = f"/dev/{node}"
         try:
             _open(root / "dev" / node, root)
@@ -134,14 +120,14 @@ def _beyond_cards(root: Path, profile: Profile, families: set[str]) -> Iterator[
             yield Check(name, State.OK, "opens for reading and writing")
 
 
-def promised(profile: Profile, environ: Mapping[str, str]) -> tuple[list[Named], list[Check]]:
+def promised(environ: Mapping[str, str]) -> tuple[list[Named], list[Check]]:
     """Returns the cores that the environment names, and findings."""
     lists: dict[str, list[Named]] = {}
     checks = []
-    for variable, form in profile.environment:
+    for variable, form in PROFILE.environment:
         value = environ.get(variable, "")
         wholes = [
-            (text, cores) for name, text, cores in profile.whole_environment if name == variable
+            (text, cores) for name, text, cores in PROFILE.whole_environment if name == variable
         ]
         items = [_named(item, form, wholes) for item in value.split(",")]
         if not value:
@@ -209,7 +195,7 @@ def _possible(card: Card) -> list[Device]:
     snapshot = Snapshot((CardState(id=card.name, card=whole, health=health),), complete=True)
     return [
         device
-        for width in REGISTRY.families[card.family]
+        for width in SPEC.families[card.family]
         for device in advertise(snapshot, Resource(name="", widths=((card.family, width),)))
     ]
 

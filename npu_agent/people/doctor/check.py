@@ -97,7 +97,7 @@ class Context:
 
     config: Config
     host_root: Path
-    vendors: tuple[Vendor, ...]
+    vendor: Vendor
     node_name: str | None
     in_pod: bool
     uid: int
@@ -112,11 +112,11 @@ class Context:
     )
 
     @classmethod
-    def here(cls, config: Config, host_root: Path, vendors: Iterable[Vendor]) -> Context:
+    def here(cls, config: Config, host_root: Path, vendor: Vendor) -> Context:
         return cls(
             config=config,
             host_root=host_root,
-            vendors=tuple(vendors),
+            vendor=vendor,
             node_name=os.environ.get("NODE_NAME") or None,
             in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
             uid=os.geteuid(),

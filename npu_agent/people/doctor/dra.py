@@ -57,11 +57,11 @@ async def lines(context: Context) -> Lines:
     support = await context.probe_or(dra_support, None)
     if support is not None and not support.available:
         return
-    for driver in (vendor.spec.dra.driver for vendor in context.vendors if vendor.spec.dra):
-        yield f"DRA registry of {driver}", _registry(context, driver)
-        yield f"DRA directory of {driver}", _directory(context, driver)
-        if support is not None:
-            yield f"DRA slices of {driver}", _slices(context, driver)
+    driver = context.vendor.dra.driver
+    yield f"DRA registry of {driver}", _registry(context, driver)
+    yield f"DRA directory of {driver}", _directory(context, driver)
+    if support is not None:
+        yield f"DRA slices of {driver}", _slices(context, driver)
 
 
 async def _support(context: Context) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,9 +53,8 @@ async def lines(context: Context) -> Lines:
             yield f"card {state.card.name}", check
     for odd in hardware.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
-    for vendor in context.vendors:
-        async for line in tuning.lines(context, vendor.profile, (s.card for s in hardware.cards)):
-            yield line
+    async for line in tuning.lines(context, (state.card for state in hardware.cards)):
+        yield line
 
 
 async def _mounted(context: Context, below: str) -> Check:
@@ -118,16 +117,11 @@ class PciCard:
 
 
 async def _pci(context: Context) -> Check:
-    titles = {
-        vendor.profile.pci: vendor.profile.title for vendor in context.vendors if vendor.profile.pci
-    }
-    cards = await context.in_thread(lambda: tuple(on_the_bus(context.host_root, titles)))
+    profile = context.vendor.profile
+    cards = await context.in_thread(lambda: tuple(on_the_bus(context.host_root, profile.pci)))
     if not cards:
-        ids = " or ".join(f"{title} device (vendor {id_})" for id_, title in titles.items())
-        return unused(f"no {ids} on the bus")
-    shown = await context.in_thread(
-        lambda: {at for vendor in context.vendors for at in vendor.pci_addresses()}
-    )
+        return unused(f"no {profile.title} device (vendor {profile.pci}) on the bus")
+    shown = await context.in_thread(context.vendor.pci_addresses)
     lost = [card for card in cards if card.address not in shown]
     unbound = [card for card in lost if card.driver is None]
     passed = [card for card in lost if card.driver and card.driver.startswith(_PASSED_THROUGH)]
@@ -146,9 +140,8 @@ async def _pci(context: Context) -> Check:
             "check dmesg for why the driver gave the card up, then reload the driver",
             _DRIVER_LOG,
         )
-    makers = " and ".join(sorted({titles[card.vendor] for card in cards}))
     devices = "devices" if len(cards) > 1 else "device"
-    count = f"{len(cards)} {makers} {devices}"
+    count = f"{len(cards)} {profile.title} {devices}"
 
     if passed:
         given = f"{', '.join(map(str, passed))} is passed through by {passed[0].driver}"
@@ -156,13 +149,13 @@ async def _pci(context: Context) -> Check:
     return ok(f"{count} on the bus, each with a driver")
 
 
-def on_the_bus(root: Path, vendors: Collection[str]) -> Iterator[PciCard]:
-    """The devices of these vendors (``1a2b``) on the PCI bus of the host below `root`; blocking."""
+def on_the_bus(root: Path, vendor: str) -> Iterator[PciCard]:
+    """The devices of this vendor (``1a2b``) on the PCI bus of the host below `root`; blocking."""
     bus = root / "sys/bus/pci/devices"
     for address in sorted(os.listdir(bus) if bus.is_dir() else ()):  # noqa: PTH208 (names)
-        vendor = _id(bus / address / "vendor")
+        found = _id(bus / address / "vendor")
         # A virtual function is no card, and may well have no driver here.
-        if vendor in vendors and not (bus / address / "physfn").exists():
+        if found == vendor and not (bus / address / "physfn").exists():
             link = bus / address / "driver"
             yield PciCard(
                 address=address,
@@ -180,7 +173,7 @@ def _id(path: Path) -> str:
 async def snapshot(context: Context) -> Snapshot:
     with os_errors_are_unknown():
         async with within(context.timing.read):
-            return await read_once(context.vendors)
+            return await read_once(context.vendor)
 
 
 async def _cards(context: Context) -> Check:

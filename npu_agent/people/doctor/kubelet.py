@@ -70,11 +70,11 @@ async def _other_plugins(context: Context) -> Check:
     answers = await asyncio.gather(*(_is_plugin(context, name) for name in names))
     others = [name for name, plugin in zip(names, answers, strict=True) if plugin]
     # A plugin may name its socket after its resource, a.b/npu: npu.sock.
-    families = [family for vendor in context.vendors for family in vendor.spec.families]
-    plugins = [vendor.profile.plugins for vendor in context.vendors]
-    words = (context.config.socket_name, *plugins, *families)
+    vendor = context.vendor
+    maker = vendor.profile.plugins
+    words = (context.config.socket_name, maker, *vendor.spec.families)
     if rivals := [name for name in others if any(word in name for word in words)]:
-        find = f"kubectl get daemonsets -A | grep -i -e {' -e '.join((*plugins, 'npu'))}"
+        find = f"kubectl get daemonsets -A | grep -i -e {maker} -e npu"
         return wrong(
             f"{', '.join(rivals)} answers as a device plugin and is not npu-agent's: by its name "
             "it offers the same cards",

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from npu_agent.core.hardware import Card
-from npu_agent.core.vendor import Profile
 from npu_agent.files import SIMULATION, content
 from npu_agent.people import iouring
 from npu_agent.people.doctor.check import SUDO, Check, Context, Lines, Unknown, note, ok, unused
@@ -21,8 +20,9 @@ _REDIRECTS = 0b1100
 """Of that word: requests, and completions, from peer to peer go up to the root complex."""
 
 
-async def lines(context: Context, profile: Profile, cards: Iterable[Card]) -> Lines:
-    """The lines on a host with these cards, of one vendor; none if no family needs them."""
+async def lines(context: Context, cards: Iterable[Card]) -> Lines:
+    """The lines on a host with these cards; none if no family needs them."""
+    profile = context.vendor.profile
     mine = [card for card in cards if card.family in profile.io_uring]
     if mine:
         root = context.host_root

@@ -1,77 +1,20 @@
-"""Simulated cards: families, a card's identity, and the text that requests cards."""
+"""Simulated cards: a card's identity, and the text that requests cards."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
+from npu_agent.people.simulator.families import FAMILIES, IDENTITIES, CardFamily
 from npu_agent.text import closest
 
-if TYPE_CHECKING:
-    from npu_agent.people.simulator.picture import Content, Picture
-    from npu_agent.people.simulator.telemetry import CardTelemetry
-
 MAX_CARDS = 1024
-Broken: TypeAlias = "Mapping[str, Content | None]"
-"""What is at each path instead; None: nothing."""
-
-
-class DriverTree(Protocol):
-    """The interface of a vendor's driver tree; a module with these functions will do."""
-
-    def picture(self, spec: CardSpec, state: CardTelemetry, /) -> Picture:
-        """Returns the tree of a healthy card."""
-
-    def directories(self, family: str, /) -> Collection[str]:
-        """Directories that are there without a card."""
-
-    def broken(self, spec: CardSpec, state: CardTelemetry, /) -> Mapping[str, Broken]:
-        """By the name of a fault that lasts: what it makes of files that the card has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardFamily:
-    """The properties that all cards of one family share.
-
-    `clock_mhz` is what the cycle counters count; watts are at no load and at full load; UUIDs are
-    made from `identities`; `older` are releases of the driver before the default one, each with the
-    texts of its version and of the firmware's.
-    """
-
-    name: str
-    title: str
-    driver: DriverTree
-    cores: int
-    clock_mhz: int
-    idle_watts: float
-    busy_watts: float
-    identities: uuid.UUID
-    serial: str
-    dev_major: int
-    revision: str
-    driver_version: str
-    firmware_version: str
-    older: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-
-_VENDORS = (
-    "furiosa",
-)  # fmt: skip
-
-
-@lru_cache(1)
-def families() -> Mapping[str, CardFamily]:
-    folders = (import_module(f"npu_agent.people.simulator.{vendor}") for vendor in _VENDORS)
-    return {family.name: family for folder in folders for family in folder.FAMILIES}
 
 
 def default_cards() -> str:
-    return f"{next(iter(families()))}=2"
+    return f"{next(iter(FAMILIES))}=2"
 
 
 _CARDS_PER_DOMAIN = 120  # 30 pairs a root complex, 4 buses each: more would run out of buses
@@ -104,7 +47,7 @@ class CardSpec:
 
     @property
     def traits(self) -> CardFamily:
-        return families()[self.family]
+        return FAMILIES[self.family]
 
 
 def with_driver(specs: Sequence[CardSpec], release: str) -> tuple[CardSpec, ...]:
@@ -114,7 +57,7 @@ def with_driver(specs: Sequence[CardSpec], release: str) -> tuple[CardSpec, ...]
         ValueError: none of their families has it.
     """
     if not any(release in spec.traits.older for spec in specs):
-        releases = {older: name for name, family in families().items() for older in family.older}
+        releases = {older: name for name, family in FAMILIES.items() for older in family.older}
         listed = ", ".join(f"{older} of {name}" for older, name in releases.items())
         raise ValueError(f"--driver {release!r}: not of these cards (there are: {listed})")
     cards = []
@@ -138,8 +81,8 @@ def card(family: str, index: int, host: str = "") -> CardSpec:
     position, numa_node = divmod(pair, 2)
     root = numa_node * 0x80
     bus = root + position * 4 + 1  # two cards, then the two sides of their switch
-    traits = families()[family]
-    identity = uuid.uuid5(traits.identities, f"{host}{family}/{index}")
+    traits = FAMILIES[family]
+    identity = uuid.uuid5(IDENTITIES, f"{host}{family}/{index}")
     return CardSpec(
         family=family,
         index=index,
@@ -164,7 +107,7 @@ def card(family: str, index: int, host: str = "") -> CardSpec:
 
 def swapped(spec: CardSpec) -> CardSpec:
     """Another card of the same family in the same slot: a new UUID and serial number."""
-    identity = uuid.uuid5(spec.traits.identities, f"after {spec.uuid}{spec.serial}")
+    identity = uuid.uuid5(IDENTITIES, f"after {spec.uuid}{spec.serial}")
     serial = spec.traits.serial + identity.hex[:7].upper()
     return replace(spec, uuid=str(identity).upper(), serial=serial)
 
@@ -189,8 +132,8 @@ def parse_cards(
     wanted: list[str] = []
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
-        if name not in families():
-            raise ValueError(f"{place}: unknown family {name!r}{suggest(name, families())}")
+        if name not in FAMILIES:
+            raise ValueError(f"{place}: unknown family {name!r}{suggest(name, FAMILIES)}")
         count = count if equals else "1"
         if not re.fullmatch("[0-9]{1,4}", count):
             raise ValueError(f"{place}: {count!r} is not a number of cards; right is e.g. {name}=2")

@@ -6,7 +6,9 @@ A fault is done once (`given`); one that lasts changes what is `seen`, and each 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from npu_agent.people.simulator.cards import CardSpec, DriverTree, swapped
+from npu_agent.people.simulator import driver
+from npu_agent.people.simulator.cards import CardSpec, swapped
+from npu_agent.people.simulator.families import IDENTITIES
 from npu_agent.people.simulator.picture import Content, Picture
 from npu_agent.people.simulator.telemetry import (
     CardTelemetry,
@@ -53,16 +55,12 @@ class SimulatedCard:
     telemetry: CardTelemetry
     faults: tuple[str, ...] = ()
 
-    @property
-    def driver(self) -> DriverTree:
-        return self.spec.traits.driver
-
 
 def given(card: SimulatedCard, fault: str) -> SimulatedCard:
     """The card right after this was done to it."""
     match fault:
         case "twin":
-            uuid = str(card.spec.traits.identities).upper()
+            uuid = str(IDENTITIES).upper()
             return replace(card, spec=replace(card.spec, uuid=uuid))
         case "swap":
             return replace(card, spec=swapped(card.spec))
@@ -93,8 +91,8 @@ def seen(card: SimulatedCard) -> Picture:
     """What the driver shows of the card; nothing appears on one that is gone."""
     if "gone" in card.faults:
         return {}
-    picture: Mapping[str, Content | None] = card.driver.picture(card.spec, card.telemetry)
-    broken = card.driver.broken(card.spec, card.telemetry) if card.faults else {}
+    picture: Mapping[str, Content | None] = driver.picture(card.spec, card.telemetry)
+    broken = driver.broken(card.spec, card.telemetry) if card.faults else {}
     for fault in card.faults:
         is_dead = fault == "flap" and card.telemetry.ticks % 2 == 0
         changed = broken.get("dead" if is_dead else fault, {})

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from npu_agent.people.simulator.cards import CardFamily, families
+from npu_agent.people.simulator.families import FAMILIES, CardFamily
 
 Workload = Literal["auto", "busy", "single", "idle"]
 
@@ -45,7 +45,7 @@ class CardTelemetry:
 
     @property
     def traits(self) -> CardFamily:
-        return families()[self.family]
+        return FAMILIES[self.family]
 
     @property
     def mean_load(self) -> float:
@@ -60,7 +60,7 @@ class CardTelemetry:
 
 def fresh(family: str) -> CardTelemetry:
     """A card a minute after its driver was loaded: idle, 40 °C."""
-    traits = families()[family]
+    traits = FAMILIES[family]
     return CardTelemetry(
         family=family,
         load=(0.0,) * traits.cores,

@@ -35,7 +35,9 @@ import msgspec
 
 from npu_agent import files
 from npu_agent.feed import Feed
-from npu_agent.people.simulator.cards import CardSpec, default_cards, families, suggest
+from npu_agent.people.simulator import driver
+from npu_agent.people.simulator.cards import CardSpec, default_cards, suggest
+from npu_agent.people.simulator.families import FAMILIES
 from npu_agent.people.simulator.faults import FAULTS, Held, SimulatedCard, given, seen, step
 from npu_agent.people.simulator.picture import HOST, Content, Link, Picture, Special
 from npu_agent.people.simulator.telemetry import fresh
@@ -182,7 +184,7 @@ def _change(
         specs = {card.spec.index: card.spec for card in before}
         stays = [card for card in after if specs.get(card.spec.index, card.spec) == card.spec]
         bases = {"sys/bus/pci/devices", "dev"}.union(
-            *(card.driver.directories(card.spec.family) for card in after)
+            *(driver.directories(card.spec.family) for card in after)
         )
         if len(stays) < len(after):
             tree.show(_picture(stays), known, bases)
@@ -307,7 +309,7 @@ def _load(root: Path) -> _State:
             f"{path} cannot be understood ({error}); if another version of npu-agent made it, "
             f"remove {root} and make it again"
         ) from error
-    if unknown := {card.spec.family for card in state.cards} - families().keys():
+    if unknown := {card.spec.family for card in state.cards} - FAMILIES.keys():
         raise SimulatorError(
             f"{path} has a card of an unknown family, {quoted(min(unknown))}; "
             f"remove {root} and make it again"

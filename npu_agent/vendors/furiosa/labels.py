@@ -6,7 +6,6 @@ Each generation is the one of a software release; nodes may carry several.
 from __future__ import annotations
 
 from npu_agent.core.vendor import Label, LabelSet, LabelSource
-from npu_agent.vendors.furiosa.families import FAMILIES
 
 
 def _old_name(family: str) -> str:
@@ -28,7 +27,6 @@ def _version(what: str, fact: LabelSource, **parts: str) -> tuple[Label, ...]:
 SETS: dict[str, LabelSet] = {
     "alpha": LabelSet(
         about="SDK 0.5",
-        families=FAMILIES.keys(),
         prefix="alpha.furiosa.ai/",
         labels=(
             Label(key="npu.family", source=LabelSource.FAMILY, named=_old_name, sample=_old_name),
@@ -42,7 +40,6 @@ SETS: dict[str, LabelSet] = {
     ),
     "beta": LabelSet(
         about="0.8",
-        families=FAMILIES.keys(),
         prefix="beta.furiosa.ai/",
         labels=(
             Label(key="npu.count", source=LabelSource.COUNT),
@@ -56,7 +53,6 @@ SETS: dict[str, LabelSet] = {
     ),
     "current": LabelSet(
         about="2025 on",
-        families=FAMILIES.keys(),
         prefix="furiosa.ai/",
         labels=(
             Label(key="npu.count", source=LabelSource.COUNT),

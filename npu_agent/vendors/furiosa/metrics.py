@@ -134,7 +134,6 @@ _BASE_UNITS = (
 SCHEMAS: dict[str, MetricSchema] = {
     "0.8": MetricSchema(
         about="m°C, µW, mV, mA",
-        families=FAMILIES.keys(),
         metrics=_generation(
             _sensors("hw_temperature", "m°C (thousandths of 1 °C)", SensorKind.TEMPERATURE),
             _sensors("hw_power", "µW (millionths of 1 W)", SensorKind.POWER),
@@ -143,7 +142,6 @@ SCHEMAS: dict[str, MetricSchema] = {
     ),
     "2025": MetricSchema(
         about="°C, W",
-        families=FAMILIES.keys(),
         metrics=_generation(
             _sensors("hw_temperature", "°C", SensorKind.TEMPERATURE, 1_000),
             _sensors("hw_power", "W", SensorKind.POWER, 1_000_000),
@@ -152,7 +150,6 @@ SCHEMAS: dict[str, MetricSchema] = {
     ),
     "prometheus": MetricSchema(
         about="base units: °C, W, V, A, Hz, bytes, ratios",
-        families=FAMILIES.keys(),
         metrics=_BASE_UNITS,
         renamed={},
     ),

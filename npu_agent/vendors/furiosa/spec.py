@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.vendor import KernelDriver, Profile, VendorSpec
-from npu_agent.vendors.furiosa import attributes, labels, metrics
+from npu_agent.vendors.furiosa import labels, metrics
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.family import CDI_KIND, ENVIRONMENT
 
@@ -16,7 +16,6 @@ SPEC = VendorSpec(
     label_set="beta",
     metric_schemas=metrics.SCHEMAS,
     metric_schema="0.8",
-    dra=attributes.NAMES,
     nodes=tuple(sorted({family.dev_dir or "npu" for family in FAMILIES.values()})),
     condition="furiosa.ai/NPUReady",
 )
@@ -52,7 +51,7 @@ PROFILE = Profile(
         for family in FAMILIES.values()
         for name, form in family.whole_environment
     ),
-    cdi_kinds=(CDI_KIND,),
+    cdi_kind=CDI_KIND,
     # "RNGD driver relies on these syscalls": the vendor's page on containers, SDK 2026.3.
     io_uring=("rngd",),
     # The vendor's page "Host PCI Optimization Tuning".

@@ -27,11 +27,12 @@ from npu_agent.core.hardware import (
     Sensor,
     SensorKind,
 )
+from npu_agent.core.pool import DraNames
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile, VendorSpec
 from npu_agent.core.versions import DriverVersion
 from npu_agent.files import SIMULATION
 from npu_agent.text import natural
-from npu_agent.vendors.furiosa import parse
+from npu_agent.vendors.furiosa import attributes, parse
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.spec import PROFILE, SPEC
 
@@ -73,6 +74,7 @@ class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
     spec: ClassVar[VendorSpec] = SPEC
+    dra: ClassVar[DraNames] = attributes.NAMES
     profile: ClassVar[Profile] = PROFILE
 
     def __init__(

@@ -14,7 +14,7 @@ from npu_agent.core.grant import grant, requested
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.offer import Device, Resource, advertise
 from npu_agent.outputs.deviceplugin.service import container_response
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 
@@ -24,14 +24,14 @@ def resources(
     """The resources of a config, also with another width for all families than defaultPe has."""
     specs = [ResourceSpec(name=n, family=f, cores_per_device=w or cores) for n, f, w in overrides]
     if cores and cores > 1:
-        rest = REGISTRY.core_counts.keys() - {spec.family for spec in specs}
+        rest = SPEC.core_counts.keys() - {spec.family for spec in specs}
         specs += (ResourceSpec(name=name, family=f, cores_per_device=cores) for f in sorted(rest))
     config = Config(
         resource_name=name,
         default_pe="Single" if cores == 1 else "Fusion",
         resources=tuple(specs),
     )
-    return resources_of(config, REGISTRY.core_counts)
+    return resources_of(config, SPEC.core_counts)
 
 
 def devnames(device: Device) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from npu_agent.core.hardware import CardState, Health, HealthState, SkippedDevice, Snapshot
-from npu_agent.core.vendor import Label, LabelSet, LabelSource
 from npu_agent.outputs.labels.compute import (
     LONGEST,
     Machine,
@@ -219,17 +218,6 @@ def test_keys_are_valid_and_ours() -> None:
             assert KEY.fullmatch(key)
             assert len(key.removeprefix(set_.prefix)) <= LONGEST
             assert "kubernetes.io" not in key
-
-
-def test_each_vendors_labels_are_of_its_own_cards() -> None:
-    count = Label(key="anvil.count", source=LabelSource.COUNT)
-    theirs = LabelSet(about="", families={"anvil"}, prefix="acme.example/", labels=(count,))
-    ours = card()
-    other = replace(ours, id="B", card=replace(ours.card, family="anvil", index=1))
-    found = labels(host(ours, other), SERVER, [BETA, theirs])
-    assert (found["beta.furiosa.ai/npu.count"], found["acme.example/anvil.count"]) == ("1", "1")
-    assert found["beta.furiosa.ai/npu.family"] == "warboy"
-    assert "acme.example/anvil.count" not in labels(host(ours), SERVER, [BETA, theirs])
 
 
 def test_simulated_cards_have_a_label_of_their_own_whatever_sets_are_wanted() -> None:

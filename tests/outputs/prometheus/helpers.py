@@ -121,7 +121,7 @@ def page_of_cards(
     *assignments: Assignment,
     claims: Iterable[PreparedClaim] = (),
     uses: Iterable[Assignment] = (),
-    schemas: tuple[MetricSchema, ...] = (SCHEMAS["0.8"],),
+    schema: MetricSchema = SCHEMAS["0.8"],
     hostname: str = "node-1",
     pod_labels: bool = True,
     openmetrics: bool = False,
@@ -130,7 +130,7 @@ def page_of_cards(
     held_now = holdings(found, *assignments, claims=claims, uses=uses)
     state = own(snapshot=found, usages=held_now, hostname=hostname)
     shown = cards.series(state, pod_labels=pod_labels)
-    families = cards.families(schemas, shown)
+    families = cards.families(schema, shown)
     return b"".join(family.render(openmetrics=openmetrics) for family in families)
 
 

@@ -10,7 +10,6 @@ from prometheus_client.metrics_core import Metric
 
 from npu_agent.core.hardware import CardState, Cause, CoreReading, HealthState, Sensor, SensorKind
 from npu_agent.core.ledger import Assignment, Usage
-from npu_agent.core.vendor import MetricName, MetricSchema, MetricSource
 from npu_agent.outputs.prometheus import cards
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.helpers import RESOURCE
@@ -97,7 +96,7 @@ def test_sensors_with_the_same_label_are_numbered(
 ) -> None:
     sensors = tuple(Sensor(SENSOR, label, 1_000) for label in labels)
     found = families_of_cards(
-        snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS[schema],)
+        snapshot(card(reading=reading(sensors=sensors))), schema=SCHEMAS[schema]
     )
     (name,) = (one.name for one in SCHEMAS[schema].metrics if one.sensors is SENSOR)
     assert [label for (label,) in values(found, name, "label")] == shown
@@ -106,7 +105,7 @@ def test_sensors_with_the_same_label_are_numbered(
 def test_a_sensor_may_have_the_name_that_another_is_given() -> None:
     sensors = tuple(Sensor(SensorKind.POWER, label, 1) for label in ("rms", "rms_total"))
     found = families_of_cards(
-        snapshot(card(reading=reading(sensors=sensors))), schemas=(SCHEMAS["2025"],)
+        snapshot(card(reading=reading(sensors=sensors))), schema=SCHEMAS["2025"]
     )
     assert set(values(found, "furiosa_npu_hw_power", "label")) == {("rms",), ("rms_2",)}
 
@@ -180,7 +179,7 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
         page_of_cards(
             snapshot(*found),
             *assignments,
-            schemas=(SCHEMAS[schema],),
+            schema=SCHEMAS[schema],
             hostname=hostname,
             pod_labels=pod_labels,
             openmetrics=openmetrics,
@@ -191,24 +190,6 @@ def test_whatever_the_hardware_says_the_page_stays_readable(
     assert series(told) == series(parsed(as_openmetrics + b"# EOF\n", openmetrics=True))
     info = [metric for metric in told if metric.name == "furiosa_npu_info"]
     assert len(series(info)) == len(found)
-
-
-def test_each_vendors_cards_are_described_by_its_own_schema() -> None:
-    ours = SCHEMAS["0.8"]
-    alive = MetricName(name="acme_alive", help="Whether it works.", source=MetricSource.ALIVE)
-    info = MetricName(name="furiosa_npu_info", help="Another help.", source=MetricSource.INFO)
-    theirs = MetricSchema(about="", families={"anvil"}, metrics=(alive, info), renamed={})
-    one = card(reading=reading(alive=True))
-    other = replace(one, id="B", card=replace(one.card, family="anvil", index=1))
-    found = {
-        metric.name: metric
-        for metric in families_of_cards(snapshot(one, other), schemas=(ours, theirs))
-    }
-    assert [sample.labels["device"] for sample in found["acme_alive"].samples] == ["npu1"]
-    assert [sample.labels["device"] for sample in found["furiosa_npu_alive"].samples] == ["npu0"]
-    shared = found["furiosa_npu_info"]
-    assert [sample.labels["device"] for sample in shared.samples] == ["npu0", "npu1"]
-    assert shared.documentation == "What the card is, in its labels; always 1."
 
 
 def test_the_info_of_a_simulated_card_says_so() -> None:

@@ -82,7 +82,7 @@ def page(found: Snapshot, schema: str, *, openmetrics: bool) -> str:
         held("GPU-1", "other", "nvidia.com/gpu"),
         claims=(shared,),
         uses=used(shared, "main"),
-        schemas=(SCHEMAS[schema],),
+        schema=SCHEMAS[schema],
         openmetrics=openmetrics,
     ).decode()
     counts = Counts(messages=2)
@@ -116,7 +116,7 @@ def page(found: Snapshot, schema: str, *, openmetrics: bool) -> str:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     root = tree(tmp_path_factory.mktemp("host") / "host", HOST)
-    return _pinned(asyncio.run(read_once([Furiosa(root)])))
+    return _pinned(asyncio.run(read_once(Furiosa(root))))
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

@@ -28,7 +28,7 @@ from tests.outputs.prometheus.helpers import (
     values,
 )
 
-SETTINGS = PageSettings(schemas=(SCHEMAS["0.8"],), pod_labels=True)
+SETTINGS = PageSettings(schema=SCHEMAS["0.8"], pod_labels=True)
 NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 
 

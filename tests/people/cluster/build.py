@@ -19,7 +19,7 @@ AGENT = {
     "app.kubernetes.io/component": "node-agent",
 }
 READY = {"conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready")]}
-WORDS = Words(drivers=(DRIVER,), domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
+WORDS = Words(driver=DRIVER, domain="furiosa.ai", cores={"rngd": 8, "warboy": 2})
 Json = dict[str, Any]
 T = TypeVar("T")
 

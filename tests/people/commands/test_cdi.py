@@ -11,13 +11,12 @@ import pytest
 from npu_agent.cli.main import main
 from npu_agent.core.hardware import HealthState
 from npu_agent.people import simulator
-from npu_agent.people.commands.cdi import host_specs
+from npu_agent.people.commands.cdi import host_spec
 from tests.inventory.helpers import tree
 from tests.outputs.deviceplugin.helpers import snapshot, state
 
 SPEC = Path("etc", "cdi", "furiosa.ai-npu.json")
 GENERATE = ("cdi", "generate", "--host-root")
-FILE = "furiosa.ai-npu.json"
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def devices(found: bytes | None) -> dict[str, Any]:
 
 
 def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
-    specs = host_specs(snapshot(A, state("rngd", 1, id_="B")))
-    found = devices(specs.files[FILE])
+    spec = host_spec(snapshot(A, state("rngd", 1, id_="B")))
+    found = devices(spec.content)
     assert {"A", "npu0", "npu0:0-1", "npu0:0", "npu0:1"} <= found.keys()
     assert {"B", "npu1", "npu1:0-3", "npu1:4-7", "npu1:0-1", "npu1:7"} <= found.keys()
     assert found["A"] == found["npu0"]
@@ -50,13 +49,13 @@ def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
     nodes = [node["path"] for node in found["npu0:1"]["deviceNodes"]]
     assert "/dev/npu0pe1" in nodes
     assert "/dev/npu0pe0" not in nodes
-    assert specs.names[0] == "furiosa.ai/npu=A"
-    assert specs.left_out == ()
+    assert spec.names[0] == "furiosa.ai/npu=A"
+    assert spec.left_out == ()
 
 
 def test_all_is_the_union_of_the_cards() -> None:
-    specs = host_specs(snapshot(A, B))
-    found = devices(specs.files[FILE])["all"]
+    spec = host_spec(snapshot(A, B))
+    found = devices(spec.content)["all"]
     assert "FURIOSA_DEVICES=npu:0:0-1,npu:1:0-1" in found["env"]
     nodes = [node["path"] for node in found["deviceNodes"]]
     assert {"/dev/npu0", "/dev/npu1"} <= set(nodes)
@@ -65,29 +64,29 @@ def test_all_is_the_union_of_the_cards() -> None:
 
 def test_an_unhealthy_card_is_left_out_with_the_reason() -> None:
     ill = state("warboy", 0, id_="A", health=HealthState.UNHEALTHY, reason="it is so")
-    specs = host_specs(snapshot(ill, B))
-    found = devices(specs.files[FILE])
+    spec = host_spec(snapshot(ill, B))
+    found = devices(spec.content)
     assert found["all"] == found["B"]
     assert not {"A", "npu0", "npu0:0"} & found.keys()
-    assert specs.left_out == ("npu0: unhealthy: it is so",)
+    assert spec.left_out == ("npu0: unhealthy: it is so",)
 
 
 def test_a_number_that_two_cards_have_names_neither() -> None:
-    specs = host_specs(snapshot(A, state("rngd", 0, id_="B")))
-    found = devices(specs.files[FILE])
+    spec = host_spec(snapshot(A, state("rngd", 0, id_="B")))
+    found = devices(spec.content)
     assert found.keys() == {"A", "B", "all"}
-    assert specs.left_out[0] == "the name npu0: several cards have it; use A"
+    assert spec.left_out[0] == "the name npu0: several cards have it; use A"
 
 
 def test_cores_without_a_node_are_left_out_and_the_others_stay() -> None:
     card = state("warboy", 0, missing=("pe1",))
-    found = devices(host_specs(snapshot(card)).files[FILE])
+    found = devices(host_spec(snapshot(card)).content)
     assert "npu0:1" not in found
     assert {"npu0:0", "npu0"} <= found.keys()
 
 
 def test_no_card_no_file() -> None:
-    assert host_specs(snapshot()).files == {FILE: None}
+    assert host_spec(snapshot()).content is None
 
 
 def test_generate_writes_the_spec_and_lists_the_names(
@@ -117,7 +116,7 @@ def test_generate_fails_clearly(
     assert main([*GENERATE, str(root)]) == 1
     error = capsys.readouterr().err
     assert str(root / "etc" / "cdi") in error
-    assert "or print the specs by --stdout" in error
+    assert "or print the spec by --stdout" in error
 
 
 def test_generate_removes_a_spec_that_has_no_card_any_more(

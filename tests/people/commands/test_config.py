@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from npu_agent.cli.main import main
 from npu_agent.config import KEYS, Config, ConfigError, Effective, parse
 from npu_agent.people.commands.config import _read, json_schema, show
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from tests.config.strategies import CONFIGS, FEW
 
 NOTE = "note: health.evict has no effect: no card is offered by DRA (allocation.api)"
@@ -75,7 +75,7 @@ resources:
 - {name: furiosa.ai/rngd, family: rngd}
 health: {maxTemperature: 95}
 """
-    shown = show(parse(text.encode(), "c.yaml", REGISTRY))
+    shown = show(parse(text.encode(), "c.yaml", SPEC))
     assert shown.startswith("""\
 defaultPe: Fusion                           # default
 interval: 2.5                               # c.yaml:1
@@ -106,7 +106,7 @@ health:
 @given(CONFIGS)
 def test_the_shown_config_is_equivalent(config: Config) -> None:
     text = show(Effective(config, {key.name: "config.yaml:1" for key in KEYS}))
-    assert parse(text.encode(), "shown", REGISTRY).config == config
+    assert parse(text.encode(), "shown", SPEC).config == config
 
 
 def valid(value: Any) -> bool:
@@ -165,7 +165,7 @@ def test_schema_takes_null_where_the_loader_does() -> None:
     for name in sorted(names | groups):
         file = _in_a_file(name, None)
         try:
-            parse(yaml.safe_dump(file).encode(), "x", REGISTRY)
+            parse(yaml.safe_dump(file).encode(), "x", SPEC)
         except ConfigError:
             assert not valid(file), name
         else:
@@ -173,5 +173,5 @@ def test_schema_takes_null_where_the_loader_does() -> None:
             assert valid(file), name
     assert groups | {"disabledDevices", "labels.sets", "health.maxTemperature"} <= taken
     assert "interval" not in taken
-    assert parse(b"# interval: 5\n---\n", "x", REGISTRY).config == parse(b"", "x", REGISTRY).config
+    assert parse(b"# interval: 5\n---\n", "x", SPEC).config == parse(b"", "x", SPEC).config
     assert valid(None)

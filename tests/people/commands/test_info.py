@@ -212,7 +212,7 @@ def test_as_in_the_agents_pod_no_option_is_needed(root: Path, tmp_path: Path) ->
 
 async def test_the_running_agent_knows_the_load_that_one_read_does_not_show(root: Path) -> None:
     simulator.apply_fault(root, "npu0", "busy")
-    snapshot = await read_once([Furiosa(root, simulated=True)])
+    snapshot = await read_once(Furiosa(root, simulated=True))
     reading = ReportedReading(cores=tuple(Core(core=core, utilization=42.0) for core in range(2)))
     card = ReportedCard(name="npu0", core_count=2, id=snapshot.cards[0].id, reading=reading)
     shown, _ = as_reported(snapshot, Report(cards=(card,)))
@@ -222,7 +222,7 @@ async def test_the_running_agent_knows_the_load_that_one_read_does_not_show(root
 
 async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(root: Path) -> None:
     """One read shows neither a card that flaps, nor one that fails its probes."""
-    snapshot = await read_once([Furiosa(root, simulated=True)])
+    snapshot = await read_once(Furiosa(root, simulated=True))
     ids = [state.id for state in snapshot.cards]
     bad = {"state": "unhealthy", "reason": "\x1b[2J/dev/npu0pe0 missing"}
     cards = [

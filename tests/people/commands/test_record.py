@@ -38,7 +38,7 @@ def recorded(root: Path, file: Path) -> Record:
 
 def shown(root: Path) -> Snapshot:
     """The cards of a tree, without what tells them from all others in the world."""
-    found = asyncio.run(read_once([Furiosa(root)]))
+    found = asyncio.run(read_once(Furiosa(root)))
     cards = []
     for number, state in enumerate(found.cards):
         card = replace(state.card, uuid=f"{number}", serial=None)

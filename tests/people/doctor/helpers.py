@@ -24,7 +24,7 @@ from npu_agent.people.commands.doctor import examine
 from npu_agent.people.doctor.check import Check, CheckTiming, Context, State
 from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.apiserver import FaultyApiServer
 from tests.kube.helpers import kubeconfig, serving, status
@@ -33,9 +33,9 @@ from tests.outputs.deviceplugin.helpers import short_directory
 NODE_NAME = "n1"
 RESOURCE = "beta.furiosa.ai/npu"
 POD = Context(
-    config=default_config(REGISTRY),
+    config=default_config(SPEC),
     host_root=Path("/host"),
-    vendors=(Furiosa(Path("/host")),),
+    vendor=Furiosa(Path("/host")),
     node_name=NODE_NAME,
     in_pod=True,
     uid=0,
@@ -248,7 +248,7 @@ async def good_node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
                 POD,
                 config=replace(POD.config, plugin_dir=str(directory), metrics=metrics),
                 host_root=root,
-                vendors=(Furiosa(root),),
+                vendor=Furiosa(root),
                 timing=CheckTiming(request=20.0),  # of a busy machine
             )
             node = Node(root, context, kubelet, api, probes, pages, lock)

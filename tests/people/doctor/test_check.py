@@ -10,7 +10,7 @@ import pytest
 from npu_agent.config import default_config
 from npu_agent.kube import credentials
 from npu_agent.people.doctor.check import Context
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC, VENDOR
 from tests.people.doctor.helpers import POD
 
 
@@ -38,9 +38,9 @@ def test_a_pod_knows_its_namespace_and_release(
 ) -> None:
     monkeypatch.setattr(credentials, "DIRECTORY", tmp_path)
     monkeypatch.delenv("HELM_RELEASE", raising=False)
-    here = Context.here(default_config(REGISTRY), Path("/"), ())
+    here = Context.here(default_config(SPEC), Path("/"), VENDOR(Path("/")))
     assert (here.namespace, here.helm_release) == ("kube-system", "")
     (tmp_path / "namespace").write_text("npu-system", encoding="utf-8")
     monkeypatch.setenv("HELM_RELEASE", "mine")
-    here = Context.here(default_config(REGISTRY), Path("/"), ())
+    here = Context.here(default_config(SPEC), Path("/"), VENDOR(Path("/")))
     assert (here.namespace, here.helm_release) == ("npu-system", "mine")

@@ -20,7 +20,7 @@ from npu_agent.people import simulator
 from npu_agent.people.commands.doctor import configuration, examine, parts
 from npu_agent.people.doctor.check import Check, State
 from npu_agent.people.simulator.kubelet import StandInKubelet
-from npu_agent.vendors import REGISTRY
+from npu_agent.vendors import SPEC
 from tests.golden import golden
 from tests.kube.helpers import kubeconfig
 from tests.outputs.deviceplugin.helpers import short_directory
@@ -132,7 +132,7 @@ def test_a_file_that_is_no_config_gives_the_defaults(tmp_path: Path, content: st
     if content is not None:
         file.write_text(content, encoding="utf-8")
     config, check = given("--config-file", file)
-    assert config == default_config(REGISTRY)
+    assert config == default_config(SPEC)
     assert check.state is State.WRONG
     assert str(file) in check.detail
 

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from npu_agent.people.simulator import parse_cards
-from npu_agent.people.simulator.cards import MAX_CARDS, card, families, swapped
+from npu_agent.people.simulator.cards import MAX_CARDS, card, swapped
+from npu_agent.people.simulator.families import FAMILIES
 
 
 def test_cards_are_numbered_over_all_families_in_the_order_given() -> None:
@@ -37,7 +38,7 @@ def test_a_bad_list_is_refused_with_what_would_be_right(text: str, words: list[s
 
 
 def test_no_two_cards_share_an_identity_or_a_place() -> None:
-    specs = [card(family, index) for family in families() for index in range(MAX_CARDS)]
+    specs = [card(family, index) for family in FAMILIES for index in range(MAX_CARDS)]
 
     assert len({spec.uuid for spec in specs}) == len(specs)
     assert len({spec.serial for spec in specs}) == len(specs)

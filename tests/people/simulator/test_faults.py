@@ -7,7 +7,7 @@ import pytest
 
 from npu_agent.people.simulator import FAULTS, apply_fault, cards, make
 from npu_agent.people.simulator.cards import card
-from npu_agent.people.simulator.furiosa.driver import liveness, management
+from npu_agent.people.simulator.driver import liveness, management
 from npu_agent.people.simulator.tree import tick
 from tests.until import wait_until
 

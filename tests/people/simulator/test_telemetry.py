@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_agent.people.simulator.cards import families
+from npu_agent.people.simulator.families import FAMILIES
 from npu_agent.people.simulator.telemetry import (
     CardTelemetry,
     Workload,
@@ -11,7 +11,7 @@ from npu_agent.people.simulator.telemetry import (
     with_workload,
 )
 
-each_family = pytest.mark.parametrize("family", families())
+each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def after(state: CardTelemetry, seconds: int) -> CardTelemetry:
@@ -24,7 +24,7 @@ def after(state: CardTelemetry, seconds: int) -> CardTelemetry:
 def test_a_busy_card_is_hot_and_takes_power_and_counts_task_cycles(family: str) -> None:
     idle = after(with_workload(fresh(family), "idle"), 300)
     busy = after(with_workload(fresh(family), "busy"), 300)
-    traits = families()[family]
+    traits = FAMILIES[family]
 
     assert idle.mean_load == 0.0
     assert busy.mean_load > 0.7
@@ -53,7 +53,7 @@ def test_auto_alternates_between_idle_and_busy(family: str) -> None:
 
 @each_family
 def test_load_is_where_containers_are_and_nowhere_else(family: str) -> None:
-    state, last = fresh(family), families()[family].cores - 1
+    state, last = fresh(family), FAMILIES[family].cores - 1
     for _ in range(200):
         state = advance(state, 1.0, held={last})
         assert [core for core, load in enumerate(state.load) if load] == [last]
@@ -64,7 +64,7 @@ def test_load_is_where_containers_are_and_nowhere_else(family: str) -> None:
 
 @settings(deadline=None)
 @given(
-    family=st.sampled_from(sorted(families())),
+    family=st.sampled_from(sorted(FAMILIES)),
     workload=st.sampled_from(("auto", "busy", "single", "idle")),
     steps=st.lists(st.floats(0, 3600), min_size=1, max_size=30),
 )
@@ -76,7 +76,7 @@ def test_readings_stay_within_bounds_and_counters_never_go_back(
         before, state = state, advance(state, dt)
         assert all(0.0 <= load <= 1.0 for load in state.load)
         assert all(39.9 <= celsius <= 70.1 for celsius in state.temperature)
-        traits = families()[family]
+        traits = FAMILIES[family]
         assert traits.idle_watts <= state.watts <= traits.busy_watts
         assert state.uptime == before.uptime + dt
         assert state.errors == before.errors

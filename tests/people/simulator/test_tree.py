@@ -17,7 +17,7 @@ from npu_agent.people.simulator import (
     parse_cards,
     simulate,
 )
-from npu_agent.people.simulator.furiosa.driver import liveness, nodes
+from npu_agent.people.simulator.driver import liveness, nodes
 from npu_agent.people.simulator.tree import STATE_DIR, tick
 from tests.golden import golden
 from tests.inventory.helpers import tree

@@ -12,21 +12,22 @@ Two things cannot be as on a real host:
 - The lines of `npu_clocks`, `metrics` and `hw_error` are not published; here they are
   `name (MHz): number`, `name: 0xhex` and one hex number.
 
-An RNGD shows what driver 2026.3 does on hosts whose owners published its values; with `OLD`, what
-the vendor's test trees of 2025 have.
+An RNGD shows what driver 2026.3 does on hosts whose owners published its values; with `OLD_RNGD`,
+what the vendor's test trees of 2025 have.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from npu_agent.people.simulator.cards import Broken, CardSpec
+from npu_agent.people.simulator.cards import CardSpec
+from npu_agent.people.simulator.families import OLD_RNGD
 from npu_agent.people.simulator.picture import Content, Link, Picture, Special
 from npu_agent.people.simulator.telemetry import AMBIENT_CELSIUS, CardTelemetry
 
 _U32 = 0xFFFF_FFFF
-OLD = "2025.4"
-"""The release of RNGD's driver with error counters, and without limits and throttle reasons."""
+Broken = Mapping[str, Content | None]
+"""What is at each path in place of what a healthy card shows; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +225,7 @@ def _management(spec: CardSpec, state: CardTelemetry) -> dict[str, str]:
 
 
 def _is_old(spec: CardSpec) -> bool:
-    return spec.driver_version.startswith(OLD)
+    return spec.driver_version.startswith(OLD_RNGD)
 
 
 def _clocks(spec: CardSpec, mhz: int) -> str:
