@@ -170,7 +170,7 @@ def free_devices(cluster: Cluster, words: Words) -> list[PublishedDevice]:
     held = _held(cluster, words)
     pools: dict[str, list[PublishedDevice]] = defaultdict(list)
     for device in devices(cluster):
-        if device.driver in words.drivers:
+        if device.driver == words.driver:
             pools[device.pool].append(device)
     return [device for name, pool in pools.items() for device in _open(pool, held[name])]
 
