@@ -166,7 +166,7 @@ def devices(cluster: Cluster) -> list[PublishedDevice]:
 
 
 def free_devices(cluster: Cluster, words: Words) -> list[PublishedDevice]:
-    """The vendors' devices that no claim has, and no taint bars, of all pools."""
+    """The vendor's devices that no claim has, and no taint bars, of all pools."""
     held = _held(cluster, words)
     pools: dict[str, list[PublishedDevice]] = defaultdict(list)
     for device in devices(cluster):

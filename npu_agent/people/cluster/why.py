@@ -252,7 +252,7 @@ class _Published:
 
     def __init__(self, cluster: Cluster, words: Words) -> None:
         self._devices = rows.devices(cluster)
-        self._drivers = words.drivers
+        self._driver = words.driver
         self._free = None
         if "ResourceClaim" not in cluster.refused:
             free = rows.free_devices(cluster, words)
@@ -284,7 +284,7 @@ class _Published:
             pools[device.pool].append(device)
         most = sorted(pools.items(), key=lambda item: -len(item[1]))
         text += f": {listed((f'{pool} has {_amount(of)}' for pool, of in most), _NAMED)}"
-        if self._free is None or any(device.driver not in self._drivers for device in offered):
+        if self._free is None or any(device.driver != self._driver for device in offered):
             return text
         free = [device for device in offered if (device.pool, device.device.name) in self._free]
         return f"{text}; free: {_amount(free)}"
