@@ -29,14 +29,6 @@ from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from npu_agent.wording import ENGLISH
 
-_REASONS = {
-    Cause.DEAD: "alive says 0",
-    Cause.NODES: "/dev/npu0pe0 missing",
-    Cause.HANGS: "no answer within 0.5 s",
-    Cause.NONSENSE: 'alive says neither 0 nor 1 but "?"',
-    Cause.HOT: "97.4 °C, above 95 °C",
-}
-"""For each cause, a reason that an unhealthy card can have for it."""
 KEYS = tuple(keys_of(schema_of(SPEC)))
 
 CONFIGURATION = Path(__file__).parent / "configuration.md"
@@ -118,10 +110,10 @@ def unproven() -> str:
 
 def causes() -> str:
     """The table of what makes a card unhealthy, and what to do about it, in Markdown."""
-    lines = ["| cause | means | a reason reads | what to do |", "|---|---|---|---|"]
+    lines = ["| cause | means | what to do |", "|---|---|---|"]
     for cause in Cause:
         words = ENGLISH.of_cause(cause)
-        lines.append(f"| {cause.value} | {words.means} | `{_REASONS[cause]}` | {words.remedy} |")
+        lines.append(f"| {cause.value} | {words.means} | {words.remedy} |")
     return "\n".join(lines) + "\n"
 
 

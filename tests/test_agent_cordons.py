@@ -49,7 +49,7 @@ async def test_the_kubelet_has_it_unhealthy_and_everybody_reads_why(room: Room) 
         (note,) = notes(state)
         assert note.kind == "CardCordoned"
         assert note.facts["reason"] == "swap fan"
-        assert of_problem(note, state).command.endswith(" npu1")
+        assert of_problem(note, state).command.endswith("uncordon npu1 --node=this-node")
         assert [card["cordoned"] for card in as_json(state)["cards"]] == [None, "swap fan"]
         assert as_json(state)["first_ids"] == {"npu1": UUIDS[1]}
         assert [card.health.state.value for card in state.snapshot.cards] == ["healthy"] * 2

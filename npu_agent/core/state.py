@@ -231,6 +231,26 @@ class Invocation:
             words = (*words, f"--host-root={self.host_root}")
         return shlex.join(("npu-agent", *words))
 
+    def service(self, verb: str, card: str, *options: str, node: str) -> str:
+        """The command that takes a card out of service (``cordon``) or back (``uncordon``)."""
+        where = () if self.pod else (f"--node={node}",)
+        return self.command(verb, card, *options, *where)
+
+    def on_node(self, command: str, node: str) -> str:
+        """The command line that runs a command in a shell of the node, by kubectl alone.
+
+        The Pod that it makes runs on the node's root directory, and has the agent's own image: it
+        is on the node, and has chroot.
+        """
+        if not self.pod:
+            return command
+        namespace, _, pod = self.pod.partition("/")
+        get = shlex.join(("kubectl", "-n", namespace, "get", "pod", pod))
+        debug = shlex.join(("kubectl", "-n", namespace, "debug", f"node/{node}"))
+        image = f"$({get} -o jsonpath='{{.spec.containers[0].image}}')"
+        shell = shlex.join(("chroot", "/host", "sh", "-c", command))
+        return f"{debug} -it --profile=sysadmin --image={image} -- {shell}"
+
 
 @dataclass(frozen=True, slots=True)
 class GoneDevice:

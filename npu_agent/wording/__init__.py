@@ -7,7 +7,6 @@ fields that the facts of a `Message` fill; `table` has their form. Start reading
 
 from __future__ import annotations
 
-import shlex
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ class Written:
     waits: str
     """What the agent does not do until the API server answers; else empty."""
     command: str
-    """The first command for it, at a desk or on the node; empty where there is none."""
+    """The first command for it, as its reader can type it; empty where there is none."""
     last_command: str
     """The command that deletes its Pods, if nothing else helps; empty where there are none."""
 
@@ -158,10 +157,6 @@ class Writer(string.Formatter):
             return format(self.shown(value), format_spec)
         single = len(value) == 1 if isinstance(value, tuple) else bool(value)
         return one if single else other
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        """Adds ``!q``: a word of a shell."""
-        return shlex.quote(value) if conversion == "q" else super().convert_field(value, conversion)
 
     def shown(self, value: object) -> Any:
         """A fact in words; numbers and texts as they are."""

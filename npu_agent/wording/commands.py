@@ -12,7 +12,10 @@ from npu_agent.core.state import Invocation
 from npu_agent.text import NAMED
 
 Command = str | tuple[str, ...]
-"""A line for a shell, or the words that follow `npu-agent`. Fields are as in `_values`."""
+"""A line for a shell, or the words that follow `npu-agent`. Fields are as in `_values`.
+
+A line that does not begin with ``kubectl`` is for a shell on the node.
+"""
 
 DMESG = "dmesg | tail -n 50"
 KUBELET = "systemctl status kubelet"
@@ -27,7 +30,7 @@ CAUSES: Mapping[Cause, Command] = {
 
 KINDS: Mapping[Kind, Command] = {
     "AllCardsUnhealthy": "kubectl cordon {node}",
-    "CardFlapping": "kubectl npu cordon {node} {card} --reason flapping",
+    "CardFlapping": ("cordon", "{card}", "--reason=flapping"),
     "CardHot": _INFO,
     "CardVeryHot": "fuser -v {nodes}",
     "ReadingsStale": DMESG,
@@ -45,8 +48,8 @@ KINDS: Mapping[Kind, Command] = {
     "ResourceNotRegistered": KUBELET,
     "DRANotRegistered": KUBELET,
     "ConfigRefused": ("config", "check", "{file}"),
-    "CardCordoned": "kubectl npu uncordon {node} {card}",
-    "CordonedCardUnhealthy": "kubectl npu uncordon {node} {card}",
+    "CardCordoned": ("uncordon", "{card}"),
+    "CordonedCardUnhealthy": ("uncordon", "{card}"),
     "LoadWithoutPod": "fuser -v {nodes}",
 }
 HELD: Mapping[Kind, Command] = {"CardVeryHot": "{cordon}"}
@@ -56,7 +59,7 @@ LAST = ("CardUnhealthy", "CardVeryHot", "CardMissing", "DeviceMissing", "CardRep
 
 
 def first(problem: Problem, invocation: Invocation, node: str | None) -> str:
-    """Returns what to type first, at a desk or on the node.
+    """Returns what to type first: at a desk, or on the host of an agent that runs in no Pod.
 
     Empty where there is nothing, or where the Node or file that it needs is not known.
     """
@@ -70,10 +73,15 @@ def first(problem: Problem, invocation: Invocation, node: str | None) -> str:
     values = _values(problem, invocation, node)
     try:
         if isinstance(command, tuple):
-            return invocation.command(*(word.format_map(values) for word in command))
-        return command.format_map(values)
+            verb, *words = (word.format_map(values) for word in command)
+            if verb in ("cordon", "uncordon"):
+                return invocation.service(verb, *words, node=values["node"])
+            return invocation.command(verb, *words)
+        line = command.format_map(values)
     except KeyError:
         return ""
+    is_of_node = line and node and not line.startswith("kubectl")
+    return invocation.on_node(line, node) if is_of_node else line
 
 
 def last(problem: Problem) -> str:
@@ -87,14 +95,15 @@ def _values(problem: Problem, invocation: Invocation, node: str | None) -> dict[
     nodes = problem.facts.get("nodes", ())
     assert isinstance(nodes, tuple)  # noqa: S101 (as the rules have it)
     known = {
-        "card": shlex.quote(problem.cards[0].name) if problem.cards else None,
+        # `Invocation.command` quotes these two.
+        "card": problem.cards[0].name if problem.cards else None,
+        "file": invocation.config_file or None,
         "node": node and shlex.quote(node),
-        "file": invocation.config_file or None,  # `Invocation.command` quotes it
         "nodes": device_paths(nodes[:NAMED]),
         # First of all, or the Pod that comes in place of a deleted one gets the hot card again.
         "cordon": node
         and " && ".join(
-            shlex.join(("kubectl", "npu", "cordon", node, card.name, "--reason", "hot"))
+            invocation.service("cordon", card.name, "--reason=hot", node=node)
             for card in problem.cards
         ),
         "slot": f" -s {shlex.quote(str(pci))}" if pci else "",

@@ -17,7 +17,7 @@ class Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Fields are the facts, the `cards` and `pods` of the message; the first `card`; of an unhealthy
     card's cause `remedy` and `shared`; and `names`, which are the cards or, where they are too
     many, their number. ``{cards:is|are}`` is the first word for a single card or for "true", else
-    the second one; ``{name!q}`` is a word of a shell.
+    the second one.
     """
 
     headline: str

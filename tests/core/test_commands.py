@@ -19,7 +19,6 @@ from npu_agent.core.state import ConditionState, Invocation, LabelState, Session
 from npu_agent.core.timeline import Timeline
 from npu_agent.core.trends import TrendKind
 from npu_agent.kubelet.podresources import Holdings
-from npu_agent.people.commands import kubectl
 from npu_agent.vendors.furiosa.families import FAMILIES
 from npu_agent.wording import Written, of_problem
 from npu_agent.wording.commands import device_paths, first
@@ -31,7 +30,15 @@ AGENT = Invocation(
     pod="npu-system/npu-agent-x7k2p", config_file="/etc/npu agent/config.yaml", host_root="/host"
 )
 ON_THE_HOST = Invocation()
-HERE = {"kubectl", "npu-agent", "dmesg", "lspci", "fuser", "ls", "systemctl"}
+HERE = {"kubectl", "dmesg", "lspci", "systemctl"}
+"""The programs of commands and of those that remedies name; a host's own are in a remedy alone."""
+DEBUG = (
+    *("kubectl", "-n", "npu-system", "debug", "node/node-7", "-it", "--profile=sysadmin"),
+    "--image=$(kubectl -n npu-system get pod npu-agent-x7k2p -o",
+    "jsonpath='{.spec.containers[0].image}')",
+    *("--", "chroot", "/host", "sh", "-c"),
+)
+"""What begins each command for a shell of the node."""
 
 
 def card(family: str, index: int, **values: Any) -> CardState:
@@ -102,12 +109,22 @@ def test_every_command_of_every_problem_is_typed_where_its_reader_is(family: str
     every = everything(family)
     commands = {text for note in every for text in (note.command, note.last_command) if text}
     inside = {text for note in every for text in note.remedy.split("`")[1::2]}
-    assert {command.split()[0] for command in commands} == HERE - {"npu-agent"}
-    for line in commands | inside:
+    assert {command.split()[0] for command in commands} == {"kubectl"}
+    assert {command.split()[0] for command in inside} == HERE
+    assert not any("kubectl npu" in line for line in commands | inside), "it may not be installed"
+    on_the_node = {line for line in commands if " debug " in line}
+    for line in on_the_node:
+        begin, _, rest = line.partition(" sh -c ")
+        assert f"{begin} sh -c" == " ".join(DEBUG)
+        (command,) = shlex.split(rest)
+        check(shlex.split(command))
+    assert len(on_the_node) > 5
+    for line in (commands - on_the_node) | inside:
         for command in line.split(" && "):
             check(shlex.split(command))
     # What is known is filled in.
-    assert not any(word in line for line in commands for word in ("NODE", "FILE", "POD ", "{"))
+    filled = {line.replace("{.spec.containers[0].image}", "") for line in commands}
+    assert not any(word in line for line in filled for word in ("NODE", "FILE", "POD ", "{"))
 
 
 def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
@@ -120,6 +137,7 @@ def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
         if command := first(problem, ON_THE_HOST, "node-7"):
             check(shlex.split(command))
             assert "exec" not in command
+            assert "debug" not in command
     flapping = Problem("CardFlapping", npu0)
     assert first(flapping, ON_THE_HOST, None) == "", "there is no Node to write to"
 
@@ -127,8 +145,6 @@ def test_on_a_host_without_a_pod_the_agents_own_commands_are_plain() -> None:
 def check(words: list[str]) -> None:
     """The words are of a program that would take them."""
     match words:
-        case ["kubectl", "npu", *rest]:
-            kubectl.parser().parse_args(rest)
         case ["kubectl", "-n", "npu-system", "exec", "npu-agent-x7k2p", "--", *rest]:
             assert rest[0] == "npu-agent"
             check(rest)

@@ -22,6 +22,7 @@ from npu_agent.core.problems.cards import is_hot
 from npu_agent.core.state import (
     AgentState,
     ConditionState,
+    Invocation,
     LabelState,
     SessionPhase,
     SlicesState,
@@ -294,7 +295,7 @@ def test_the_command_that_corrects_a_cordon_has_the_nodes_name() -> None:
     found = problems(replace(scene.state(), cordons_lost={"npu9": ""}, cordons_wrong=wrong))
     remedies = " ".join(map(ENGLISH.remedy, found))
     assert "`kubectl annotate node node-7 npu-agent/cordoned-`" in remedies
-    assert "`kubectl npu uncordon node-7 npu9`" in remedies
+    assert "`kubectl -n kube-system exec npu-agent-x7k2p -- npu-agent uncordon npu9`" in remedies
 
 
 def test_an_incomplete_pool_is_one_problem() -> None:
@@ -541,7 +542,8 @@ def test_gone_cards_of_two_families_with_one_number_are_told_apart() -> None:
     scene = Scene(cards=(well(9),), timeline=timeline, holdings=holdings).state()
     found = problems(scene)
     assert {note.since: note.pods for note in found} == {now - 30: (), now - 60: ("default/yolo",)}
-    commands = {of_problem(problem, scene).command for problem in found}
+    on_a_host = replace(scene, invocation=Invocation())
+    commands = {of_problem(problem, on_a_host).command for problem in found}
     assert commands == {"lspci"}, "the slot of neither is known"
 
 

@@ -62,6 +62,8 @@ FACTS: dict[str, object] = {
     "others": "ID2",
     "unknown": ("npu8", "npu9"),
     "node": "node-7",
+    "cordon": "CORDON",
+    "uncordon": "UNCORDON",
     "keys": "KEY",
     "text": "TEXT",
     "missing": ("/dev/NODE",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from npu_agent.core.cordon import unknown as unknown_cordons
 from npu_agent.core.kinds import TRAITS, Kind, Problem
@@ -140,7 +141,7 @@ def _of_the_node(state: AgentState) -> Iterator[Problem]:
     unknown = [name for name in state.cordons_lost if name.lower() not in left]
     lost = [unknown_cordons(unknown, state.snapshot)] if unknown else []
     for wrong in (*state.cordons_wrong, *lost):
-        yield replace(wrong, facts={**wrong.facts, "node": state.node or "NODE"})
+        yield _with_commands(wrong, state)
     errors: Sequence[tuple[Kind, str | None]] = (
         ("NodeNotWatched", state.node_error),
         ("LabelsNotApplied", state.labels.error if state.labels else None),
@@ -150,6 +151,19 @@ def _of_the_node(state: AgentState) -> Iterator[Problem]:
     for kind, error in errors:
         if error is not None:
             yield Problem(kind, facts={"error": error})
+
+
+def _with_commands(problem: Problem, state: AgentState) -> Problem:
+    """Adds the commands for a cordon that is wrong, as its reader can type them."""
+    facts = problem.facts
+    node = state.node or "NODE"
+    card = str(facts.get("meant", facts.get("name", "")))
+    service = partial(state.invocation.service, node=node)
+    commands = {
+        "cordon": service("cordon", card, f"--reason={facts.get('reason', '')}"),
+        "uncordon": service("uncordon", card),
+    }
+    return replace(problem, facts={**facts, **commands, "node": node})
 
 
 def _of_the_host(state: AgentState) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, is_dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,15 @@ def _read(file: Path) -> config.Effective:
 
 
 def remarks(checked: config.Config) -> Iterator[str]:
-    """Yields what is valid and has no effect."""
+    """Yields what is valid, and has no effect or an unlikely one."""
     apis = {checked.allocation.api, *(node.api for node in checked.allocation.nodes)}
     apis |= {resource.api for resource in checked.resources if resource.api}
     if checked.health.evict and apis.isdisjoint({"dra", "auto"}):
         yield "health.evict has no effect: no card is offered by DRA (allocation.api)"
+    host, _ = checked.metrics.address
+    if host and ip_address(host).is_loopback:
+        listen = checked.metrics.listen
+        yield f"metrics.listen is {listen}: no Prometheus outside the Pod reaches it"
 
 
 def show(effective: config.Effective) -> str:

@@ -18,6 +18,7 @@ from npu_agent.vendors import SPEC
 from tests.config.strategies import CONFIGS, FEW
 
 NOTE = "note: health.evict has no effect: no card is offered by DRA (allocation.api)"
+LOOPBACK = "note: metrics.listen is {}: no Prometheus outside the Pod reaches it"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,9 @@ NOTE = "note: health.evict has no effect: no card is offered by DRA (allocation.
         ("health: {evict: true}", [NOTE]),
         ("health: {evict: true}\nallocation: {api: auto}", []),
         ("health: {evict: true}\nresources: [{name: a.b/c, family: rngd, api: dra}]", []),
+        ("metrics: {listen: '127.0.0.1:9100'}", [LOOPBACK.format("127.0.0.1:9100")]),
+        ("metrics: {listen: '[::1]:9100'}", [LOOPBACK.format("[::1]:9100")]),
+        ("metrics: {listen: '192.0.2.1:9100'}", []),
         ("interval: 5", []),
     ],
 )
