@@ -20,7 +20,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if item.session.testsfailed > failures:
         for name in ("last_exc", "last_value", "last_traceback"):  # where pytest keeps them
             vars(sys).pop(name, None)
+        report = sys.unraisablehook
+        sys.unraisablehook = lambda _: None  # a process of asyncio, on a loop that is closed
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gc.collect()
+        sys.unraisablehook = report
     return result

@@ -35,9 +35,9 @@ WATCHERS = {
     *("core/trends", "core/comparison", "core/changes", "core/timeline", "core/cordon"),
     *("core/utilization", "core/pool", "core/support", "kubelet/cordons", "kubelet/ownership"),
     *("outputs/events", "outputs/web/history", "outputs/condition", "outputs/web/pages"),
-    *("outputs/prometheus/own", "outputs/web/readers"),
+    *("outputs/prometheus/own", "outputs/web/readers", "outputs/web/server"),
 }
-"""Modules that follow the same news for other readers: page, log, Events, labels."""
+"""Modules that follow the same news for other readers, or a clock: page, log, Events, labels."""
 
 ON_DISK = {"kubelet/record", "kubelet/cdi"}
 """Written after a device is withheld, and after any change of who holds what."""

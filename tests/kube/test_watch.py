@@ -28,6 +28,7 @@ from tests.kube.helpers import (
     says,
     status,
 )
+from tests.processes import DEADLINE
 
 CLAIM = {"kind": "ResourceClaim"}
 WATCH = Request(verb="watch", kind="ResourceSlice", answer=dict)
@@ -114,7 +115,7 @@ async def test_silence_is_an_end_and_a_pause_is_none(
 
 
 VANISHES = """
-import asyncio, os, socket, subprocess
+import asyncio, os, socket, subprocess, sys
 from npu_agent.kube import Api, ApiError, client
 from npu_agent.kube.credentials import at
 from npu_agent.people.simulator.apiserver import served
@@ -129,7 +130,8 @@ for option, most, number in (
     client.KEEP_ALIVE[option] = number
 
 async def main():
-    async with served(streams(b"", then=hangs)) as url, Api(lambda: at(url, "test")) as api:
+    login = lambda: at(url, "test")
+    async with served(streams(b"", then=hangs)) as url, Api(login, deadline=120) as api:
         try:
             async with api.watch(WATCH, "1", 60) as events:
                 subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
@@ -137,6 +139,7 @@ async def main():
                     pass
         except ApiError as error:
             print(error.kind.name, flush=True)
+            print(error, file=sys.stderr, flush=True)
             os._exit(0)
 
 asyncio.run(main())
@@ -149,7 +152,7 @@ def test_a_server_that_vanishes_without_a_word_is_noticed_by_the_kernel() -> Non
     command = ["unshare", "--net", "--map-root-user", "sh", "-c", shell, sys.executable]
     if subprocess.run([*command, ""], capture_output=True, check=False).returncode:
         pytest.skip("no network of its own here")
-    done = subprocess.run([*command, VANISHES], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*command, VANISHES], capture_output=True, text=True, timeout=DEADLINE)
     assert (done.stdout, done.returncode) == ("UNREACHABLE\n", 0), done.stderr
 
 

@@ -118,6 +118,8 @@ async def offering(directory: Path, *, by_cdi: bool = False) -> AsyncIterator[Ro
     async with room.running():
         await room.owned()
         await room.until(lambda d: d == {room.card.id: True})
+        if by_cdi:
+            await until((directory / "cdi" / SPEC).exists)
         yield room
 
 
