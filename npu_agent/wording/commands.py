@@ -80,8 +80,9 @@ def first(problem: Problem, invocation: Invocation, node: str | None) -> str:
         line = command.format_map(values)
     except KeyError:
         return ""
-    is_of_node = line and node and not line.startswith("kubectl")
-    return invocation.on_node(line, node) if is_of_node else line
+    if not line or not node or line.startswith("kubectl"):
+        return line
+    return invocation.on_node(line, node)
 
 
 def last(problem: Problem) -> str:
