@@ -65,7 +65,8 @@ def test_make_targets_exist(page: Page) -> None:
 
 
 def test_alerts_that_are_spoken_of_exist() -> None:
-    rules = (ROOT / "k8s/components/alerts/prometheusrule.yaml").read_text(encoding="utf-8")
+    files = ("components/alerts/prometheusrule.yaml", "examples/test-alert.yaml")
+    rules = "".join((ROOT / "k8s" / name).read_text(encoding="utf-8") for name in files)
     now = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which has former names too
     spoken = {name for page in now for name in re.findall(r"\bNpu[A-Z]\w+", page.text)}
     assert spoken <= set(re.findall(r"alert: (\w+)", rules))

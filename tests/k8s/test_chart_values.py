@@ -316,6 +316,30 @@ def test_alerts_that_are_not_wanted_are_not_there() -> None:
     assert alerts().keys() - alerts(disabled=["NpuErrorsRising"]).keys() == {"NpuErrorsRising"}
 
 
+def test_the_dashboard_has_the_runbook_of_the_alerts() -> None:
+    made = template({"dashboard": {"enabled": True}}, namespace="npus")
+    (dashboard,) = (thing for thing in made if thing["metadata"]["name"] == "npu-agent-dashboard")
+    text = dashboard["data"]["npu-agent.json"]
+    assert "http://npu-agent.npus.svc:9100/runbook" in text
+    assert "npu-agent.kube-system" not in text
+
+
+def notes(**given: Any) -> str:
+    """What Helm says after an installation."""
+    words = ("install", "x", CHART, "--dry-run=client", "--values", "-")
+    return output("helm", *words, stdin=json.dumps(given)).partition("NOTES:")[2]
+
+
+def test_the_notes_name_what_the_defaults_leave_open() -> None:
+    rules = {"prometheusRule": {"enabled": True}}
+    assert "a name without a registry" in notes()
+    assert "For a phone, set prometheusRule.runbookBaseUrl" in notes(**rules)
+    copy = {"prometheusRule": {"enabled": True, "runbookBaseUrl": "https://example.com/alerts.md"}}
+    said = notes(**copy, image={"repository": "registry.example.com/npu-agent"})
+    assert "registry" not in said.replace("registry.example.com", "")
+    assert "For a phone" not in said
+
+
 def test_alerts_lead_to_a_runbook_and_a_dashboard() -> None:
     pages = {"runbookBaseUrl": "https://git.example.com/docs/alerts.md"}
     made = alerts(**pages, dashboardUrl="https://grafana.example.com/d/npu-agent")
@@ -500,6 +524,17 @@ def test_wrong_values_are_refused_with_their_places() -> None:
         (
             {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
             "finds the agents by their Service: set service.enabled to true, or use podMonitor",
+        ),
+        *(
+            (
+                {value: {"enabled": True}, "config": {"metrics": {"listen": "127.0.0.1:9100"}}},
+                f"where no Prometheus reaches it, and {value}.enabled is for one that does",
+            )
+            for value in ("podMonitor", "serviceMonitor", "prometheusRule")
+        ),
+        (
+            {"prometheusRule": {"enabled": True}, "service": {"enabled": False}},
+            "set prometheusRule.runbookBaseUrl to a copy of docs/alerts.md, or service.enabled",
         ),
         ({"hostNetwork": True}, "set updateStrategy.rollingUpdate.maxSurge to 0 and maxUnavail"),
         ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels may not have app.kubernetes"),
