@@ -23,6 +23,8 @@ BASE = sorted(set(K8S.glob("*.yaml")) - {K8S / "npu-agent.yaml"})
 """The files of the kustomize base; npu-agent.yaml is made of them."""
 COMPONENTS = sorted(K8S.glob("components/*/"))
 MANIFESTS = [K8S / "npu-agent.yaml", *BASE, *sorted(K8S.glob("components/**/*.yaml"))]
+DOCS = K8S.parent / "docs"
+EXAMPLES = [*DOCS.glob("examples/**/*.yaml"), *K8S.glob("examples/**/*.yaml")]
 SCHEDULER = "npu-binpack-scheduler"
 KUBELETS = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 POLICIES = {
@@ -159,6 +161,20 @@ def test_every_file_fits_the_schemas(version: str) -> None:
     assert len(things) > 30
     for _, thing in things:
         check(thing, version)
+
+
+def test_every_example_fits_the_newest_schemas() -> None:
+    examples = [thing for path in EXAMPLES for thing in load(path) if _is_kubernetes(thing)]
+    kinds = {thing["kind"] for thing in examples}
+    assert kinds >= {"ClusterRole", "Deployment", "Job", "Pod", "StatefulSet"}
+    for thing in examples:
+        check(thing, max(VERSIONS))
+
+
+def _is_kubernetes(thing: dict[str, Any]) -> bool:
+    """Whether this is an object that Kubernetes has a kind for, without a custom resource's."""
+    group = thing.get("apiVersion", "none.example/v1").rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")
 
 
 def test_every_container_has_no_more_than_it_needs() -> None:

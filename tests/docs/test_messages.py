@@ -21,7 +21,8 @@ PAGES = {
 OPERATORS = ("alerts", "dra", "health", "kubectl", "monitoring", "pods", "troubleshooting")
 MESSAGE = re.compile(r"[a-z][\w'-]*(?: [\w'(),;:…-]+){2,}")
 OTHERS = (
-    *("cannot allocate", "endpoint …", "no healthy devices", "no such key", "pod … is not allowed"),
+    *("cannot allocate", "device class …", "endpoint …", "no healthy devices", "no such key"),
+    *("non-empty scheduling gates", "pod … is not allowed"),
     *("previously allocated", "requested number", "resourceclaim not", "unknown Device Plugin"),
     *("kubectl ", "ls -", "lspci ", "npu-agent ", "pipx ", "systemctl "),
     *("a container … still holds", "an unknown holder (…)", "watch of npu0_mgmt"),
