@@ -4,7 +4,8 @@ From the code, each between two marks: the reference of the configuration's keys
 configuration.md, in hardware.md the files that are read by a guess, and in alerts.md what to do
 about an unhealthy card.
 From the chart's values.yaml, the tables of its README (docs/chart.py).
-In translated pages, the line that says that the English page is newer (docs/translations.py).
+In translated pages, the line that says that the English page is newer (docs/translations.py);
+the exit code is 1 if one lacks a list item or a row of a table.
 With --check nothing is written; the exit code is 1 if a page is not what it would be.
 """
 
@@ -155,6 +156,10 @@ def main() -> int:
             file.write_text(fresh, encoding="utf-8")
     for page in filter(translations.lags, translations.pages()):
         print(f"{page.relative_to(translations.ROOT)}: the English page has changed since")
+    for page in translations.pages():
+        for difference in translations.differences(page):
+            print(difference, file=sys.stderr)
+            code = 1
     return code
 
 

@@ -14,6 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+_CODE = re.compile(r"^ *(`{3,}).*?^ *\1$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_COUNTED = {
+    "list items": re.compile(r"^ *(?:[-*]|[0-9]+\.) ", re.MULTILINE),
+    "table rows": re.compile(r"^ *\|", re.MULTILINE),
+}
 _FIRST = re.compile(r"<!-- translation of (\S+) at ([0-9a-f]{12}) -->\n")
 _BEHIND = {
     "ko": "> 이 페이지보다 [영어 원문]({link})이 더 새롭습니다. 다르면 영어 원문이 맞습니다.\n",
@@ -55,6 +61,25 @@ def lags(page: Path) -> bool:
     """Whether the English page has changed since the translation was brought up to date."""
     first, name = _named(page)
     return hashlib.sha256((ROOT / name).read_bytes()).hexdigest()[:12] != first[2]
+
+
+def differences(page: Path) -> Iterator[str]:
+    """Yields where a page that is said to be up to date has more or fewer items than English."""
+    if lags(page):
+        return
+    headings, texts = _sections(page)
+    for heading, text, english in zip(headings, texts, _sections(source(page))[1], strict=False):
+        for name, pattern in _COUNTED.items():
+            own = len(pattern.findall(text))
+            wanted = len(pattern.findall(english))
+            if own != wanted:
+                yield f"{page}, {heading}: {own} {name}, and {wanted} in English"
+
+
+def _sections(page: Path) -> tuple[list[str], list[str]]:
+    """The headings, the first being the page's name, and the text below each."""
+    first, *parts = _HEADING.split(_CODE.sub("", page.read_text(encoding="utf-8")))
+    return [page.name, *parts[::2]], [first, *parts[1::2]]
 
 
 def _named(page: Path) -> tuple[re.Match[str], str]:

@@ -39,6 +39,7 @@ def test_a_page_that_is_up_to_date_has_the_same_sections_and_commands(path: Path
         assert language == language.strip()
     left_out = quoted(english) - quoted(translated)
     assert not left_out
+    assert list(translations.differences(path)) == []
 
 
 def test_a_page_that_lags_says_so_to_its_readers(
@@ -62,6 +63,27 @@ def test_a_page_that_lags_says_so_to_its_readers(
     korean.write_text("# 가\n", encoding="utf-8")
     with pytest.raises(ValueError, match="sha256sum docs/a"):
         translations.current(korean)
+
+
+def test_a_page_that_lacks_a_list_item_or_a_row_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translations, "ROOT", tmp_path)
+    english, korean = tmp_path / "docs/a.md", tmp_path / "docs/ko/a.md"
+    korean.parent.mkdir(parents=True)
+    page = "# A\n\n- b\n- c\n\n## D\n\n| e |\n|---|\n| f |\n\n```\n- g\n```\n"
+    english.write_text(page, encoding="utf-8")
+    up_to_date = translations.hashlib.sha256(page.encode()).hexdigest()[:12]
+    hashed = f"<!-- translation of docs/a.md at {up_to_date} -->\n"
+    korean.write_text(hashed + page, encoding="utf-8")
+    assert list(translations.differences(korean)) == []
+    korean.write_text(hashed + page.replace("- c\n", "").replace("| f |\n", ""), encoding="utf-8")
+    assert list(translations.differences(korean)) == [
+        f"{korean}, A: 1 list items, and 2 in English",
+        f"{korean}, D: 2 table rows, and 3 in English",
+    ]
+    english.write_text("# A\n", encoding="utf-8")
+    assert list(translations.differences(korean)) == [], "it says that it lags behind"
 
 
 @pytest.mark.parametrize("language", ["ko", "ja"])
