@@ -31,7 +31,9 @@ PACKAGES = (
     "iptables",
     "libc6-dev",
     "openssl",
+    "pciutils",
     "prometheus",
+    "psmisc",
     "runc",
 )
 """Debian packages that building and running need."""

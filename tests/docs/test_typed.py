@@ -10,7 +10,17 @@ import pytest
 from npu_agent.vendors.furiosa.labels import SETS
 
 from .pages import ROOT, Page
-from .typed import LEFT_OUT, PAGES, TYPED, blocks, commands
+from .typed import (
+    LEFT_OUT,
+    ON_THE_NODE,
+    PAGES,
+    RUNBOOK,
+    RUNBOOK_LEFT_OUT,
+    TYPED,
+    blocks,
+    commands,
+    runbook_commands,
+)
 
 
 @pytest.mark.parametrize("of", PAGES, ids=lambda one: one.name)
@@ -44,3 +54,24 @@ def test_the_command_that_removes_labels_knows_each_key_of_ours() -> None:
     keys = {key for labels in SETS.values() for key in labels.keys}
     nodes = json.dumps(dict.fromkeys([*keys, "example.com/a", "npu.furiosa.ai/b"], "c"))
     assert {match[0][1:] for match in re.finditer(pattern, nodes)} == keys
+
+
+@pytest.mark.parametrize("of", RUNBOOK, ids=lambda page: page.name)
+def test_each_command_of_the_runbook_is_typed_where_kubectl_is_all_there_is(of: Page) -> None:
+    """Set by kubectl, begun with it, or for the shell that docs/alerts.md gets on the node."""
+    found = [*runbook_commands(of)]
+    assert len(found) > 10
+    for command, paragraph in found:
+        program = command.split()[0]
+        if program in ON_THE_NODE:
+            assert "on the node" in " ".join(paragraph.split()).lower(), command
+        else:
+            assert re.match(r"kubectl |NODE=|\w+=\$\(kubectl ", command), command
+        if command.startswith("kubectl npu"):
+            others = [other for other, place in found if place == paragraph and other != command]
+            assert "install.md#verify" in paragraph or any(" npu " not in one for one in others)
+
+
+def test_the_commands_of_the_runbook_that_are_not_typed_are_there() -> None:
+    there = {command for of in RUNBOOK for command, _ in runbook_commands(of)}
+    assert there >= RUNBOOK_LEFT_OUT.keys()

@@ -69,6 +69,38 @@ LINES_LEFT_OUT = {
 """Why a test leaves out a single command of those that it types."""
 
 
+RUNBOOK = (page("docs/alerts.md"), page("docs/troubleshooting.md"))
+"""The pages for a person on call, whose commands are in their sentences too."""
+DESK = ("kubectl", "npu-agent", "helm", "curl")
+ON_THE_NODE = (
+    *("cat", "crictl", "df", "dmesg", "echo", "fuser", "ls", "lspci", "modprobe", "mount"),
+    "systemctl",
+)
+_NO_DRIVER = "the nodes of tests have no driver, and the bus of this machine"
+RUNBOOK_LEFT_OUT = {
+    "systemctl status kubelet": "the nodes of tests have no systemd",
+    "crictl ps": "the nodes of tests have containerd's own client",
+    "crictl stop": "as above",
+    "cat /sys/kernel/debug/rngd/mgmt*/power_sense": _NO_DRIVER,
+    "modprobe -r furiosa_rngd && modprobe furiosa_rngd": _NO_DRIVER,
+    "echo 1 >/sys/bus/pci/devices/ADDRESS/remove; echo 1 >/sys/bus/pci/rescan": _NO_DRIVER,
+    "kubectl -n kube-system describe certificate": "it needs cert-manager",
+}
+"""Why tests/e2e/test_runbook.py leaves out a command."""
+
+
+def runbook_commands(of: Page) -> Iterator[tuple[str, str]]:
+    """The commands of a page of the runbook, each with the paragraph or block it stands in."""
+    for language, code in of.blocks:
+        for command in commands(language, code):
+            yield command, code
+    for paragraph in re.split(r"\n(?=\n|\||  *- |- )", of.prose):
+        for text in re.findall(r"`([^`]+)`", paragraph):
+            command = " ".join(text.replace("\\|", "|").split())
+            if command.split()[0] in (*DESK, *ON_THE_NODE):
+                yield command, paragraph
+
+
 def commands(language: str, code: str) -> Iterator[str]:
     """The commands of a block, each whole, without comments."""
     if language not in ("sh", "console"):
