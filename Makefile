@@ -68,8 +68,10 @@ packages: ## install from Debian what some tests need: a browser, Prometheus, sh
 
 ##@ Change it
 
-check: $(VENV)/ready ## format, lint, types and tests of one file, in seconds (FILE=npu_agent/core/pool.py; none: the changed ones)
-	@$(BIN)/python -m tests.check $(FILE)
+check: ## format, lint, types and tests of one file, in seconds (FILE=npu_agent/core/pool.py; none: the changed ones)
+	@if [ -z "$(FILE)$$(git status --porcelain)" ]; then \
+		echo "make check: nothing differs from the last commit: FILE=... names a file"; \
+	else $(MAKE) --no-print-directory $(VENV)/ready && $(BIN)/python -m tests.check $(FILE); fi
 
 test: $(VENV)/ready ## unit and scenario tests, no root, no cluster
 	$(PYTEST) -n2 $(NEED_ROOT) $(ARGS)

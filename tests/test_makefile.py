@@ -57,3 +57,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     code, said = make("python", cwd=tmp_path)
     assert (code, said.partition(": ")[2]) == (2, "clone it to where you can")
+
+
+def test_check_asks_git_before_it_makes_an_environment(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        ["make", "--file", ROOT / "Makefile", "check"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    said = "make check: nothing differs from the last commit: FILE=... names a file\n"
+    assert done.stdout == said
+    assert [path.name for path in tmp_path.iterdir()] == [".git"]
