@@ -121,7 +121,7 @@ async def test_a_hot_card_is_the_last_that_a_pod_gets(node: Node) -> None:
     often = MetricsConfig(listen="127.0.0.1:0", interval=0.1)
     async with node.agent(metrics=often) as agent:
         await node.listed(3)
-        agent.hardware.readers.note()  # else it reads them once a minute
+        agent.hardware.readers.touch()  # else it reads them once a minute
         node.fault("npu0", "hot")
         await first(agent.inventory.degraded, len)
         (hot,) = agent.inventory.degraded.value

@@ -337,7 +337,7 @@ async def test_a_degraded_card_says_so_and_comes_last(room: Room, partitions: bo
 
     cut = DraConfig(partitions=partitions)
     async with room.node.agent(allocation=DRA, metrics=often, dra=cut, **NOTHING_ELSE) as agent:
-        agent.hardware.readers.note()  # else it reads them once a minute
+        agent.hardware.readers.touch()  # else it reads them once a minute
         await until(lambda: found() == [(1, None), (2, None), (0, None)])
         room.node.fault("npu1", "hot")
         # Behind the others of its family only: a claim may name none, and mean the first one.

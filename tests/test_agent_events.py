@@ -87,7 +87,7 @@ async def sent(room: Room, reason: str) -> None:
 
 async def read(agent: Agent) -> None:
     """Returns when the agent has read both cards: what it finds at its start is no news."""
-    agent.hardware.readers.note()  # else it reads them once a minute
+    agent.hardware.readers.touch()  # else it reads them once a minute
     await until(lambda: [card.reading is None for card in cards(agent)] == [False] * 2)
 
 

@@ -443,7 +443,7 @@ def pages(
         server=Server(
             "metrics",
             metrics.address,
-            Pages(pages_of(page.body, state, history, hardware.readers.note)),
+            Pages(pages_of(page.body, state, history, hardware.readers.touch)),
             certificates=certificates,
             authorizer=authorizer,
         ),

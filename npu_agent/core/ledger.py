@@ -283,7 +283,7 @@ class _Answer(NamedTuple):
     asked_at: float
     listed: Mapping[DeviceName, Sequence[Assignment]]
     pods: Mapping[DeviceName, frozenset[str]]
-    """UIDs that the kubelet notes for each device."""
+    """UIDs of each device in the kubelet's checkpoint."""
     listed_pods: frozenset[str]
     """UIDs of the Pods that have a listed device."""
     cgroups: Mapping[str, bool]
@@ -336,7 +336,7 @@ class Ledger:
             cards: those present now; IDs that no record explains are matched against theirs.
             resources: the names under which cards are handed out. An assignment of another
                 resource matters only if its ID is one that a present card can have.
-            pods: the UIDs of the Pods that have each device, as the kubelet notes them.
+            pods: the UIDs of the Pods that have each device, as the kubelet's checkpoint has them.
             cgroups: of the `orphan_candidates` of this answer, by UID, those with a cgroup:
                 whether it has a process.
         """
@@ -353,7 +353,7 @@ class Ledger:
         hardware = tuple(cards)
         unlisted = {name: uids for name, uids in pods.items() if name not in listed}
         ledger = _without_ended_orphans(self, answer)
-        ledger = ledger.with_notes(
+        ledger = ledger.with_checkpoint(
             unlisted, cgroups.keys(), asked_at, cards=hardware, resources=resources
         )
         ledger = _with_listed(ledger.with_pods(pods), answer, hardware, resources)
@@ -361,7 +361,7 @@ class Ledger:
         unreadable = self.unreadable and self.unreadable.after_absence(asked_at)
         return replace(ledger, unreadable=unreadable)
 
-    def with_notes(
+    def with_checkpoint(
         self,
         pods: Mapping[DeviceName, frozenset[str]],
         present: Collection[str],
@@ -370,7 +370,7 @@ class Ledger:
         cards: Collection[Card],
         resources: Collection[str],
     ) -> Ledger:
-        """Adds an allocation for each note of the kubelet's that nothing else explains.
+        """Adds allocations for devices of the kubelet's checkpoint that nothing else explains.
 
         No list has a Pod that was deleted by force, nor the devices of an init container, and the
         record may be lost or older. An allocation whose card was absent gets its footprints when
@@ -424,7 +424,7 @@ class Ledger:
         return replace(self, prepared=prepared)
 
     def with_pods(self, pods: Mapping[DeviceName, frozenset[str]]) -> Ledger:
-        """Returns a ledger with the Pod UIDs that the kubelet notes for each device."""
+        """Returns a ledger with the Pod UIDs of each device in the kubelet's checkpoint."""
         changed = {
             name: replace(hold, pod_uids=hold.pod_uids | pods[name])
             for name, hold in self.allocations.items()

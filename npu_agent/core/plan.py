@@ -28,7 +28,7 @@ from npu_agent.core.ledger import (
 )
 from npu_agent.core.offer import Device, Resource, advertise, cut, names
 from npu_agent.core.pool import Description, DraNames, Effect, PoolDevice, Taint, pool
-from npu_agent.core.state import COUNTERS, NOTES, TAINTS, SlicesState
+from npu_agent.core.state import COUNTERS, INFORMATIVE, TAINTS, SlicesState
 from npu_agent.core.trends import TrendKind
 
 RECOVERING = "claims that are in use are missing from the agent's record: it is recovering them"
@@ -236,7 +236,7 @@ def expressible(devices: Iterable[PoolDevice], dropped: Collection[str]) -> tupl
     if TAINTS in dropped:
         # Without its taint a device would be allocated. Who holds it keeps it.
         devices = [device for device in devices if not device.barred]
-    if NOTES in dropped or TAINTS in dropped:
+    if INFORMATIVE in dropped or TAINTS in dropped:
         devices = [
             replace(device, taints=tuple(t for t in device.taints if t.effect is not Effect.NONE))
             for device in devices

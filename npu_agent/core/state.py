@@ -79,7 +79,7 @@ COUNTERS = frozenset({"sharedCounters", "devices.consumesCounters"})
 consumes."""
 TAINTS = "devices.taints"
 """The field by which devices are kept from being allocated."""
-NOTES = "devices.taints.effect None"
+INFORMATIVE = "devices.taints.effect None"
 """The effect of informative taints: Kubernetes 1.35."""
 
 

@@ -158,7 +158,7 @@ class Timeline:
     gone: tuple[GoneCard, ...] = ()
     """The one that left last comes first."""
 
-    def noted(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
+    def with_entries(self, happened: Iterable[TimelineEntry], now: float) -> Timeline:
         by_subject = dict(self._by_subject)
         for entry in happened:
             facts = {name: _cut(fact) for name, fact in entry.facts.items()}

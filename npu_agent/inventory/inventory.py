@@ -194,11 +194,11 @@ class Inventory:
         if search and search.result is None and search.begun:
             self._hung[None] = search
         if search and search.result is not None:
-            self._note_found(search.result)
+            self._set_found(search.result)
             if not self._found.trouble:
                 self._search_again = self._search_to_repeat(settings)
         elif None in self._hung:
-            self._note_found(replace(self._found, trouble=self._prober.late))
+            self._set_found(replace(self._found, trouble=self._prober.late))
         for key, (questions, job) in asked.items():
             if job.result is not None:
                 self._answered(self._watches[key], questions, job.result, settings)
@@ -237,7 +237,7 @@ class Inventory:
                     self._search_soon()
                     # Late each time is better than none.
                     if self._found.entries is None and isinstance(job, Job) and job.result:
-                        self._note_found(job.result)
+                        self._set_found(job.result)
                 else:
                     self._watches[key].hurry()
         gone = [key for key, watch in self._watches.items() if watch.entry is None]
@@ -256,7 +256,7 @@ class Inventory:
             self._restarts[part] += 1
             watch.crashed(error)
 
-    def _note_found(self, search: _Found) -> None:
+    def _set_found(self, search: _Found) -> None:
         if self._found.trouble and not search.trouble:
             log.info("cards can be searched for again")
 

@@ -357,10 +357,10 @@ class Api:
                     elif error.kind is not ErrorKind.NOT_FOUND:  # which a Node may be answered too
                         raise
                 self._doubted = False
-                self._note(ApiState(as_node=not refusal, refusal=refusal))
+                self._set_reads(ApiState(as_node=not refusal, refusal=refusal))
             return self.reads is not None and self.reads.as_node
 
-    def _note(self, state: ApiState) -> None:
+    def _set_reads(self, state: ApiState) -> None:
         before = self.reads
         self.reads = state
         if before and state.as_node == before.as_node:

@@ -524,8 +524,8 @@ class Allocator:
     async def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
 
-        Who asks for it has called `read_notes`. Of the Pods that had the claim before, those that
-        run on keep what they had.
+        Who asks for it has called `read_checkpoint`. Of the Pods that had the claim before, those
+        that run on keep what they had.
 
         Args:
             claim: as it is to be.
@@ -623,7 +623,7 @@ class Allocator:
     async def _orphans_end(self, resource: str, devices: Sequence[Device]) -> None:
         """Waits until the orphaned Pods that had the devices have ended: 10 s at most."""
         names = [DeviceName(resource, device.id) for device in devices]
-        living = await self.read_notes(names)
+        living = await self.read_checkpoint(names)
         if self._ledger.has_pods_beyond(self._recorded):
             # The kubelet forgets now who has ended, and this agent may be killed.
             await self._save()
@@ -635,8 +635,8 @@ class Allocator:
             await asyncio.sleep(self._timing.holder_ends_every)
             self.reconcile()
 
-    async def read_notes(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
-        """Records who has what by the kubelet's notes, which tell also while pod-resources fails.
+    async def read_checkpoint(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
+        """Records who has what by the kubelet's checkpoint, also while pod-resources fails.
 
         Returns the UIDs of running Pods that no list has, and of those that had these devices.
         """
@@ -648,7 +648,7 @@ class Allocator:
         cgroups = await self.pod_resources.pods.cgroups(candidates.union(*had))
         listed = {assignment.name for assignment in answer.assignments}
         self.states.publish(
-            self._ledger.with_notes(
+            self._ledger.with_checkpoint(
                 {name: uids for name, uids in pods.items() if name not in listed},
                 cgroups.keys(),
                 self._clock(),

@@ -59,7 +59,7 @@ class Holdings:
     claim, and with extended resources by DRA, with all those of its Pod.
     """
     pods: Mapping[DeviceName, frozenset[str]] = field(default_factory=dict)
-    """UIDs of the Pods that have each device, as the kubelet has noted them."""
+    """UIDs of the Pods that have each device, as the kubelet's checkpoint has them."""
     cgroups: Mapping[str, bool] = field(default_factory=dict)
     """Those of the `PodResources.orphan_candidates` with a cgroup, by UID: whether it has a
     process."""

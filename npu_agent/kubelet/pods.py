@@ -1,4 +1,4 @@
-"""Orphaned Pods: the kubelet's own notes have their UIDs, and cgroups show whether they run.
+"""Orphaned Pods: the kubelet's checkpoint has their UIDs, and cgroups show whether they run.
 
 The kubelet forgets a Pod that was deleted by force before its containers have ended, and gives its
 devices to the next one. Neither pod-resources nor the API server knows it any more.

@@ -240,7 +240,7 @@ class ConditionWriter:
                 continue
             state = self._observed.state()
             if state.snapshot.complete and (cards := usable(state)) > self._seen.cards:
-                await self._note(cards=cards)
+                await self._save(cards=cards)
             before = self._judged.value
             at = time.monotonic()
 
@@ -251,7 +251,7 @@ class ConditionWriter:
                 self._since = at
             self._judged.publish(now)
 
-    async def _note(self, **seen: Any) -> None:
+    async def _save(self, **seen: Any) -> None:
         self._seen = msgspec.structs.replace(self._seen, **seen)
         try:
             await files.replace(self._file, msgspec.json.encode(self._seen))
@@ -290,7 +290,7 @@ class ConditionWriter:
         if type_ := self._seen.type:  # it may be an earlier agent's
             if await self._read(type_):
                 await self._remove(type_)
-            await self._note(type="")
+            await self._save(type="")
         return _Live("")
 
     async def _remove(self, type_: str) -> None:
@@ -353,7 +353,7 @@ class ConditionWriter:
             last_transition_time=since or now,
         )
         if self._seen.type != written.type:
-            await self._note(type=written.type)
+            await self._save(type=written.type)
         await node.apply_conditions(self._api, self._node_name, written)
         if not since:
             log.info(

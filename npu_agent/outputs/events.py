@@ -67,7 +67,7 @@ class Recorder:
     async def run(self) -> None:
         started = self._clock()
         first = TimelineEntry("AgentStarted", facts={"version": __version__}, subject="agent")
-        self.timeline = self.timeline.noted([first], started)
+        self.timeline = self.timeline.with_entries([first], started)
         hardware = Snapshot()
         usages = self._usages.value
         values = {feed: feed.value for feed, _ in self._sources}
@@ -89,7 +89,7 @@ class Recorder:
                 if not _is_retry(values[feed], feed.value):
                     values[feed] = feed.value
             if new:
-                self.timeline = self.timeline.noted(new, now)
+                self.timeline = self.timeline.with_entries(new, now)
                 # A card that left has no usages any more.
                 self._events.report(new, (*before.cards, *hardware.cards), {*used, *usages})
             if hardware is not before:

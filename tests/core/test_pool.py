@@ -14,7 +14,7 @@ from npu_agent.core.hardware import CardState, CoreRange, HealthState
 from npu_agent.core.offer import Device
 from npu_agent.core.plan import expressible
 from npu_agent.core.pool import Effect, PoolDevice, Taint, devices_by_name
-from npu_agent.core.state import COUNTERS, NOTES
+from npu_agent.core.state import COUNTERS, INFORMATIVE
 from npu_agent.core.trends import TrendKind
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
@@ -81,7 +81,7 @@ def test_a_taint_for_information_has_no_effect() -> None:
         replace(known, health=state(health=HealthState.UNHEALTHY).health), degraded=degraded
     )
     assert sick.barred
-    (device,) = expressible([sick], {NOTES})
+    (device,) = expressible([sick], {INFORMATIVE})
     assert device.taints == (Taint(key=UNHEALTHY, effect=Effect.NO_SCHEDULE),)
 
 

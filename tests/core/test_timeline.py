@@ -25,8 +25,8 @@ def texts(timeline: Timeline, now: float) -> list[str]:
 
 
 def test_the_latest_comes_first() -> None:
-    found = Timeline().noted([one("a")], 1.0).noted([one("b", "config")], 2.0)
-    found = found.noted([one("c")], 3.0)
+    found = Timeline().with_entries([one("a")], 1.0).with_entries([one("b", "config")], 2.0)
+    found = found.with_entries([one("c")], 3.0)
     assert texts(found, 4.0) == ["c", "b", "a"]
     assert [entry.at for entry in found.entries(4.0)] == [3.0, 2.0, 1.0]
 
@@ -34,8 +34,8 @@ def test_the_latest_comes_first() -> None:
 def test_a_repeated_entry_is_counted() -> None:
     found = Timeline()
     for at in range(6):
-        found = found.noted([one("down"), one("up")], float(at))
-    found = found.noted([one("down", card=NamedCard("A", "npu0"))], 7.0)
+        found = found.with_entries([one("down"), one("up")], float(at))
+    found = found.with_entries([one("down", card=NamedCard("A", "npu0"))], 7.0)
     entries = {(entry.facts["pod"], entry.card): entry for entry in found.entries(8.0)}
     assert len(entries) == 3
     down = entries["down", None]
@@ -44,9 +44,9 @@ def test_a_repeated_entry_is_counted() -> None:
 
 def test_the_timeline_is_bounded_for_each_subject() -> None:
     """A Job that makes a Pod a second does not displace the card that died at night."""
-    found = Timeline().noted([one("npu0 died")], 0.0)
+    found = Timeline().with_entries([one("npu0 died")], 0.0)
     for at in range(500):
-        found = found.noted([one(f"pod-{at}", "assignments")], float(at))
+        found = found.with_entries([one(f"pod-{at}", "assignments")], float(at))
     shown = texts(found, 500.0)
     assert len(shown) == MOST + 1
     assert "npu0 died" in shown
@@ -54,15 +54,15 @@ def test_the_timeline_is_bounded_for_each_subject() -> None:
 
 
 def test_the_timeline_forgets_after_a_day() -> None:
-    found = Timeline().noted([one("a")], 0.0)
+    found = Timeline().with_entries([one("a")], 0.0)
     assert texts(found, SPAN - 1) == ["a"]
     assert texts(found, SPAN + 1) == []
-    found = found.noted([one("b")], SPAN + 1)
-    assert found.noted([one("a")], SPAN + 2).entries(SPAN + 2)[0].count == 1
+    found = found.with_entries([one("b")], SPAN + 1)
+    assert found.with_entries([one("a")], SPAN + 2).entries(SPAN + 2)[0].count == 1
 
 
 def test_a_text_of_any_length_costs_little() -> None:
-    assert len(texts(Timeline().noted([one("x" * 10_000)], 0.0), 1.0)[0]) == 300
+    assert len(texts(Timeline().with_entries([one("x" * 10_000)], 0.0), 1.0)[0]) == 300
 
 
 def test_cards_that_left() -> None:

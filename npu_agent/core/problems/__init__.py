@@ -2,7 +2,7 @@
 
 `problems` wait for a person, the most harmful first; `unready` are those of them that keep the
 agent from being ready; `notes` are out of the ordinary and no fault. The rules are functions from
-`AgentState` to `Problem`: those of cards in `cards`, those of the agent in `agent`, and `remarks`.
+`AgentState` to `Problem`: those of cards in `cards`, those of the agent in `agent`, and `notes`.
 Page, status.json, /readyz, Events and the Node condition put words to them by `npu_agent.wording`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from npu_agent.core.kinds import SEVERITIES, Problem
 from npu_agent.core.problems import agent, cards
-from npu_agent.core.problems.remarks import notes
+from npu_agent.core.problems.notes import notes
 from npu_agent.core.state import AgentState
 
 __all__ = ["notes", "problems", "unready"]

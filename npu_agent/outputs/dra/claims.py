@@ -346,8 +346,8 @@ class Claims:
         await self._ready()
         if self._allocator.drivers_in_recovery.value:
             await self.recover()
-        # An API server takes longer than the kubelet's notes: both are read at the same time.
-        claim, _ = await asyncio.gather(self._checked(ref), self._allocator.read_notes())
+        # An API server takes longer than the kubelet's checkpoint: both are read at the same time.
+        claim, _ = await asyncio.gather(self._checked(ref), self._allocator.read_checkpoint())
         single_container = None
         while True:
             changed = self._allocator.states.changed  # before it is tried: no change is missed
@@ -365,7 +365,7 @@ class Claims:
                 until = call.began + self._timing.holder_ends
                 if not await set_within(changed, until - time.monotonic()):
                     raise
-                await self._allocator.read_notes()
+                await self._allocator.read_checkpoint()
 
     async def _ready(self) -> None:
         """Waits for the cards and their holders to be known; raises RefusalError."""

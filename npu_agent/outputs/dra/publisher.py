@@ -127,10 +127,10 @@ class SlicePublisher:
     def _failed(self, doing: str, error: ApiError, trouble: bool) -> None:
         self._restarted |= error.kind in follow.BROKEN
         if trouble:
-            self._note(doing, error)
+            self._set_error(doing, error)
 
     def _opened(self) -> None:
-        self._note("watch", None)
+        self._set_error("watch", None)
         if not self._restarted:
             return
         # It may be another one now, with other features: what it drops is found again.
@@ -154,7 +154,7 @@ class SlicePublisher:
             raise
         self._clean = dirty
         self.live.publish(listing.slices)
-        self._note("list", None)
+        self._set_error("list", None)
         foreign = listed(sorted(listing.foreign))
         if foreign and foreign != self.state.value.foreign:
             log.warning("ResourceSlices of another pool are ignored", slices=foreign)
@@ -207,12 +207,12 @@ class SlicePublisher:
             except ApiError as error:
                 self._dirty += 1  # it may still have taken effect
                 self._change(published=False)
-                self._note("write", error)
+                self._set_error("write", error)
                 if await set_within(restarted, retry.next(error.retry_after)):
                     retry.reset()
             else:
                 retry.reset()
-                self._note("write", None)
+                self._set_error("write", None)
                 return
 
     async def _reconcile(self) -> None:
@@ -270,11 +270,11 @@ class SlicePublisher:
                 if error.status != 422 or not (fields := slices.newer(sent)):
                     raise
                 log.warning("the API server refuses newer fields", error=error)
-                self._note_dropped(fields)
+                self._drop(fields)
                 return  # the rest has them too: it is planned again without
             self._change(writes=self.state.value.writes + 1)
             fields = slices.dropped(sent, reply)
-            self._note_dropped(fields)
+            self._drop(fields)
             if not COUNTERS.isdisjoint(fields):
                 return  # with the rest the pool would be complete, and its devices overlap
         log.info(
@@ -286,7 +286,7 @@ class SlicePublisher:
             generation=slices.newest({item["metadata"]["name"]: item for item in plan.apply}),
         )
 
-    def _note_dropped(self, fields: tuple[str, ...]) -> None:
+    def _drop(self, fields: tuple[str, ...]) -> None:
         self._dropped |= set(fields)
         if unknown := set(fields) - self._logged:
             self._logged |= unknown
@@ -295,7 +295,7 @@ class SlicePublisher:
                 fields=", ".join(sorted(unknown)),
             )
 
-    def _note(self, doing: str, error: ApiError | None) -> None:
+    def _set_error(self, doing: str, error: ApiError | None) -> None:
         if error:
             self._errors[doing] = error
         else:

@@ -15,7 +15,7 @@ from typing import Any
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.core.pool import Effect, PoolDevice, Value, Version
-from npu_agent.core.state import COUNTERS, NOTES, TAINTS
+from npu_agent.core.state import COUNTERS, INFORMATIVE, TAINTS
 
 Slice = Mapping[str, Any]
 """A ResourceSlice: one to be written, or one as the API server answers it."""
@@ -216,7 +216,7 @@ def newer(sent: Slice) -> tuple[str, ...]:
     if "sharedCounters" in spec:
         return tuple(COUNTERS)
     effects = {taint["effect"] for _, taint in _taints(sent)}
-    return (NOTES,) if Effect.NONE.value in effects else ()
+    return (INFORMATIVE,) if Effect.NONE.value in effects else ()
 
 
 def keeping_times(wanted: Slice, live: Mapping[str, Slice]) -> dict[str, Any]:

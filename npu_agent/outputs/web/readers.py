@@ -14,7 +14,7 @@ _REMEMBERED = 120.0
 
 
 class Readers:
-    """Notes requests for pages with readings."""
+    """Knows when there was a request for readings."""
 
     def __init__(self) -> None:
         self.present: Feed[bool] = Feed(False)
@@ -23,8 +23,8 @@ class Readers:
         """The first request after a pause, by `time.monotonic`."""
         self._last = 0.0
 
-    def note(self) -> None:
-        """Notes a request."""
+    def touch(self) -> None:
+        """Says that there is a request now."""
         self._last = time.monotonic()
         if not self.present.value:
             self._first = self._last

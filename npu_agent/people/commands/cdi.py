@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
 async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
     snapshot = await read_once(vendor(args), settings=settings)
     spec = host_spec(snapshot)
-    for note in view.remarks(snapshot):
+    for note in view.notes(snapshot):
         print(f"npu-agent: {note}", file=sys.stderr)
     for reason in spec.left_out:
         print(f"npu-agent: left out: {reason}", file=sys.stderr)

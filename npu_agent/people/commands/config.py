@@ -25,8 +25,8 @@ def main(args: argparse.Namespace) -> int:
         case "check":
             loaded = _read(args.file).config
             print(f"{args.file}: good")
-            for remark in remarks(loaded):
-                print(f"note: {remark}")
+            for note in notes(loaded):
+                print(f"note: {note}")
         case "show":
             print(show(config.from_args(args, SPEC)), end="")
         case "schema":
@@ -41,7 +41,7 @@ def _read(file: Path) -> config.Effective:
     return config.parse(data, str(file), SPEC)
 
 
-def remarks(checked: config.Config) -> Iterator[str]:
+def notes(checked: config.Config) -> Iterator[str]:
     """Yields what is valid, and has no effect or an unlikely one."""
     apis = {checked.allocation.api, *(node.api for node in checked.allocation.nodes)}
     apis |= {resource.api for resource in checked.resources if resource.api}

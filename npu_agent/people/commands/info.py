@@ -52,7 +52,7 @@ async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> No
     if not has_loads(snapshot):
         snapshot, warnings = as_reported(await read_once(vendor(args), load=True), report)
     if view.is_data(args) or args.no_headers:
-        for note in view.remarks(snapshot):
+        for note in view.notes(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
     print(await _shown(args, directory, snapshot, warnings))
 
@@ -106,7 +106,7 @@ async def _shown(
     if view.is_data(args):
         return view.data(view.cards_as_json(snapshot, held, cordons, warnings), args)
     wide = args.output == "wide"
-    notes = [] if args.no_headers else view.remarks(snapshot)
+    notes = [] if args.no_headers else view.notes(snapshot)
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)

@@ -175,11 +175,11 @@ async def _show(args: argparse.Namespace) -> None:
     said: set[str] = set()
 
     async def text() -> str:
-        shown, notes = await _text(api, args)
-        for note in notes:
-            if note not in said:
-                print(f"kubectl npu: {one_line(note)}", file=sys.stderr)
-        said.update(notes)
+        shown, warnings = await _text(api, args)
+        for warning in warnings:
+            if warning not in said:
+                print(f"kubectl npu: {one_line(warning)}", file=sys.stderr)
+        said.update(warnings)
         return shown
 
     async with through_kubectl(flags(args)) as (api, place):
@@ -191,7 +191,7 @@ async def _show(args: argparse.Namespace) -> None:
 
 
 async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
-    """Returns the output, and remarks for people."""
+    """Returns the output, and warnings."""
     match args.command:
         case "node":
             return await _page(api, args), []
@@ -212,8 +212,8 @@ async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     if running:
         read = await pages(api, running)
         nodes = rows.node_rows(cluster, WORDS, read)
-    notes = [*_refusals(cluster.refused), *cluster.unread, *_unread_pages(read)]
-    return _shown(args, nodes, _NODES, _none("no NPUs found", notes)), notes
+    warnings = [*_refusals(cluster.refused), *cluster.unread, *_unread_pages(read)]
+    return _shown(args, nodes, _NODES, _none("no NPUs found", warnings)), warnings
 
 
 async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -232,10 +232,10 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     read = await pages(api, {node: pods for node, pods in agents(cluster).items() if node == on})
     answer = why(named.pods[0], own, cluster, WORDS, read)
     unread = dict.fromkeys((*own.unread, *cluster.unread))
-    notes = [*_refusals({**own.refused, **cluster.refused}), *unread, *_unread_pages(read)]
+    warnings = [*_refusals({**own.refused, **cluster.refused}), *unread, *_unread_pages(read)]
     if view.is_data(args):
-        return view.data(asdict(answer), args), notes
-    return lines(answer, each=args.output == "wide"), notes
+        return view.data(asdict(answer), args), warnings
+    return lines(answer, each=args.output == "wide"), warnings
 
 
 async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
@@ -252,15 +252,15 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         nodes |= rows.to_ask(await fetch(api, "nodes"), WORDS)
     read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
     held = rows.holdings(cluster, WORDS, read)
-    notes = [
+    warnings = [
         *_refusals(cluster.refused),
         *cluster.unread,
         *_unread_pages(read),
     ]
-    none = _none("no Pod holds an NPU, or waits for one", notes)
+    none = _none("no Pod holds an NPU, or waits for one", warnings)
     if args.command == "top":
-        return _shown(args, rows.by_idleness(held), _TOP, none), notes
-    return _shown(args, held, _PODS, none), notes
+        return _shown(args, rows.by_idleness(held), _TOP, none), warnings
+    return _shown(args, held, _PODS, none), warnings
 
 
 def _unread_pages(read: AgentPages) -> Iterator[str]:
@@ -271,8 +271,8 @@ def _unread_pages(read: AgentPages) -> Iterator[str]:
         yield f"{len(read.failed)} pages of agents were not read; of Node {node}: {why}"
 
 
-def _none(words: str, notes: Sequence[str]) -> str:
-    return f"{words} in what could be read" if notes else words
+def _none(words: str, warnings: Sequence[str]) -> str:
+    return f"{words} in what could be read" if warnings else words
 
 
 def _refusals(refused: Mapping[str, str]) -> list[str]:
@@ -350,12 +350,12 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
     ]
     ready = "ready" if page.ready else "not ready"
     said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
-    for note in page.problems:
-        said.append(one_line(f"{note.severity}: {note.text}"))
+    for problem in page.problems:
+        said.append(one_line(f"{problem.severity}: {problem.text}"))
         steps = (
-            ("", note.remedy),
-            ("$ ", note.command),
-            ("last, as it deletes Pods: $ ", note.last_command),
+            ("", problem.remedy),
+            ("$ ", problem.command),
+            ("last, as it deletes Pods: $ ", problem.last_command),
         )
         said += [f"  {start}{one_line(text)}" for start, text in steps if text]
     return "\n".join([table(columns, cells, args), "", *said])

@@ -309,8 +309,8 @@ def allocations_table(
     return table
 
 
-def remarks(snapshot: Snapshot) -> list[str]:
-    """Returns remarks below the table, a line each.
+def notes(snapshot: Snapshot) -> list[str]:
+    """Returns what stands below the table, a line each.
 
     That they are simulated; what is not served, though it may be a card that cannot be read.
     """

@@ -58,8 +58,8 @@ async def lines(context: Context) -> Lines:
     if agent.report is not None:
         for problem in agent.report.problems:
             yield f"agent {one_line(problem.subject)}", _problem(context, problem)
-        for remark in agent.report.notes:
-            yield f"agent {one_line(remark.subject)}", note(one_line(remark.text, _LONGEST))
+        for problem in agent.report.notes:
+            yield f"agent {one_line(problem.subject)}", note(one_line(problem.text, _LONGEST))
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
     yield "serving agent", _serving_agent(context)

@@ -234,7 +234,7 @@ class Scene:
         )
 
     def pages(self) -> Pages:
-        routes = pages(self._metrics, self.state, self.history, self.readers.note)
+        routes = pages(self._metrics, self.state, self.history, self.readers.touch)
         return Pages(routes, fresh=self.fresh)
 
     def _metrics(self, openmetrics: bool) -> bytes:
@@ -309,7 +309,7 @@ def a_day(cards: Sequence[CardState]) -> Timeline:
         (41, TimelineEntry("NPUUnhealthy", (npu5,), facts={"why": hot}, subject="card")),
     ]
     for ago, entry in entries:
-        found = found.noted([entry], now - ago)
+        found = found.with_entries([entry], now - ago)
     return found.left([gone], cards, now - 21_000)
 
 
@@ -433,5 +433,7 @@ def hostile(bad: str) -> Scene:
     )
     scene.config = replace(scene.config, errors=(bad,), waiting=(bad,))
     happened = [TimelineEntry("ConfigRejected", facts={"error": bad}, subject="config")]
-    scene.timeline = Timeline().noted(happened, time.monotonic()).left([one], [], time.monotonic())
+    scene.timeline = (
+        Timeline().with_entries(happened, time.monotonic()).left([one], [], time.monotonic())
+    )
     return scene

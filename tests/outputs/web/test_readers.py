@@ -19,7 +19,7 @@ async def test_without_requests_readers_are_away_and_the_next_request_brings_the
     running = asyncio.create_task(pages.run())
     try:
         assert pages.interval(5.0) == UNREAD_INTERVAL
-        pages.note()
+        pages.touch()
         assert pages.present.value
         # The reading that it finds is from the time before.
         assert pages.interval(5.0) == UNREAD_INTERVAL
@@ -30,6 +30,6 @@ async def test_without_requests_readers_are_away_and_the_next_request_brings_the
 
 async def test_while_pages_are_read_the_interval_is_the_config_s() -> None:
     pages = Readers()
-    pages.note()
+    pages.touch()
     await until(lambda: pages.interval(0.05) == 0.05)
     assert pages.interval(3600.0) == 3600.0  # never more often than the config has it

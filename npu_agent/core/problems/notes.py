@@ -22,7 +22,7 @@ _LOADED = 20.0
 
 
 def notes(state: AgentState) -> Iterator[Problem]:
-    """Returns remarks that are not problems."""
+    """Returns what is out of the ordinary and no problem."""
     if any(card.card.simulated for card in state.snapshot.cards):
         yield Problem("CardsSimulated")
     if state.maintenance:
