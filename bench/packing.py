@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from bench.figure import HEADER, Figure
 from npu_agent.core.hardware import CardState, Health, HealthState, Snapshot
 from npu_agent.core.pool import PoolDevice, pool
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from npu_agent.vendors.furiosa.families import FAMILIES
 
 CARDS, CORES = 8, 8
@@ -93,7 +93,7 @@ def published() -> tuple[PoolDevice, ...]:
         )
         for at in range(CARDS)
     )
-    return pool(Snapshot(cards, complete=True), dra=NAMES, families={"rngd"}, partitions=True)
+    return pool(Snapshot(cards, complete=True), dra=DRA, families={"rngd"}, partitions=True)
 
 
 def packing() -> Iterator[Figure]:

@@ -82,7 +82,7 @@ async def replace(
             given_up.set()
 
 
-async def names(directory: Path, pattern: str) -> set[str]:
+async def matching(directory: Path, pattern: str) -> set[str]:
     """The names in a directory that match a glob pattern; raises OSError as `read`."""
     return await _thread_of(directory).call(
         lambda: {path.name for path in directory.glob(pattern)}, deadline=_DEADLINE

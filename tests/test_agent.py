@@ -205,7 +205,7 @@ class Followed:
 
     async def get(self, path: str) -> str:
         """The text of a page."""
-        address = self.agent.pages.server.listening.value
+        address = self.agent.web.server.listening.value
         assert address is not None
         url = f"http://{address[0]}:{address[1]}{path}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
@@ -226,7 +226,7 @@ async def followed(node: Node, keys: str) -> AsyncIterator[Followed]:
     text = f"pluginDir: {node.plugins}\nhealth: {{interval: 0.05}}\n"
     file.write_text(text + keys, encoding="utf-8")
     async with node.agent(config_file=file) as agent:
-        await first(agent.pages.server.listening, bool)
+        await first(agent.web.server.listening, bool)
         yield Followed(file, agent, text)
 
 
@@ -239,7 +239,7 @@ async def test_pages_that_need_a_right_are_shown_to_no_client_without_a_token(no
     metrics = MetricsConfig(listen="127.0.0.1:0", authorization="kubernetes")
     async with node.agent(metrics=metrics) as agent:
         it = Followed(node.root, agent, "")
-        await first(agent.pages.server.listening, bool)
+        await first(agent.web.server.listening, bool)
         assert "send a bearer token" in await it.get("/metrics")
 
 

@@ -34,7 +34,7 @@ VALUES = {
 WATCHERS = {
     *("core/trends", "core/comparison", "core/changes", "core/timeline", "core/cordon"),
     *("core/utilization", "core/pool", "core/support", "kubelet/cordons", "kubelet/ownership"),
-    *("outputs/events", "outputs/web/history", "outputs/condition", "outputs/web/pages"),
+    *("outputs/events", "outputs/web/history", "outputs/condition", "outputs/web/routes"),
     *("outputs/prometheus/own", "outputs/web/readers", "outputs/web/server"),
 }
 """Modules that follow the same news for other readers, or a clock: page, log, Events, labels."""
@@ -116,7 +116,7 @@ async def test_a_scrape_runs_through_the_modules_of_its_chain(node: Node) -> Non
     node.cards("warboy=2")
     async with node.agent(**QUIET) as agent, aiohttp.ClientSession() as client:
         await node.listed(2)
-        address = await first(agent.pages.server.listening, lambda at: at is not None)
+        address = await first(agent.web.server.listening, lambda at: at is not None)
         assert address
         with profiled() as ran:
             async with client.get(f"http://{address[0]}:{address[1]}/metrics") as answer:

@@ -463,7 +463,7 @@ async def test_claims_of_another_vendors_driver_are_not_ours(room: Room) -> None
         assert agent.state().dra == ()
 
 
-@pytest.mark.parametrize("method", ["plan", "collect_garbage", "ask_now"])
+@pytest.mark.parametrize("method", ["writes", "collect_garbage", "ask_now"])
 async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
     room: Room, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

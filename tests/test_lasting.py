@@ -113,7 +113,7 @@ async def until_back_at(before: Counter[str], spare: int) -> None:
 async def test_memory_and_files_stay_the_same_over_200_kubelet_restarts(node: Node) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
-        await first(agent.pages.server.listening, bool)
+        await first(agent.web.server.listening, bool)
         await node.listed(2)
 
         async def restart(times: int) -> None:
@@ -140,7 +140,7 @@ async def test_memory_and_files_stay_the_same_over_200_kubelet_restarts(node: No
 async def test_memory_and_files_stay_the_same_over_allocations(node: Node, times: int) -> None:
     node.cards("warboy=2")
     async with node.agent(labels=NOWHERE) as agent:
-        await first(agent.pages.server.listening, bool)
+        await first(agent.web.server.listening, bool)
         plugin = await node.listed(2)
         with closing(Client(node.plugins / plugin.endpoint)) as client:
             request = allocation(*UUIDS)

@@ -36,13 +36,13 @@ from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.support import SupportWatch
-from npu_agent.outputs.events import Events, Recorder
+from npu_agent.outputs.events import Events, TimelineWriter
 from npu_agent.outputs.labels.compute import Machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.outputs import NodeOutput
 from npu_agent.outputs.prometheus.own import LoopLag
 from npu_agent.vendors import SPEC
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import snapshot
 from tests.outputs.dra.cards import card
@@ -67,8 +67,8 @@ def _labels(found: OwnNode | None) -> Mapping[str, str] | None:
 
 def _devices(partitions: bool, found: Snapshot) -> tuple[PoolDevice, ...] | None:
     """What `npu_agent.core.plan.claim_pool` gives where there are no holders and no cordons."""
-    devices = pool(found, dra=NAMES, families=FAMILIES, partitions=partitions)
-    return tuple(replace(one, taints=taints(NAMES.driver, one.device)) for one in devices)
+    devices = pool(found, dra=DRA, families=FAMILIES, partitions=partitions)
+    return tuple(replace(one, taints=taints(DRA.driver, one.device)) for one in devices)
 
 
 POOLS = {(parts, id(one)): _devices(parts, one) for parts in (False, True) for one in (WELL, ILL)}
@@ -138,11 +138,11 @@ class Parts:
             machine=_machine,
         )
         events = Events(api=api, node_name=name, wanted=Feed(True))
-        recorder = Recorder(snapshots, Feed(Trends()), Feed(()), (), events)
+        recorder = TimelineWriter(snapshots, Feed(Trends()), Feed(()), (), events)
         devices = snapshots.map_with(agent.partitions, lambda found, parts: POOLS[parts, id(found)])
         self.devices = devices
         wishes = Feed(DraWishes(families=frozenset()))
-        pool = ClaimPool(NAMES, (), wishes, snapshots)
+        pool = ClaimPool(DRA, (), wishes, snapshots)
         pool.offered = devices
         self.slices = SlicePublisher(api, name, pool)
         self.condition = ConditionWriter(

@@ -78,7 +78,7 @@ class Agent:
         self.cluster = parts.cluster(
             common, self.inventory, self.node, self.allocator, self.kubelet, self.state
         )
-        self.pages = parts.pages(
+        self.web = parts.web(
             common, self.hardware, self.allocator, self.kubelet, self.cluster, self.state
         )
 
@@ -100,7 +100,7 @@ class Agent:
         config = common.configs.value
         inventory = self.inventory
         node = self.node
-        pages = self.pages
+        web = self.web
         allocator = self.allocator
         cordons = allocator.cordons.state.value
         labeller = self.cluster.labeller
@@ -151,20 +151,20 @@ class Agent:
             condition=self.cluster.condition.state.value,
             trends=inventory.trends.value,
             maintenance=own.maintenance if own else "",
-            timeline=pages.recorder.timeline,
+            timeline=web.timeline_writer.timeline,
             restarts=self.restarts,
-            lag=pages.lag.seconds,
+            lag=web.lag.seconds,
             labels_applied=labeller.results if labeller else {},
             events=events.results,
             reading_failures=inventory.failures,
-            page_failures=pages.page.failures,
+            page_failures=web.exposition.failures,
             kernel_error=self.hardware.kernel.news.value.trouble,
             cdi_error=allocator.specs.error,
-            tls=pages.certificates.state.value if pages.certificates else None,
-            authorizations=pages.authorizer.results if pages.authorizer else {},
+            tls=web.certificates.state.value if web.certificates else None,
+            authorizations=web.authorizer.results if web.authorizer else {},
             refused={
-                ("metrics", "open"): pages.server.made_room,
-                ("probes", "open"): pages.probes.made_room,
+                ("metrics", "open"): web.server.made_room,
+                ("probes", "open"): web.probes.made_room,
             },
         )
 

@@ -1,7 +1,7 @@
 """The parts of the agent, built in the order of the picture in docs/dev/architecture.md.
 
 Each function below builds one part from those before it: `hardware`, `node`, `allocation`,
-`kubelet`, `cluster`, `pages`. Nothing runs yet. `npu_agent.agent.agent` calls them. A part that
+`kubelet`, `cluster`, `web`. Nothing runs yet. `npu_agent.agent.agent` calls them. A part that
 the defaults do not need is imported where the config asks for it.
 """
 
@@ -41,16 +41,15 @@ from npu_agent.outputs.deviceplugin.session import Plugin, Session
 from npu_agent.outputs.dra import driver, support
 from npu_agent.outputs.dra.driver import Driver
 from npu_agent.outputs.dra.support import SupportWatch
-from npu_agent.outputs.events import Events, Recorder
+from npu_agent.outputs.events import Events, TimelineWriter
 from npu_agent.outputs.labels.compute import read_machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.outputs import output_of
+from npu_agent.outputs.prometheus.exposition import Exposition, ExpositionSettings
 from npu_agent.outputs.prometheus.own import LoopLag
-from npu_agent.outputs.prometheus.page import Page, PageSettings
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.pages import Pages, probes
-from npu_agent.outputs.web.pages import pages as pages_of
 from npu_agent.outputs.web.readers import UNREAD_INTERVAL, Readers
+from npu_agent.outputs.web.routes import Router, probes, routes
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.vendors import DRA, PROFILE, SPEC, VENDOR
 
@@ -402,12 +401,12 @@ def _labels(own: OwnNode | None) -> Mapping[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageParts:
+class WebParts:
     """Pages and metrics, and what they remember."""
 
-    page: Page
+    exposition: Exposition
     history: History
-    recorder: Recorder
+    timeline_writer: TimelineWriter
     lag: LoopLag
     certificates: Certificates | None
     """None where the config wants no TLS."""
@@ -418,39 +417,39 @@ class PageParts:
     """A listener for the kubelet alone: clients of the other one cannot block its probes."""
 
 
-def pages(
+def web(
     common: Common,
     hardware: HardwareParts,
     allocator: Allocator,
     kubelet: KubeletParts,
     cluster: ClusterParts,
     state: Callable[[], AgentState],
-) -> PageParts:
+) -> WebParts:
     """Builds the two servers and what they show."""
     metrics = common.config.metrics
     inventory = hardware.inventory
-    page = Page(state, common.configs.map(_page_settings))
+    exposition = Exposition(state, common.configs.map(_exposition_settings))
     history = History(inventory.snapshots)
     certificates = _certificates(metrics.tls)
     authorizer = _authorizer(common)
-    return PageParts(
-        page=page,
+    return WebParts(
+        exposition=exposition,
         history=history,
-        recorder=_recorder(common, inventory, allocator, kubelet, cluster),
+        timeline_writer=_timeline_writer(common, inventory, allocator, kubelet, cluster),
         lag=LoopLag(),
         certificates=certificates,
         authorizer=authorizer,
         server=Server(
             "metrics",
             metrics.address,
-            Pages(pages_of(page.body, state, history, hardware.readers.touch)),
+            Router(routes(exposition.body, state, history, hardware.readers.touch)),
             certificates=certificates,
             authorizer=authorizer,
         ),
         probes=Server(
             "probes",
             metrics.probes_address,
-            Pages(probes(state), fresh=0.0),
+            Router(probes(state), fresh=0.0),
             PortLimits(silence=2.0),  # the kubelet comes on a new connection for each probe
         ),
     )
@@ -473,20 +472,20 @@ def _authorizer(common: Common) -> Authorizer | None:
     return Authorizer(common.api)
 
 
-def _page_settings(config: Config) -> PageSettings:
+def _exposition_settings(config: Config) -> ExpositionSettings:
     schema = SPEC.metric_schemas[config.metrics.schema]
-    return PageSettings(schema, config.metrics.pod_labels)
+    return ExpositionSettings(schema, config.metrics.pod_labels)
 
 
-def _recorder(
+def _timeline_writer(
     common: Common,
     inventory: Inventory,
     allocator: Allocator,
     kubelet: KubeletParts,
     cluster: ClusterParts,
-) -> Recorder:
+) -> TimelineWriter:
     labeller = cluster.labeller
-    return Recorder(
+    return TimelineWriter(
         inventory.hardware,
         inventory.trends,
         allocator.usages,

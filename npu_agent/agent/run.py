@@ -102,7 +102,7 @@ async def serve(
 
         rest = start(_parts(agent))
         streams = start(_streams(agent))
-        servers = start((("server", agent.pages.server.run), ("probes", agent.pages.probes.run)))
+        servers = start((("server", agent.web.server.run), ("probes", agent.web.probes.run)))
         await stop.wait()
         allow(HAND_OVER + timing.calls + LONGEST)
         await kubelet.ownership.hand_over()
@@ -154,11 +154,11 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     if agent.common.host.node_name:  # else the labeller reports that NODE_NAME is missing
         yield "events", agent.cluster.events.run
         yield "node condition", agent.cluster.condition.run
-    yield "history", agent.pages.history.run
-    yield "timeline", agent.pages.recorder.run
-    yield "loop lag", agent.pages.lag.run
-    if agent.pages.certificates:
-        yield "certificates", agent.pages.certificates.run
+    yield "history", agent.web.history.run
+    yield "timeline", agent.web.timeline_writer.run
+    yield "loop lag", agent.web.lag.run
+    if agent.web.certificates:
+        yield "certificates", agent.web.certificates.run
 
 
 def _directories(agent: Agent) -> tuple[Path, ...]:

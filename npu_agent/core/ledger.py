@@ -795,7 +795,7 @@ class Conflicts:
 
     def __init__(self, cards: Iterable[Card], unreadable: Allocation | None) -> None:
         self._unreadable = unreadable
-        self._names: dict[Holder, str] = {}
+        self._shown: dict[Holder, str] = {}
         """The holders, for people."""
         self._by_mark: dict[str, dict[tuple[Holder, Footprint], None]] = {}
         """Footprints by key and by node; sets that keep their order."""
@@ -809,7 +809,7 @@ class Conflicts:
 
     def add(self, holder: Holder, name: str, footprints: Collection[Footprint]) -> None:
         """Adds a holder once; without footprints it may hold anything."""
-        self._names[holder] = name
+        self._shown[holder] = name
         if not footprints:
             self._unidentified.append(holder)
         for what in footprints:
@@ -830,16 +830,16 @@ class Conflicts:
         for other in self._unidentified:
             if other not in own:
                 if not isinstance(other, DeviceName):
-                    return f"{self._names[other]} may hold its cores"
+                    return f"{self._shown[other]} may hold its cores"
                 name = f"{other.device} of {other.resource}"
-                return f"{self._names[other]} holds {name}, and no card here has that ID"
+                return f"{self._shown[other]} holds {name}, and no card here has that ID"
         wanted = footprint(device)
         near: dict[tuple[Holder, Footprint], None] = {}  # each of them once: most have many marks
         for mark in (*sorted(wanted.keys), *sorted(wanted.nodes)):
             near |= self._by_mark.get(mark, {})
         for other, what in near:
             if other not in own and (shared := self._shared(wanted, what)) is not None:
-                reason = f"{self._names[other]} still holds {shared}"
+                reason = f"{self._shown[other]} still holds {shared}"
                 if isinstance(other, DeviceName):
                     reason += f" as {other.device} of {other.resource}"
                 return reason

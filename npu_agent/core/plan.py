@@ -27,7 +27,7 @@ from npu_agent.core.ledger import (
     keys_of,
 )
 from npu_agent.core.offer import Device, Resource, advertise, cut, names
-from npu_agent.core.pool import Description, DraNames, Effect, PoolDevice, Taint, pool
+from npu_agent.core.pool import Description, DraSpec, Effect, PoolDevice, Taint, pool
 from npu_agent.core.state import COUNTERS, INFORMATIVE, TAINTS, SlicesState
 from npu_agent.core.trends import TrendKind
 
@@ -163,7 +163,7 @@ def cards_for_claims(snapshot: Snapshot, wishes: DraWishes) -> Iterator[CardStat
 def claim_pool(
     facts: Facts,
     wishes: DraWishes,
-    dra: DraNames,
+    dra: DraSpec,
     families: Collection[str],
     *,
     unwritten: Collection[str],

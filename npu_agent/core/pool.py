@@ -51,8 +51,8 @@ class Description:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DraNames:
-    """A vendor's names for DRA."""
+class DraSpec:
+    """What DRA calls a vendor's cards."""
 
     driver: str
     """``npu.example.com``: the driver, its DeviceClass, and the domain of its attributes."""
@@ -122,7 +122,7 @@ class PoolDevice:
 def pool(
     snapshot: Snapshot,
     *,
-    dra: DraNames,
+    dra: DraSpec,
     families: Collection[str],
     by_index: bool = False,
     partitions: bool = False,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from npu_agent.core.hardware import Card, CoreRange, CoreReading, Reading, SensorKind
-from npu_agent.core.pool import DraNames
+from npu_agent.core.pool import DraSpec
 
 OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a read for which this process or the host is to blame, not a card. The verbs raise an
@@ -239,7 +239,7 @@ class Vendor(Protocol):
 
     spec: ClassVar[VendorSpec]
     """What config files, labels and metrics call things."""
-    dra: ClassVar[DraNames]
+    dra: ClassVar[DraSpec]
     """What DRA calls them."""
     profile: ClassVar[Profile]
 

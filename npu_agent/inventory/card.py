@@ -223,7 +223,7 @@ class CardWatch:
         pause = settings.health_interval
         longest = settings.counter_interval
 
-        self._plan(now, settings)
+        self._schedule(now, settings)
         return Questions(
             entry=entry,
             card=self._known,
@@ -233,7 +233,7 @@ class CardWatch:
             count=not read and (not probe or self._utilization.due(now, pause, longest)),
         )
 
-    def _plan(self, now: float, settings: ProbeSettings) -> None:
+    def _schedule(self, now: float, settings: ProbeSettings) -> None:
         pause = settings.health_interval
         longest = settings.counter_interval
 
@@ -271,7 +271,7 @@ class CardWatch:
             self._judge(before, asked.entry, answers, settings, now)
         if answers.cores is not None:
             self._utilization.add(answers.cores, answers.at)
-            self._plan(now, settings)
+            self._schedule(now, settings)
 
     def missed(self, late: str, settings: ProbeSettings) -> None:
         """Counts overdue answers as a failed probe; `late` says so, for people."""
@@ -322,7 +322,7 @@ class CardWatch:
             self.repeats = ()
         elif not self.repeats or self.repeats[0].expected != answers.probe:
             self.repeats = self._questions_to_repeat(entry, answers.probe, settings)
-        self._plan(now, settings)
+        self._schedule(now, settings)
 
     def _is_settled(
         self, verdict: Verdict, answers: Answers, settings: ProbeSettings, now: float
@@ -366,7 +366,7 @@ class CardWatch:
         self.view = replace(self.view, reading=reading)
         pause = settings.telemetry_interval - settings.health_interval / 2
         self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
-        self._plan(reading.at, settings)
+        self._schedule(reading.at, settings)
 
     def _step(self, verdict: Verdict, settings: ProbeSettings, now: float) -> None:
         before = self._health

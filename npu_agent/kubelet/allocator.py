@@ -30,7 +30,7 @@ from npu_agent.core.ledger import (
 )
 from npu_agent.core.offer import Device
 from npu_agent.core.plan import DraWishes, Facts, PluginWishes
-from npu_agent.core.pool import DraNames, PoolDevice, pool
+from npu_agent.core.pool import DraSpec, PoolDevice, pool
 from npu_agent.core.state import SlicesState
 from npu_agent.core.trends import TrendKind
 from npu_agent.feed import Feed, changes_of
@@ -78,7 +78,7 @@ class ClaimPool:
 
     def __init__(
         self,
-        names: DraNames,
+        dra: DraSpec,
         families: Collection[str],
         wishes: Feed[DraWishes],
         snapshots: Feed[Snapshot],
@@ -90,9 +90,9 @@ class ClaimPool:
                 return None
             # A claim can hold a part of a card that is offered whole now.
             by_index = wishes.by_index
-            return pool(snapshot, dra=names, families=families, by_index=by_index, partitions=True)
+            return pool(snapshot, dra=dra, families=families, by_index=by_index, partitions=True)
 
-        self.names = names
+        self.dra = dra
         self.families = families
         self.wishes = wishes
         self.known = snapshots.map_with(wishes, all_devices)
@@ -163,7 +163,7 @@ class Allocator:
         """What the device plugin lists, by resource."""
         self.asked: Feed[bool] = Feed(False)
         """Whether pod-resources was asked; it may not have answered."""
-        self.pools: Mapping[str, ClaimPool] = {pool.names.driver: pool for pool in inputs.pools}
+        self.pools: Mapping[str, ClaimPool] = {pool.dra.driver: pool for pool in inputs.pools}
         """By DRA driver."""
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
@@ -410,12 +410,12 @@ class Allocator:
 
     def _is_planned(self, claims: ClaimPool) -> bool:
         wishes = claims.wishes.value
-        return wishes.decided and plan.is_needed(self.facts(), wishes, claims.names.driver)
+        return wishes.decided and plan.is_needed(self.facts(), wishes, claims.dra.driver)
 
     def _publish_pool(self, claims: ClaimPool) -> None:
         """Publishes a pool; cards that are not on disk yet stay out."""
         recorded = self._recorded.published
-        unwritten = plan.unwritten(self._ledger, claims.names.driver, recorded)
+        unwritten = plan.unwritten(self._ledger, claims.dra.driver, recorded)
         reason = self._record.error or ""
         if unwritten and not self.owned:
             return  # the record is another agent's
@@ -423,7 +423,7 @@ class Allocator:
         devices = plan.claim_pool(
             self.facts(),
             claims.wishes.value,
-            claims.names,
+            claims.dra,
             claims.families,
             unwritten=unwritten,
             slices=claims.slices.value,

@@ -48,7 +48,7 @@ class SpecDirectory:
 
     async def list(self, pattern: str) -> set[str]:
         """Returns the names of files that match a glob pattern; raises OSError."""
-        return await files.names(self.path, pattern)
+        return await files.matching(self.path, pattern)
 
     async def read(self, name: str) -> bytes:
         return await files.read(self.path / name, _LARGEST, follow=False)

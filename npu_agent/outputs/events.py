@@ -1,6 +1,6 @@
 """What happens on the node: the timeline, and the Events that `kubectl describe node` shows.
 
-Start reading at `Recorder`. Format: core/v1 Event. Those about a Node live in the namespace
+Start reading at `TimelineWriter`. Format: core/v1 Event. Those about a Node live in the namespace
 ``default``, as the kubelet's do.
 """
 
@@ -44,8 +44,8 @@ Source = tuple[Feed[Any], Callable[[Any, Any], Iterable[TimelineEntry]]]
 """A feed, and what makes entries of two of its values."""
 
 
-class Recorder:
-    """Records what happens while it runs in `timeline`, and gives it to `Events`."""
+class TimelineWriter:
+    """Writes what happens while it runs into `timeline`, and gives it to `Events`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Recorder:
 
 
 def _is_retry(before: object, after: object) -> bool:
-    """Whether it says nothing new: a retry that fails again is not recorded again."""
+    """Whether it says nothing new: a retry that fails again is not written again."""
     return (
         isinstance(before, SessionStatus)
         and isinstance(after, SessionStatus)
@@ -175,7 +175,7 @@ def _named(state: CardState) -> str:
 
 
 @dataclass(slots=True)
-class _Sent:
+class _Queued:
     first: str
     last: str = ""
     at: float = 0.0
@@ -207,7 +207,7 @@ class Events:
         self._node_name = node_name
         self._wanted = wanted
         self._limits = limits
-        self._records: dict[Event, _Sent] = {}
+        self._queue: dict[Event, _Queued] = {}
         """The next to be sent comes first."""
         self._more = asyncio.Event()
 
@@ -228,23 +228,23 @@ class Events:
 
     def _add(self, event: Event) -> None:
         self._forget()
-        record = self._records.get(event)
-        if record is None:
-            if len(self._records) >= self._limits.most:
+        queued = self._queue.get(event)
+        if queued is None:
+            if len(self._queue) >= self._limits.most:
                 self.results["lost"] += 1
                 return
-            record = self._records[event] = _Sent(first=stamp())
-        record.count += 1
-        record.last = stamp()
-        record.at = time.monotonic()
+            queued = self._queue[event] = _Queued(first=stamp())
+        queued.count += 1
+        queued.last = stamp()
+        queued.at = time.monotonic()
         self._more.set()
 
     def _forget(self) -> None:
         oldest = time.monotonic() - self._limits.kept_for
-        for event, record in list(self._records.items()):
-            if record.at < oldest:
-                del self._records[event]
-                if record.count > record.sent:
+        for event, queued in list(self._queue.items()):
+            if queued.at < oldest:
+                del self._queue[event]
+                if queued.count > queued.sent:
                     self.results["lost"] += 1
 
     async def run(self) -> None:
@@ -257,9 +257,7 @@ class Events:
         while True:
             self._more.clear()
             self._forget()
-            unsent = (
-                event for event, record in self._records.items() if record.count > record.sent
-            )
+            unsent = (event for event, queued in self._queue.items() if queued.count > queued.sent)
             event = next(unsent, None)
             if event is None:
                 if works:
@@ -273,34 +271,34 @@ class Events:
             if allowed < 1:
                 await asyncio.sleep((1 - allowed) * limits.every)
                 continue
-            works = await self._send(event, self._records[event], pause)
+            works = await self._send(event, self._queue[event], pause)
             allowed -= works
 
-    async def _send(self, event: Event, record: _Sent, pause: Backoff) -> bool:
+    async def _send(self, event: Event, queued: _Queued, pause: Backoff) -> bool:
         """Sends what there is of an Event; more of it may happen meanwhile."""
-        count = record.count
+        count = queued.count
         try:
-            await self._api.ask(_request(event, record, self._node_name))
+            await self._api.ask(_request(event, queued, self._node_name))
         except ApiError as error:
             self.sending.failed(error)
             if error.kind is ErrorKind.REFUSED:  # it would be refused again
-                if self._records.pop(event, None):
+                if self._queue.pop(event, None):
                     self.results["lost"] += 1
-            elif event in self._records:  # the others first: a webhook may refuse this one only
-                self._records[event] = self._records.pop(event)
+            elif event in self._queue:  # the others first: a webhook may refuse this one only
+                self._queue[event] = self._queue.pop(event)
             await asyncio.sleep(pause.next(error.retry_after))
             return False
-        self.results["repeated" if record.sent else "sent"] += 1
-        record.sent = count
+        self.results["repeated" if queued.sent else "sent"] += 1
+        queued.sent = count
         pause.reset()
         return True
 
 
-def _request(event: Event, record: _Sent, node: str) -> Request[object]:
+def _request(event: Event, queued: _Queued, node: str) -> Request[object]:
     """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
     # A Node's name may have 253 characters, and so may an Event's. What is before a dot ends with
     # a letter or digit.
-    name = f"{node[:230].rstrip('.-')}.{record.name}"
+    name = f"{node[:230].rstrip('.-')}.{queued.name}"
     message = event.message
     if len(message) > _LONGEST:
         message = message[: _LONGEST - 3] + "..."
@@ -319,9 +317,9 @@ def _request(event: Event, record: _Sent, node: str) -> Request[object]:
             "reason": event.reason,
             "message": message,
             "type": "Warning" if event.warning else "Normal",
-            "count": record.count,
-            "firstTimestamp": record.first,
-            "lastTimestamp": record.last,
+            "count": queued.count,
+            "firstTimestamp": queued.first,
+            "lastTimestamp": queued.last,
             "source": {"component": COMPONENT, "host": node},
             "reportingComponent": COMPONENT,
             "reportingInstance": node[:128],

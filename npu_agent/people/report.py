@@ -93,7 +93,7 @@ class Report(msgspec.Struct, frozen=True):
     """By name in lower case, the ID of the card that it meant first."""
 
     @property
-    def names(self) -> frozenset[str]:
+    def resource_names(self) -> frozenset[str]:
         """The names of resources that are cards of its Node: those served, and those in use."""
         held = (holder.resource for card in self.cards for holder in card.holders)
         return frozenset((*held, *(resource.resource for resource in self.resources)))

@@ -8,7 +8,7 @@ from npu_agent.core.hardware import CardState, Health, HealthState
 from npu_agent.core.offer import cut
 from npu_agent.core.plan import DEGRADED, taints
 from npu_agent.core.trends import TrendKind
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from tests.docs.pages import ROOT, Page
 
 
@@ -21,13 +21,13 @@ def _first_column(heading: str) -> set[str]:
 
 
 def test_the_reference_has_every_attribute() -> None:
-    card = NAMES.blank("rngd", 0)
-    known = NAMES.describe(card, card.all_cores).attributes.keys() | {*NAMES.of_host}
+    card = DRA.blank("rngd", 0)
+    known = DRA.describe(card, card.all_cores).attributes.keys() | {*DRA.of_host}
     assert _first_column("Attributes") == known | {DEGRADED}
 
 
 def test_the_reference_has_every_taint() -> None:
     health = Health(state=HealthState.UNHEALTHY, reason="", since=0.0)
-    (device,) = cut(CardState(id="a", card=NAMES.blank("rngd", 0), health=health), 8)
-    found = taints(NAMES.driver, device, held=True, cordoned=True, trends=[*TrendKind])
+    (device,) = cut(CardState(id="a", card=DRA.blank("rngd", 0), health=health), 8)
+    found = taints(DRA.driver, device, held=True, cordoned=True, trends=[*TrendKind])
     assert _first_column("Taints") == {taint.key for taint in found}

@@ -25,7 +25,7 @@ from npu_agent.kube import Api, dra
 from npu_agent.outputs.dra.publisher import SlicePublisher
 from npu_agent.outputs.dra.slices import differs, dropped, keeping_times, slices
 from npu_agent.outputs.dra.slices import name as slice_name
-from npu_agent.outputs.events import Event, _request, _Sent
+from npu_agent.outputs.events import Event, _Queued, _request
 from npu_agent.ticks import stamp
 from tests.cluster import Cluster, network, settings
 from tests.e2e.fakes import PAPER, paper
@@ -286,4 +286,4 @@ async def test_names_that_are_made_of_the_longest_nodes_are_taken(
         taken = await dra.apply_slice(world.api, slice_)
         await dra.delete_slice(world.api, taken["metadata"]["name"])
         event = Event(reason="NPUTest", message="a long name", warning=False)
-        await world.api.ask(_request(event, _Sent(first=stamp(), last=stamp(), count=1), long))
+        await world.api.ask(_request(event, _Queued(first=stamp(), last=stamp(), count=1), long))

@@ -47,7 +47,7 @@ from npu_agent.outputs.dra.service import DraPlugin, Registration
 from npu_agent.outputs.labels import compute, outputs
 from npu_agent.outputs.prometheus import cards
 from npu_agent.outputs.web.authorization import Authorizer
-from npu_agent.outputs.web.pages import Pages, Route, text_answer
+from npu_agent.outputs.web.routes import Route, Router, text_answer
 from npu_agent.people import simulator
 from npu_agent.people.commands.config import show
 from npu_agent.people.doctor import host
@@ -224,7 +224,7 @@ def _config(data: bytes) -> None:
 def _accept(data: bytes) -> None:
     header = data.decode("utf-8", "surrogateescape")  # as aiohttp does it
     route = Route(lambda wanted: text_answer(f"{wanted.openmetrics}" * 300), in_formats=True)
-    pages = Pages({"/metrics": route})
+    pages = Router({"/metrics": route})
     answer = pages.answer("GET", "/metrics", accept=header, encodings=header, languages=header)
     assert ("Content-Encoding" in answer.headers) == ("gzip" in header)
     body = gzip.decompress(answer.body) if "gzip" in header else answer.body
@@ -424,7 +424,7 @@ def _planned(live: Any) -> None:
     """What the publisher makes of what is there."""
     whose = {"driver": "npu.furiosa.ai", "node": "n", "uid": "7b0c"}
     devices = pool_of(card("rngd", 0))
-    wanted = slices.plan(live, lambda at: slices.slices(devices, **whose, generation=at))
+    wanted = slices.writes(live, lambda at: slices.slices(devices, **whose, generation=at))
     for each in wanted.apply:
         slices.keeping_times(each, live)
     slices.is_incomplete(live)
@@ -483,6 +483,6 @@ TARGETS = (
     Target(name="node", parse=_node, allowed=(ApiError, ValueError)),
     Target(name="claim", parse=_claim, allowed=(ApiError, ValueError)),
     Target(name="review", parse=_review, allowed=(ApiError,)),
-    Target(name="record", parse=_record, allowed=(replay.RecordError,)),
+    Target(name="record", parse=_record, allowed=(replay.RecordingError,)),
     Target(name="slices", parse=_slices, allowed=(ApiError,)),
 )

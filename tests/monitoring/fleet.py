@@ -124,7 +124,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
     if busy:
         parts.append(asyncio.create_task(_allocate(kubelet)))
     try:
-        address = await first(agent.pages.server.listening, bool)
+        address = await first(agent.web.server.listening, bool)
         assert address
         yield f"{address[0]}:{address[1]}"
     finally:

@@ -30,7 +30,7 @@ from npu_agent.kubelet.cordons import CordonStore
 from npu_agent.kubelet.podresources import PodResources
 from npu_agent.kubelet.pods import Pods
 from npu_agent.typedjson import convert
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.kube.apiserver import FaultyApiServer
 
@@ -125,7 +125,7 @@ def allocator_of(
     """
     nothing = DraWishes(families=frozenset())
     pool = options.pop("pool", None) or ClaimPool(
-        NAMES, frozenset(FAMILIES), claims or Feed(nothing), snapshots
+        DRA, frozenset(FAMILIES), claims or Feed(nothing), snapshots
     )
     cordons = options.pop("cordons", None) or CordonStore(
         Feed(""), snapshots, Feed(frozenset()), directory, start=0.0
@@ -141,7 +141,7 @@ def allocator_of(
 def bare_pool(devices: tuple[PoolDevice, ...] | None = None) -> ClaimPool:
     """A pool that offers what a test publishes in `offered`."""
     wishes = Feed(DraWishes(families=frozenset(FAMILIES)))
-    pool = ClaimPool(NAMES, frozenset(FAMILIES), wishes, Feed(Snapshot()))
+    pool = ClaimPool(DRA, frozenset(FAMILIES), wishes, Feed(Snapshot()))
     pool.offered.publish(devices)
     return pool
 

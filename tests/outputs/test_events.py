@@ -28,9 +28,9 @@ from npu_agent.outputs.events import (
     Event,
     EventLimits,
     Events,
-    Recorder,
+    TimelineWriter,
+    _Queued,
     _request,
-    _Sent,
     events,
 )
 from npu_agent.supervise import background
@@ -216,7 +216,7 @@ class Room:
             wanted=self.wanted,
             limits=replace(EventLimits(longest_pause=0.01), **limits),  # type: ignore[arg-type]
         )
-        self.recorder = Recorder(
+        self.recorder = TimelineWriter(
             self.snapshots,
             self.trends,
             self.usages,
@@ -352,7 +352,7 @@ def test_the_name_of_an_event_is_one_for_the_api_server(end: str) -> None:
     for length in range(224, 231):
         node = ("a" * length + end)[:253]
         event = Event(reason="A", message="b", warning=False)
-        name = _request(event, _Sent(first="now"), node).name
+        name = _request(event, _Queued(first="now"), node).name
         assert SUBDOMAIN.fullmatch(name), name
         assert len(name) <= 253
 

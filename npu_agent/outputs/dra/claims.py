@@ -94,7 +94,7 @@ class Claims:
             lambda devices: {listed.name: listed.device for listed in devices or ()}
         )
         """All devices of this node, by name."""
-        self._names = pool.names
+        self._dra = pool.dra
         self._node_name = node_name
         self._allocator = allocator
         self._specs = cdi.SpecDirectory(cdi_root)
@@ -145,7 +145,7 @@ class Claims:
             return
         uses: dict[tuple[str, str], list[Assignment]] = {}
         for use in in_use:
-            if use.resource == self._names.driver:
+            if use.resource == self._dra.driver:
                 uses.setdefault((use.namespace, use.claim), []).append(use)
         for (namespace, name), of_claim in uses.items():
             if not self._lacks(of_claim):
@@ -314,7 +314,7 @@ class Claims:
             request: replace(grant(of), environment=environments[_container(claim, request)])
             for request, of in by_request.items()
         }
-        return cdi.claim_spec(self._names.claim_kind, claim.uid, grants)
+        return cdi.claim_spec(self._dra.claim_kind, claim.uid, grants)
 
     async def _outcome(self, ref: ClaimRef, call: _Call) -> tuple[v1.Device, ...] | str:
         result = "failed"
@@ -384,7 +384,7 @@ class Claims:
         """Fetches a claim from the API server; raises ApiError, or ValueError if malformed."""
         async with self._reading:
             answer = await dra.read_claim(self._api, namespace, name)
-        return dra.claim_of(answer, self._names.driver)
+        return dra.claim_of(answer, self._dra.driver)
 
     async def _checked(self, ref: ClaimRef) -> ResourceClaim:
         """Returns the claim that the kubelet means; raises ApiError or RefusalError."""
@@ -409,13 +409,13 @@ class Claims:
         if not claim.results:
             raise RefusalError(
                 Refusal.UNFIT,
-                f"no device of the driver {self._names.driver} is allocated to {ref} (any more)",
+                f"no device of the driver {self._dra.driver} is allocated to {ref} (any more)",
             )
         if claim.parameters and prepared is None:  # Pods that were given their devices keep them
             sources = ", ".join(parameters.source for parameters in claim.parameters)
             raise RefusalError(
                 Refusal.INVALID,
-                f"{ref} has opaque parameters ({sources}) for the driver {self._names.driver}, "
+                f"{ref} has opaque parameters ({sources}) for the driver {self._dra.driver}, "
                 "which takes none: remove them from spec.devices.config of the ResourceClaim or "
                 "its ResourceClaimTemplate, or from spec.config of the DeviceClass, and create "
                 "the claim and its Pod again",
@@ -481,7 +481,7 @@ class Claims:
                     pool_name=result.pool,
                     device_name=result.device,
                     cdi_device_ids=[
-                        cdi.claim_name(self._names.claim_kind, claim.uid, result.request)
+                        cdi.claim_name(self._dra.claim_kind, claim.uid, result.request)
                     ],
                 )
                 for result in claim.results
@@ -495,7 +495,7 @@ class Claims:
         single_container: bool = False,
     ) -> PreparedClaim:
         return PreparedClaim(
-            driver=self._names.driver,
+            driver=self._dra.driver,
             uid=claim.uid,
             namespace=claim.namespace,
             name=claim.name,
@@ -525,7 +525,7 @@ class Claims:
         ]
         plan.check_claim(
             self._allocator.facts(),
-            self._names.driver,
+            self._dra.driver,
             str(claim),
             allocated,
             prepared=claim.uid in self._allocator.prepared.value,
@@ -606,7 +606,7 @@ class Claims:
         )
 
     def _spec_name(self, uid: str) -> str:
-        return cdi.claim_file(self._names.claim_kind, uid)
+        return cdi.claim_file(self._dra.claim_kind, uid)
 
 
 def _is_whole(claim: PreparedClaim | None) -> TypeGuard[PreparedClaim]:

@@ -102,7 +102,7 @@ class Driver:
     ) -> None:
         """Does nothing yet."""
         self.pool = pool
-        self._driver = pool.names.driver
+        self._driver = pool.dra.driver
         self._allocator = allocator
         self._tracker = RegistrationTracker(self._driver)
         self.status = self._tracker.status

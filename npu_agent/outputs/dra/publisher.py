@@ -20,7 +20,7 @@ from npu_agent.kube.client import WatchEvent
 from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.dra import slices
-from npu_agent.outputs.dra.slices import Plan, Slice
+from npu_agent.outputs.dra.slices import Slice, Writes
 from npu_agent.text import listed
 from npu_agent.ticks import set_within
 
@@ -67,7 +67,7 @@ class SlicePublisher:
         """The slices of the last listing, by name; None before the first."""
         self._api = api
         self._node_name = node_name
-        self._driver = pool.names.driver
+        self._driver = pool.dra.driver
         self._devices = pool.offered
         self._timing = timing
         self._dirty = self._clean = 0
@@ -223,14 +223,14 @@ class SlicePublisher:
             if self._stale:
                 await self._read()
         live = self.live.value
-        names = {item["metadata"]["name"] for item in self._plan().apply}
+        names = {item["metadata"]["name"] for item in self._writes().apply}
         if self._uid is None or names - live.keys():
             # One that has vanished may have done so with its Node, which was created again.
             self._uid = (await node.read(self._api, self._node_name)).uid
-        plan = self._plan()
-        if plan.delete or plan.apply:
+        writes = self._writes()
+        if writes.delete or writes.apply:
             self.confirmed.publish(None)
-            await self._execute(plan)
+            await self._execute(writes)
             self._check()
         elif not self._stale:
             self.confirmed.publish(self._devices.value)
@@ -242,10 +242,10 @@ class SlicePublisher:
                 dropped=tuple(sorted(self._dropped)),
             )
 
-    def _plan(self) -> Plan:
+    def _writes(self) -> Writes:
         live = self.live.value or {}
         self._generation = slices.newest(live, self._generation)
-        return slices.plan(live, self._wanted, generation=self._generation)
+        return slices.writes(live, self._wanted, generation=self._generation)
 
     def _wanted(self, generation: int) -> Sequence[Slice]:
         return slices.slices(
@@ -256,12 +256,12 @@ class SlicePublisher:
             generation=generation,
         )
 
-    async def _execute(self, plan: Plan) -> None:
+    async def _execute(self, writes: Writes) -> None:
         before = self.live.value or {}
-        for name in plan.delete:
+        for name in writes.delete:
             if await dra.delete_slice(self._api, name):
                 self._change(writes=self.state.value.writes + 1)
-        for wanted in plan.apply:
+        for wanted in writes.apply:
             sent = slices.keeping_times(wanted, before)
             try:
                 reply = await dra.apply_slice(self._api, sent)
@@ -280,10 +280,10 @@ class SlicePublisher:
         log.info(
             "ResourceSlices written",
             node=self._node_name,
-            slices=len(plan.apply),
-            deleted=len(plan.delete),
-            devices=sum(len(item["spec"].get("devices", ())) for item in plan.apply),
-            generation=slices.newest({item["metadata"]["name"]: item for item in plan.apply}),
+            slices=len(writes.apply),
+            deleted=len(writes.delete),
+            devices=sum(len(item["spec"].get("devices", ())) for item in writes.apply),
+            generation=slices.newest({item["metadata"]["name"]: item for item in writes.apply}),
         )
 
     def _drop(self, fields: tuple[str, ...]) -> None:

@@ -137,7 +137,7 @@ def _attribute(value: Value) -> dict[str, Value]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Writes:
     """The writes of a pool, in order: first all deletes, then all applies.
 
     Of the latter, those with counters come first, then those that are there already.
@@ -147,9 +147,9 @@ class Plan:
     apply: tuple[Slice, ...] = ()
 
 
-def plan(
+def writes(
     live: Mapping[str, Slice], pool: Callable[[int], Sequence[Slice]], *, generation: int = 1
-) -> Plan:
+) -> Writes:
     """Returns the writes that give the pool its slices.
 
     `live` are this driver's slices on this node by name, and `pool` gives those that are wanted, by
@@ -158,7 +158,7 @@ def plan(
     """
     present = newest(live, generation)
 
-    def of(generation: int) -> Plan:
+    def of(generation: int) -> Writes:
         wanted = pool(generation)
         names = {slice_["metadata"]["name"] for slice_ in wanted}
         apply = [
@@ -168,7 +168,7 @@ def plan(
             or differs(existing, slice_)
         ]
         apply.sort(key=lambda it: ("devices" in it["spec"], it["metadata"]["name"] not in live))
-        return Plan(delete=tuple(sorted(live.keys() - names)), apply=tuple(apply))
+        return Writes(delete=tuple(sorted(live.keys() - names)), apply=tuple(apply))
 
     changes = of(present)
     # A single call is all or nothing. Between several the pool would be a mixture of old and new

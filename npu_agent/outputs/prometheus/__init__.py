@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: of the cards (`cards`), of the agent (`own`), and the page."""
+"""Metrics for Prometheus: of the cards (`cards`), of the agent (`own`), and their exposition."""

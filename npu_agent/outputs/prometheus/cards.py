@@ -224,7 +224,7 @@ _SAMPLES: dict[MetricSource, Callable[[Cards], Numbers]] = {
 
 
 def families(schema: MetricSchema, cards: Cards) -> tuple[MetricFamily, ...]:
-    """The families of a schema, in the order of the page."""
+    """The families of a schema, in their order."""
     return tuple(
         MetricFamily(
             name=metric.name,

@@ -51,7 +51,7 @@ class MetricFamily:
     """Those that are None, not finite, there already, or counters below 0 are left out."""
 
     def render(self, *, openmetrics: bool) -> bytes:
-        """Renders its part of a page; empty without samples."""
+        """Renders its part of an exposition; empty without samples."""
         lines: list[str] = []
         seen: set[str] = set()
         for labels, value in self.samples:

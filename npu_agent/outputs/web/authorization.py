@@ -17,7 +17,7 @@ from http import HTTPStatus
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.reviews import may_get, user_of
 from npu_agent.logs import Reporter, logger
-from npu_agent.outputs.web.pages import PageAnswer, text_answer
+from npu_agent.outputs.web.routes import HttpAnswer, text_answer
 from npu_agent.text import one_line
 
 log = logger(__name__)
@@ -71,12 +71,12 @@ class Authorizer:
             "authorizing clients of metrics works again",
         )
 
-    async def refusal(self, authorization: str, path: str, address: str) -> PageAnswer | None:
+    async def refusal(self, authorization: str, path: str, address: str) -> HttpAnswer | None:
         refused = await self._refusal(authorization, path, address)
         self.results[_RESULTS[refused.status if refused else HTTPStatus.OK]] += 1
         return refused
 
-    async def _refusal(self, authorization: str, path: str, address: str) -> PageAnswer | None:
+    async def _refusal(self, authorization: str, path: str, address: str) -> HttpAnswer | None:
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -105,7 +105,7 @@ class Authorizer:
         self._reporter.works()
         return refused
 
-    async def _ask(self, token: str, key: tuple[bytes, str]) -> PageAnswer | None:
+    async def _ask(self, token: str, key: tuple[bytes, str]) -> HttpAnswer | None:
         path = key[1]
         deadline = self.timing.deadline
         user = await user_of(self._api, token, deadline=deadline)
@@ -137,6 +137,6 @@ class Authorizer:
         return False
 
 
-def _unauthenticated(why: str) -> PageAnswer:
+def _unauthenticated(why: str) -> HttpAnswer:
     text = f"{why} (Authorization: Bearer …), such as one of `{HOW}`\n"
     return text_answer(text, HTTPStatus.UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"})

@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import LineTooLong
 
-from npu_agent.outputs.web.pages import PageAnswer, Pages, text_answer
+from npu_agent.outputs.web.routes import HttpAnswer, Router, text_answer
 from npu_agent.outputs.web.server import PortLimits
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ class Connections(web.Server):
 
     def __init__(
         self,
-        pages: Pages,
+        router: Router,
         authorizer: Authorizer | None,
         limits: PortLimits,
         made_room: Callable[[], None],
     ) -> None:
         """`made_room` is called for each connection that is ended for a newer one."""
         super().__init__(self._handle)
-        self._pages = pages
+        self._router = router
         self._authorizer = authorizer
         self._limits = limits
         self._made_room = made_room
@@ -186,7 +186,7 @@ class Connections(web.Server):
             answer = await self._authorizer.refusal(
                 sent.get("Authorization", ""), request.path, request.remote or ""
             )
-        answer = answer or self._pages.answer(
+        answer = answer or self._router.answer(
             request.method,
             request.path,
             accept=sent.get("Accept", ""),
@@ -196,7 +196,7 @@ class Connections(web.Server):
         return _response(answer)
 
 
-def _response(answer: PageAnswer) -> web.Response:
+def _response(answer: HttpAnswer) -> web.Response:
     headers = {**answer.headers, "Server": "npu-agent"}
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 

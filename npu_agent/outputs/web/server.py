@@ -19,7 +19,7 @@ from npu_agent.threads import DaemonThread
 
 if TYPE_CHECKING:
     from npu_agent.outputs.web.authorization import Authorizer
-    from npu_agent.outputs.web.pages import Pages
+    from npu_agent.outputs.web.routes import Router
     from npu_agent.outputs.web.tls import Certificates
 
 log = logger(__name__)
@@ -61,7 +61,7 @@ class Server:
         self,
         port: Port,
         address: tuple[str, int],
-        pages: Pages,
+        router: Router,
         limits: PortLimits = PortLimits(),
         certificates: Certificates | None = None,
         authorizer: Authorizer | None = None,
@@ -75,7 +75,7 @@ class Server:
         self.made_room = 0
         self._port = port
         self._address = address
-        self._pages = pages
+        self._router = router
         self._limits = limits
         self._certificates = certificates
         self._authorizer = authorizer
@@ -84,7 +84,7 @@ class Server:
         await _load("connections")
         from npu_agent.outputs.web.connections import Connections
 
-        connections = Connections(self._pages, self._authorizer, self._limits, self._count)
+        connections = Connections(self._router, self._authorizer, self._limits, self._count)
         contexts = self._certificates.context if self._certificates else None
         if contexts is not None:
             await contexts.until(lambda context: context is not None)

@@ -1,4 +1,4 @@
-"""Reads a cluster: lists, all kinds at the same time, and the pages of the agents.
+"""Reads a cluster: lists, all kinds at the same time, and the reports of the agents.
 
 Anyone may give a Pod the agent's label, so `agents` says which Pods are.
 """
@@ -40,28 +40,28 @@ _NAMESPACED = ("pods", "claims", "templates")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 """Selects the Pods that hold something, or will: those that have ended may be many."""
 _LIMIT = 500
-"""Objects of a page, as kubectl's."""
+"""Objects of a chunk, as kubectl's."""
 _LARGEST = 128 * 2**20
 """Bytes of one: Nodes that list fifty images have 20 KiB."""
 _DEADLINE = 30.0
-"""Seconds for a page of a list."""
+"""Seconds for a chunk of a list."""
 _PATIENCE = 60.0
 """Seconds for all of them, with waiting for a server that has too much to do."""
-_PAGE = 5.0
-"""Seconds for an agent's page: the proxy itself would wait 30 for a Node that is gone."""
-_ALL_PAGES = 15.0
-"""Seconds for the agents' pages, together."""
+_REPORT = 5.0
+"""Seconds for an agent's report: the proxy itself would wait 30 for a Node that is gone."""
+_ALL_REPORTS = 15.0
+"""Seconds for the agents' reports, together."""
 
 
 class ListMeta(Struct, frozen=True):
-    """The metadata of a page of a list."""
+    """The metadata of a chunk of a list."""
 
     next: str = msgspec.field(default="", name="continue")
-    """Asks for the next page; "": there is none."""
+    """Asks for the next chunk; "": there is none."""
 
 
 class ObjectList(Struct, frozen=True):
-    """A list, or a page of one; its items are read one by one."""
+    """A list, or a chunk of one; its items are read one by one."""
 
     metadata: ListMeta = ListMeta()
     items: tuple[msgspec.Raw, ...] | None = None
@@ -130,9 +130,9 @@ async def fetch(
 async def _all(
     api: Api, kind: str, namespace: str, query: dict[str, str], *, again: bool = False
 ) -> tuple[tuple[Object, ...], list[str]]:
-    """A list, page by page; apart, the objects with a field that is odd, and what is wrong.
+    """A list, chunk by chunk; apart, the objects with a field that is odd, and what is wrong.
 
-    One that expires between two pages is read `again` once.
+    One that expires between two chunks is read `again` once.
     """
     items: list[Object] = []
     odd: list[str] = []
@@ -148,7 +148,7 @@ async def _all(
             largest=_LARGEST,
         )
         try:
-            page = await api.ask(request, deadline=_DEADLINE)
+            chunk = await api.ask(request, deadline=_DEADLINE)
         except ApiError as error:
             if error.kind is ErrorKind.TOO_MANY:
                 await asyncio.sleep(pause.next(error.retry_after))
@@ -157,12 +157,12 @@ async def _all(
             if error.status == HTTPStatus.GONE and following and not again:
                 return await _all(api, kind, namespace, query, again=True)
             raise
-        for item in page.items or ():
+        for item in chunk.items or ():
             try:
                 items.append(decode(item, KINDS[kind]))
             except InvalidJsonError as error:
                 odd.append(f"{_name(request, item)}: {error}")
-        following = page.metadata.next
+        following = chunk.metadata.next
         if not following:
             return tuple(items), odd
 
@@ -175,7 +175,7 @@ def _name(request: Request[Any], item: msgspec.Raw) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentPages:
+class AgentReports:
     """The agents' reports by Node; else the reason why there is none."""
 
     found: Mapping[str, Report] = field(default_factory=dict)
@@ -231,22 +231,22 @@ async def status_of(api: Api, node: str) -> dict[str, Any]:
         raise CommandError(
             f"no agent runs on Node {node}: `kubectl get pods -A -o wide -l {AGENT}`"
         )
-    return await _page(api, pods)
+    return await _status(api, pods)
 
 
-async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
-    """The first page that can be read, by the API server's proxy; else the first error.
+async def _status(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
+    """The first answer that can be read, by the API server's proxy; else the first error.
 
     Without a port the proxy takes the first one of the Pod, which may be another container's.
     """
     errors: list[ApiError] = []
-    page = Request("get", "Pod", dict[str, Any], subresource="proxy/status.json")
+    get = Request("get", "Pod", dict[str, Any], subresource="proxy/status.json")
     for pod in pods:
         for scheme in ("", "https:"):
-            name = f"{scheme}{pod.name}:{pod.pages_port or ''}"
+            name = f"{scheme}{pod.name}:{pod.metrics_port or ''}"
             try:
-                request = replace(page, namespace=pod.namespace, name=name)
-                return await api.ask(request, deadline=_PAGE)
+                request = replace(get, namespace=pod.namespace, name=name)
+                return await api.ask(request, deadline=_REPORT)
             except ApiError as error:
                 errors.append(error)
             if errors[-1].kind is ErrorKind.UNAUTHORIZED:
@@ -254,7 +254,7 @@ async def _page(api: Api, pods: Sequence[Pod]) -> dict[str, Any]:
                     f"the agent's page of Pod {pod.key} wants a token (401), which the API "
                     "server's proxy does not pass on",
                     f"run `kubectl -n {pod.namespace} port-forward {pod.name} "
-                    f"{pod.pages_port or 9100}`, and get "
+                    f"{pod.metrics_port or 9100}`, and get "
                     "/status.json with your token",
                     kind=ErrorKind.UNAUTHORIZED,
                 )
@@ -271,9 +271,9 @@ def _report(node: str, status: object) -> Report:
         raise CommandError(f"{what}: {error}") from error
 
 
-async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
-    """The pages of these agents, by Node; what fails, or takes too long, is in the answer."""
-    reports: dict[str, Report] = {}
+async def reports(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentReports:
+    """The reports of these agents, by Node; what fails, or takes too long, is in the answer."""
+    found: dict[str, Report] = {}
     failed: dict[str, str] = {}
     refused = ""
 
@@ -282,7 +282,7 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
         if refused:
             return
         try:
-            reports[node] = _report(node, await _page(api, only(node, pods)))
+            found[node] = _report(node, await _status(api, only(node, pods)))
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:
@@ -292,8 +292,8 @@ async def pages(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentPages:
                 failed[node] = str(error)
 
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_ALL_PAGES):
+        async with asyncio.timeout(_ALL_REPORTS):
             await asyncio.gather(*(ask(node, pods) for node, pods in of.items()))
-    for node in of.keys() - reports.keys() - failed.keys() if not refused else ():
-        failed[node] = f"the agent's page was not read within {_ALL_PAGES:g} s"
-    return AgentPages(reports, failed, refused)
+    for node in of.keys() - found.keys() - failed.keys() if not refused else ():
+        failed[node] = f"the agent's page was not read within {_ALL_REPORTS:g} s"
+    return AgentReports(found, failed, refused)

@@ -161,8 +161,8 @@ class Pod(Object, frozen=True):
         return self.agent_container.image if self.agent_container else ""
 
     @property
-    def pages_port(self) -> int | None:
-        """The port of an agent's pages; None: no container names it."""
+    def metrics_port(self) -> int | None:
+        """The port of an agent's metrics and report; None: no container names it."""
         ports = self.agent_container.ports if self.agent_container else ()
         return next((port.container_port for port in ports if port.name == "metrics"), None)
 

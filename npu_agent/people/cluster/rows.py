@@ -1,4 +1,4 @@
-"""Rows about Nodes, holders and use, of the objects and the agents' pages. Pure.
+"""Rows about Nodes, holders and use, of the objects and the agents' reports. Pure.
 
 What is not known is None. Capacities of partitions that overlap do not add up: all sums are of
 cores.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_agent.core.hardware import CoreRange
 from npu_agent.kube.objects import Node, SliceDevice
-from npu_agent.people.cluster.fetch import AgentPages, agents
+from npu_agent.people.cluster.fetch import AgentReports, agents
 from npu_agent.people.cluster.objects import Cluster, Container, Pod, condition, quantity
 from npu_agent.people.report import Report
 
@@ -40,7 +40,7 @@ class Words:
         return domain == self.domain or domain.endswith(f".{self.domain}")
 
     def may_be_resource(self, name: str) -> bool:
-        """Whether only the agent's page says what this extended resource is.
+        """Whether only the agent's report says what this extended resource is.
 
         A config can give a resource a name of any domain.
         """
@@ -48,9 +48,9 @@ class Words:
         is_kubernetes = f".{domain}".endswith(".kubernetes.io")
         return bool(slash) and not is_kubernetes and not self.is_resource(name)
 
-    def others_of(self, page: Report | None) -> frozenset[str]:
+    def others_of(self, report: Report | None) -> frozenset[str]:
         """The resources of an agent that have names of other domains."""
-        return frozenset(filter(self.may_be_resource, page.names if page else ()))
+        return frozenset(filter(self.may_be_resource, report.resource_names if report else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +175,10 @@ def free_devices(cluster: Cluster, words: Words) -> list[PublishedDevice]:
     return [device for name, pool in pools.items() for device in _open(pool, held[name])]
 
 
-def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -> list[NodeRow]:
+def node_rows(cluster: Cluster, words: Words, reports: AgentReports | None = None) -> list[NodeRow]:
     """The Nodes that have cards, or the agent; who holds what must have been read.
 
-    The page of a Node's agent counts its cards where the objects do not tell: see `to_ask`.
+    The report of a Node's agent counts its cards where the objects do not tell: see `to_ask`.
     """
     running = agents(cluster)
     pools: dict[str, list[PublishedDevice]] = defaultdict(list)
@@ -193,11 +193,11 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
         sums = _Sums()
         _add_slices(sums, pools[node.name], held[node.name])
         complete = _add_resources(sums, node, asked[node.name], words)
-        page = pages.found.get(node.name) if pages else None
-        if page and (not complete or words.others_of(page)):
-            sums = _from_page(page, sums)
+        report = reports.found.get(node.name) if reports else None
+        if report and (not complete or words.others_of(report)):
+            sums = _from_report(report, sums)
             complete = True
-        elif not page and not sums.apis and node.name in running:
+        elif not report and not sums.apis and node.name in running:
             complete = not any(map(words.may_be_resource, node.status.capacity))
         if sums.apis or node.name in running:
             pods = running[node.name]
@@ -220,15 +220,15 @@ def node_rows(cluster: Cluster, words: Words, pages: AgentPages | None = None) -
 
 
 def free_resource(
-    cluster: Cluster, node: Node, words: Words, page: Report | None = None
+    cluster: Cluster, node: Node, words: Words, report: Report | None = None
 ) -> str | None:
-    """The resource by which a Pod gets a free device of this Node, whose agent's `page` this is.
+    """The resource by which a Pod gets a free device of this Node, whose agent's `report` this is.
 
     Of the device plugin's it is the one with the fewest devices, which are the widest; "": a claim
     gets a whole card; None: no device is free.
     """
     asked: Counter[str] = Counter()
-    others = words.others_of(page)
+    others = words.others_of(report)
     for pod in cluster.pods:
         if pod.spec.node_name == node.name:
             asked.update(_plugin_requests(pod, words, others))
@@ -258,7 +258,7 @@ def to_ask(cluster: Cluster, words: Words) -> set[str]:
     return {node for node, name in named if name in others}
 
 
-def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]:
+def holdings(cluster: Cluster, words: Words, reports: AgentReports) -> list[Holding]:
     """The Pods that hold cards, by both APIs, and those that wait for one."""
     published = {
         (device.driver, device.pool, device.device.name): device for device in devices(cluster)
@@ -266,7 +266,7 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
     claims = {claim.key: claim for claim in cluster.claims}
     rows: list[Holding] = []
     for pod in cluster.pods:
-        page = pages.found.get(pod.spec.node_name)
+        report = reports.found.get(pod.spec.node_name)
         given = [
             (name, result)
             for name in pod.claims
@@ -287,13 +287,13 @@ def holdings(cluster: Cluster, words: Words, pages: AgentPages) -> list[Holding]
                     f"claim/{name}",
                     card=device.card.name,
                     cores=str(cores),
-                    load=_load(page, device.card, device.cores),
+                    load=_load(report, device.card, device.cores),
                     family=device.card.family,
                 )
             )
-        every = [page] if page else [] if pod.spec.node_name else [*pages.found.values()]
+        every = [report] if report else [] if pod.spec.node_name else [*reports.found.values()]
         others = frozenset[str]().union(*map(words.others_of, every))
-        rows += _by_plugin(pod, words, page, others)
+        rows += _by_plugin(pod, words, report, others)
     return rows
 
 
@@ -424,12 +424,12 @@ def _add_resources(sums: _Sums, node: Node, used: int, words: Words) -> bool:
     return True
 
 
-def _from_page(page: Report, others: _Sums) -> _Sums:
-    """All cards of a Node, as its agent has them; how they are cut is not on the page."""
+def _from_report(report: Report, others: _Sums) -> _Sums:
+    """All cards of a Node, as its agent has them; how they are cut is not in the report."""
     sums = _Sums(widest=-1, driver=others.driver, apis=others.apis)
-    if page.resources and "device-plugin" not in sums.apis:
+    if report.resources and "device-plugin" not in sums.apis:
         sums.apis.append("device-plugin")
-    for card in page.cards:
+    for card in report.cards:
         every = frozenset(range(card.core_count))
         used = frozenset[int]().union(*(_cores(holder.cores) or every for holder in card.holders))
         healthy = card.health.state != "unhealthy"
@@ -466,29 +466,29 @@ def _version(pod: Pod) -> str:
 
 
 def _by_plugin(
-    pod: Pod, words: Words, page: Report | None, others: Collection[str]
+    pod: Pod, words: Words, report: Report | None, others: Collection[str]
 ) -> Iterator[Holding]:
     wanted = _plugin_requests(pod, words, others)
     if not pod.spec.node_name:
         if wanted or (pod.spec.resource_claims and not pod.claims):
             yield _holding(pod, ",".join(wanted) or "claim")
         return
-    on_page = [
+    reported = [
         (card, holder)
-        for card in (page.cards if page and wanted else ())
+        for card in (report.cards if report and wanted else ())
         for holder in card.holders
         if (holder.namespace, holder.pod) == (pod.namespace, pod.name) and not holder.claim
     ]
-    for card, holder in on_page:
+    for card, holder in reported:
         yield _holding(
             pod,
             holder.resource,
             card=card.name,
             cores=holder.cores or f"0-{card.core_count - 1}",
-            load=_load(page, CardKey(card.family, card.name), _cores(holder.cores)),
+            load=_load(report, CardKey(card.family, card.name), _cores(holder.cores)),
             family=card.family,
         )
-    if on_page:
+    if reported:
         return
     by_kubelet = [  # KEP-4680: Kubernetes 1.36 and later
         (of.name, device.resource_id)
@@ -520,11 +520,11 @@ def _cores(text: str | None) -> frozenset[int] | None:
     return frozenset(range(int(first), int(last or first) + 1))
 
 
-def _load(page: Report | None, key: CardKey, cores: frozenset[int] | None) -> float | None:
+def _load(report: Report | None, key: CardKey, cores: frozenset[int] | None) -> float | None:
     """The mean load of these cores of a card, or of all of them (None)."""
     loads = [
         core.utilization
-        for card in (page.cards if page else ())
+        for card in (report.cards if report else ())
         for core in (card.reading.cores if card.reading else ())
         if key.name == card.name and key.family in ("", card.family)
         if core.utilization is not None and (cores is None or core.core in cores)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
 from npu_agent.people.cluster import cel, rows
-from npu_agent.people.cluster.fetch import AgentPages
+from npu_agent.people.cluster.fetch import AgentReports
 from npu_agent.people.cluster.objects import (
     Cluster,
     DeviceClass,
@@ -63,7 +63,7 @@ class Explanation:
 
 
 def why(
-    pod: Pod, own: Cluster, cluster: Cluster, words: Words, pages: AgentPages | None = None
+    pod: Pod, own: Cluster, cluster: Cluster, words: Words, reports: AgentReports | None = None
 ) -> Explanation:
     """Returns what the scheduler and the objects say of a Pod.
 
@@ -72,7 +72,7 @@ def why(
         own: the claims and templates of its namespace.
         cluster: the objects of all namespaces, as far as the user may read them.
         words: the vendor's names.
-        pages: of the agent on the Node of a Pod that has one.
+        reports: of the agent on the Node of a Pod that has one.
     """
     phase = pod.status.phase
     if phase in ("Succeeded", "Failed"):
@@ -81,7 +81,7 @@ def why(
         return Explanation(f"Pod {pod.key} is being deleted.")
     if pod.spec.node_name:
         sentence = f"Pod {pod.key} is on Node {pod.spec.node_name}: its phase is {phase}."
-        return Explanation(sentence, facts=tuple(_devices(pod, own, cluster, words, pages)))
+        return Explanation(sentence, facts=tuple(_devices(pod, own, cluster, words, reports)))
     said = condition(pod.status.conditions, "PodScheduled")
     sentence = f"Pod {pod.key} is {phase}."
     if said is None:
@@ -321,7 +321,7 @@ def _nodes(pod: Pod, cluster: Cluster, words: Words) -> Iterator[Fact]:
         return
     nodes = {node.name: node for node in cluster.nodes}
     held: dict[str | None, dict[str, None]] = defaultdict(dict)
-    for holding in rows.holdings(cluster, words, AgentPages()):
+    for holding in rows.holdings(cluster, words, AgentReports()):
         held[holding.node][f"{holding.namespace}/{holding.pod}"] = None
     tainted = _tainted(cluster, words)
     npu_nodes = rows.node_rows(cluster, words)
@@ -373,11 +373,11 @@ def _taint(taint: ApiTaint) -> str:
 
 
 def _devices(
-    pod: Pod, own: Cluster, cluster: Cluster, words: Words, pages: AgentPages | None
+    pod: Pod, own: Cluster, cluster: Cluster, words: Words, reports: AgentReports | None
 ) -> Iterator[Fact]:
     """Yields the devices of a Pod that has a Node."""
     alone = Cluster(pods=(pod,), claims=own.claims, slices=cluster.slices)
-    for row in rows.holdings(alone, words, pages or AgentPages()):
+    for row in rows.holdings(alone, words, reports or AgentReports()):
         cores = f", cores {row.cores}" if row.cores else ""
         load = "" if row.load is None else f", load {row.load:.0f}%"
         yield Fact(row.of, f"{row.card or 'no device'}{cores}{load}")

@@ -48,7 +48,7 @@ async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
             print(json.dumps(json.loads(spec.content), indent=2))
     else:
         await _put(host_root(args) / _DIRECTORY / spec_file(PROFILE.cdi_kind), spec)
-    if not spec.names:
+    if not spec.devices:
         remedy = "`npu-agent doctor` says what is missing"
         raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
 
@@ -66,7 +66,7 @@ async def _put(path: Path, spec: HostSpec) -> None:
         print(f"{path} written")
     elif changed:
         print(f"{path} removed: there is no NPU to offer")
-    for device in spec.names:
+    for device in spec.devices:
         print(device)
 
 
@@ -76,7 +76,7 @@ class HostSpec:
 
     content: bytes | None
     """Of its file; None: there is to be no such file."""
-    names: tuple[str, ...]
+    devices: tuple[str, ...]
     """As a runtime is asked for them: ``example.com/npu=npu0``."""
     left_out: tuple[str, ...]
     """What is not offered, with the reason: ``npu1: unhealthy: ...``."""
@@ -112,7 +112,7 @@ def host_spec(snapshot: Snapshot) -> HostSpec:
     kind = PROFILE.cdi_kind
     return HostSpec(
         content=grants_spec(kind, grants) if grants else None,
-        names=tuple(f"{kind}={name}" for name in grants),
+        devices=tuple(f"{kind}={name}" for name in grants),
         left_out=tuple(left_out),
     )
 

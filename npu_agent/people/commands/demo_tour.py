@@ -260,7 +260,7 @@ class Tour:
         return read()
 
     async def address(self) -> str:
-        address = await self.agent.pages.server.listening.until(bool)
+        address = await self.agent.web.server.listening.until(bool)
         return ":".join(map(str, address or ()))
 
     async def _fault(self, card: str, name: str) -> None:

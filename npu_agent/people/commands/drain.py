@@ -17,7 +17,7 @@ from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import rows
-from npu_agent.people.cluster.fetch import AgentPages, fetch, report_of
+from npu_agent.people.cluster.fetch import AgentReports, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.commands.common import quiet
 from npu_agent.people.commands.cordon import (
@@ -80,7 +80,7 @@ async def _holders(
         raise CommandError(f"{missing}: who holds it is not known")
     holding: list[Pod] = []
     unclear: list[str] = []
-    holdings = rows.holdings(cluster, _WORDS, AgentPages({node: report}))
+    holdings = rows.holdings(cluster, _WORDS, AgentReports({node: report}))
     named = {(holder.namespace, holder.pod, f"claim/{holder.claim}") for holder in card.holders}
     for pod in cluster.pods:
         of_pod = [row for row in holdings if f"{row.namespace}/{row.pod}" == pod.key]

@@ -17,7 +17,7 @@ from npu_agent.core.trends import Trends
 from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
-from npu_agent.people import page
+from npu_agent.people import running
 from npu_agent.people.cards import has_loads, read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import plugin_dir, quiet, vendor
@@ -45,8 +45,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
-    pages, _ = page.addresses(wanted.metrics)
-    snapshot, report = await asyncio.gather(read_once(vendor(args)), page.status(pages, _ANSWER))
+    address, _ = running.addresses(wanted.metrics)
+    snapshot, report = await asyncio.gather(
+        read_once(vendor(args)), running.status(address, _ANSWER)
+    )
     report = report or Report(cards=())
     snapshot, warnings = as_reported(snapshot, report)
     if not has_loads(snapshot):

@@ -23,7 +23,14 @@ from npu_agent.core.vendor import LabelSource
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.request import plural
 from npu_agent.people.cluster import rows
-from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, pages, report_of, status_of
+from npu_agent.people.cluster.fetch import (
+    AgentReports,
+    agents,
+    fetch,
+    report_of,
+    reports,
+    status_of,
+)
 from npu_agent.people.cluster.objects import AGENT
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.cluster.why import lines, why
@@ -194,7 +201,7 @@ async def _text(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     """Returns the output, and warnings."""
     match args.command:
         case "node":
-            return await _page(api, args), []
+            return await _node(api, args), []
         case "nodes":
             return await _nodes(api, args)
         case "why":
@@ -208,11 +215,11 @@ async def _nodes(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     # Agents are asked for what the objects do not tell.
     unknown = {row.node for row in nodes if row.cards is None} | rows.to_ask(cluster, WORDS)
     running = {node: pods for node, pods in agents(cluster).items() if node in unknown}
-    read = AgentPages()
+    read = AgentReports()
     if running:
-        read = await pages(api, running)
+        read = await reports(api, running)
         nodes = rows.node_rows(cluster, WORDS, read)
-    warnings = [*_refusals(cluster.refused), *cluster.unread, *_unread_pages(read)]
+    warnings = [*_refusals(cluster.refused), *cluster.unread, *_unread_reports(read)]
     return _shown(args, nodes, _NODES, _none("no NPUs found", warnings)), warnings
 
 
@@ -229,10 +236,10 @@ async def _why(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         owner = "if none was made, the Events of its Job or ReplicaSet say why (a quota, a policy)"
         raise CommandError(one_line(named.refused.get("Pod") or f"{missing}; {owner}"))
     on = named.pods[0].spec.node_name
-    read = await pages(api, {node: pods for node, pods in agents(cluster).items() if node == on})
+    read = await reports(api, {node: pods for node, pods in agents(cluster).items() if node == on})
     answer = why(named.pods[0], own, cluster, WORDS, read)
     unread = dict.fromkeys((*own.unread, *cluster.unread))
-    warnings = [*_refusals({**own.refused, **cluster.refused}), *unread, *_unread_pages(read)]
+    warnings = [*_refusals({**own.refused, **cluster.refused}), *unread, *_unread_reports(read)]
     if view.is_data(args):
         return view.data(asdict(answer), args), warnings
     return lines(answer, each=args.output == "wide"), warnings
@@ -245,17 +252,17 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
         fetch(api, *_OF_PODS, namespace=space, selectors={"pods": args.selector}),
         fetch(api, "pods", "daemon_sets", selectors={"pods": AGENT}),
     )
-    held = rows.holdings(cluster, WORDS, AgentPages())
+    held = rows.holdings(cluster, WORDS, AgentReports())
     running = agents(of_agents)
     nodes = {row.node for row in held if row.node} | rows.to_ask(cluster, WORDS)
     if "" in nodes:  # a Pod that waits for what may be an NPU: an agent whose Node has it knows
         nodes |= rows.to_ask(await fetch(api, "nodes"), WORDS)
-    read = await pages(api, {node: pods for node, pods in running.items() if node in nodes})
+    read = await reports(api, {node: pods for node, pods in running.items() if node in nodes})
     held = rows.holdings(cluster, WORDS, read)
     warnings = [
         *_refusals(cluster.refused),
         *cluster.unread,
-        *_unread_pages(read),
+        *_unread_reports(read),
     ]
     none = _none("no Pod holds an NPU, or waits for one", warnings)
     if args.command == "top":
@@ -263,7 +270,7 @@ async def _pods(api: Api, args: argparse.Namespace) -> tuple[str, list[str]]:
     return _shown(args, held, _PODS, none), warnings
 
 
-def _unread_pages(read: AgentPages) -> Iterator[str]:
+def _unread_reports(read: AgentReports) -> Iterator[str]:
     if read.refused:
         yield f"you may not read the agents' pages (pods/proxy): {_RIGHTS}"
     if read.failed:
@@ -328,11 +335,11 @@ def _age(since: str) -> str:
     return f"{seconds // 86400}d"
 
 
-async def _page(api: Api, args: argparse.Namespace) -> str:
+async def _node(api: Api, args: argparse.Namespace) -> str:
     """Renders a Node's page: cards, holders and problems."""
     if view.is_data(args):
         return view.data(await status_of(api, args.node), args)
-    page = await report_of(api, args.node)
+    report = await report_of(api, args.node)
     columns = ("card", "family", "cores", "health", "cordoned", "pods")
     cells = [
         [
@@ -346,11 +353,11 @@ async def _page(api: Api, args: argparse.Namespace) -> str:
                 ", ".join(map(_held, card.holders)) or "-",
             )
         ]
-        for card in page.cards
+        for card in report.cards
     ]
-    ready = "ready" if page.ready else "not ready"
-    said = [one_line(f"agent {page.version} on Node {page.node}, {ready}")]
-    for problem in page.problems:
+    ready = "ready" if report.ready else "not ready"
+    said = [one_line(f"agent {report.version} on Node {report.node}, {ready}")]
+    for problem in report.problems:
         said.append(one_line(f"{problem.severity}: {problem.text}"))
         steps = (
             ("", problem.remedy),

@@ -95,13 +95,13 @@ def _candidates(line: _Line, last: str) -> Iterable[tuple[str, str]]:
     if wanted is None or wanted.dest not in _NAMED:
         return [(name, "") for name in (wanted and wanted.choices) or ()]
     try:
-        names = asyncio.run(asyncio.wait_for(_names(wanted.dest, line), _DEADLINE))
+        names = asyncio.run(asyncio.wait_for(_objects(wanted.dest, line), _DEADLINE))
     except (ApiError, CommandError, TimeoutError):
         return []  # a person who has pressed Tab gets no error
     return [(name, "") for name in names]
 
 
-async def _names(kind: str, line: _Line) -> Sequence[str]:
+async def _objects(kind: str, line: _Line) -> Sequence[str]:
     """Returns the names in the cluster for an argument."""
     async with through_kubectl(flags(line.args), asks=False) as (api, place):
         if kind == "npu":

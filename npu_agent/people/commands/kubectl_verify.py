@@ -24,7 +24,7 @@ from npu_agent.kube.errors import NOT_RBAC
 from npu_agent.kube.objects import Condition, Object, Plain, Struct
 from npu_agent.kube.request import Request
 from npu_agent.people.cluster import rows
-from npu_agent.people.cluster.fetch import AgentPages, agents, fetch, only, pages
+from npu_agent.people.cluster.fetch import AgentReports, agents, fetch, only, reports
 from npu_agent.people.cluster.objects import Cluster, Pod, condition
 from npu_agent.people.cluster.proxy import through_kubectl
 from npu_agent.people.commands import view
@@ -197,7 +197,7 @@ async def _verify(args: argparse.Namespace, found: list[Finding]) -> None:
         asked = rows.to_ask(cluster, WORDS)
         running = {node: pods for node, pods in agents(cluster).items() if node in asked}
         targets = []
-        for target in plan(cluster, args, await pages(api, running)):
+        for target in to_try(cluster, args, await reports(api, running)):
             if isinstance(target, Finding):
                 found.append(target)
             else:
@@ -219,8 +219,8 @@ async def _verify(args: argparse.Namespace, found: list[Finding]) -> None:
     print(_shown(found, args))
 
 
-def plan(
-    cluster: Cluster, args: argparse.Namespace, read: AgentPages
+def to_try(
+    cluster: Cluster, args: argparse.Namespace, read: AgentReports
 ) -> Iterator[Target | Finding]:
     """Yields the Nodes to try, and a row for each that cannot be tried.
 

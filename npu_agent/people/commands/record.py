@@ -76,18 +76,18 @@ def main(args: argparse.Namespace) -> int:
     host = _Host(host_root(args))
     host.take()
     redaction = Redaction(host.contents)
-    record = _packed(host, redaction)
+    recording = _packed(host, redaction)
     if str(args.file) == "-":
-        sys.stdout.buffer.write(record)
+        sys.stdout.buffer.write(recording)
     else:
         try:
             with args.file.open("xb") as file:
-                file.write(record)
+                file.write(recording)
         except FileExistsError:
             raise CommandError(f"{args.file} is there already: give another name") from None
         except OSError as error:
             raise CommandError(f"cannot write the record: {reason(error)}") from error
-    print("\n".join(_summary(host, args.file, len(record), redaction)), file=sys.stderr)
+    print("\n".join(_summary(host, args.file, len(recording), redaction)), file=sys.stderr)
     return 0
 
 
@@ -113,7 +113,7 @@ class _Host:
     def take(self) -> None:
         try:
             for driver in PROFILE.drivers:
-                for name, _ in self._names(driver.directory):
+                for name, _ in self._entries(driver.directory):
                     if real := self._follow(f"{driver.directory}/{name}"):
                         self._whole(real)
             for pattern in PROFILE.nodes:
@@ -121,7 +121,7 @@ class _Host:
             self._pci(f"0x{PROFILE.pci}".encode())
             self._files(self._follow(_DMI) or _DMI, ("sys_vendor", "product_name"))
             self._files(_NUMA, ("online", "possible"))
-            for name, _ in self._names(_NUMA):
+            for name, _ in self._entries(_NUMA):
                 if re.fullmatch("node[0-9]{1,4}", name):
                     self._files(f"{_NUMA}/{name}", ("cpulist", "distance"))
             self._files(_CGROUPS, ("cgroup.controllers",))
@@ -131,7 +131,7 @@ class _Host:
 
     def _pci(self, vendor: bytes) -> None:
         """The vendor's devices, and the bridges above them."""
-        for name, _ in self._names("sys/bus/pci/devices"):
+        for name, _ in self._entries("sys/bus/pci/devices"):
             path = f"sys/bus/pci/devices/{name}"
             said = self._asked(f"{path}/vendor", _content)
             if said and said.strip() == vendor and (real := self._follow(path)):
@@ -143,7 +143,7 @@ class _Host:
 
     def _whole(self, directory: str, depth: int = 3) -> None:
         """Every file of a directory; links as they are."""
-        for name, mode in self._names(directory):
+        for name, mode in self._entries(directory):
             path = f"{directory}/{name}"
             if stat.S_ISLNK(mode):
                 self._follow(path)
@@ -153,11 +153,11 @@ class _Host:
                 self._whole(path, depth - 1)
 
     def _files(self, directory: str, names: Iterable[str]) -> None:
-        for name in sorted({name for name, _ in self._names(directory)}.intersection(names)):
+        for name in sorted({name for name, _ in self._entries(directory)}.intersection(names)):
             self._file(f"{directory}/{name}")
 
     def _nodes(self, directory: str, pattern: str) -> None:
-        for name, mode in self._names(directory):
+        for name, mode in self._entries(directory):
             if fnmatch.fnmatchcase(name, pattern) and not stat.S_ISDIR(mode):
                 path = f"{directory}/{name}"
                 if status := self._asked(path, Path.lstat):
@@ -168,7 +168,7 @@ class _Host:
 
     def _cgroups(self, directory: str, depth: int = 3) -> None:
         """The directories of Pods and of those above them, without their files."""
-        for name, mode in self._names(directory):
+        for name, mode in self._entries(directory):
             if depth and stat.S_ISDIR(mode) and _OF_PODS.match(name):
                 self._cgroups(f"{directory}/{name}", depth - 1)
 
@@ -192,7 +192,7 @@ class _Host:
             self.contents[path] = content
             self._size += len(content)
 
-    def _names(self, directory: str) -> list[tuple[str, int]]:
+    def _entries(self, directory: str) -> list[tuple[str, int]]:
         """The names in a directory, and what each is; none if it is not there."""
         names = self._asked(directory, _scanned)
         if names is None:
@@ -295,11 +295,11 @@ def _show(file: Path) -> None:
         CommandError: it cannot be read, or is no record.
     """
     try:
-        record = replay.load(file)
-    except replay.RecordError as error:
+        recording = replay.load(file)
+    except replay.RecordingError as error:
         raise CommandError(str(error), WRONG) from error
-    contents = {MANIFEST: msgspec.json.format(msgspec.json.encode(record.manifest))}
-    for path, content in (contents | dict(record.contents)).items():
+    contents = {MANIFEST: msgspec.json.format(msgspec.json.encode(recording.manifest))}
+    for path, content in (contents | dict(recording.contents)).items():
         is_known = path == MANIFEST or _is_known(path)
         print(f"== {path}" if is_known else f"== {path} (npu-agent does not know this file)")
         print(printable(content.decode("utf-8", "backslashreplace")).rstrip("\n"))

@@ -89,10 +89,10 @@ def _make(root: Path, wanted: str | None, driver: str | None, *, once: bool) -> 
 
 
 def _replay(root: Path, file: Path) -> str:
-    record = replay.load(file)
-    simulator.show(root, record.picture(), record.manifest.directories)
-    incomplete = record.manifest.incomplete
-    count = len(record.contents)
+    recording = replay.load(file)
+    simulator.show(root, recording.picture(), recording.manifest.directories)
+    incomplete = recording.manifest.incomplete
+    count = len(recording.contents)
     return "\n".join(
         (
             f"The record {file} is in {root}: {count} files",

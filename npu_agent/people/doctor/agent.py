@@ -17,10 +17,10 @@ from npu_agent.core.kinds import LEAD_TO_DOCTOR
 from npu_agent.files import regular
 from npu_agent.kubelet.lock import Owner, lock_path, read_owner
 from npu_agent.outputs.web.server import listen, listen_problem
-from npu_agent.people import page
+from npu_agent.people import running
 from npu_agent.people.doctor.check import Check, Context, Lines, note, ok, wrong
-from npu_agent.people.page import Answer
 from npu_agent.people.report import Report, ReportedProblem
+from npu_agent.people.running import Answer
 from npu_agent.text import one_line
 
 _LONGEST = 1000
@@ -40,16 +40,18 @@ class Reported:
 
 
 async def reported(context: Context) -> Reported:
-    both = page.addresses(context.config.metrics)
+    both = running.addresses(context.config.metrics)
     deadline = context.timing.connection
-    pages, probes = both
-    results = await asyncio.gather(*(page.who(address, deadline) for address in both))
+    metrics, probes = both
+    results = await asyncio.gather(*(running.who(address, deadline) for address in both))
     answers = {address.key: answer for address, answer in zip(both, results, strict=True)}
-    if answers[pages.key] is Answer.AGENT and (report := await page.status(pages, deadline)):
+    if answers[metrics.key] is Answer.AGENT and (report := await running.status(metrics, deadline)):
         return Reported(answers=answers, report=report)
     # It asks for a token, or is of another version.
-    asked = next((at for at in (probes, pages) if answers[at.key] is Answer.AGENT), None)
-    return Reported(answers=answers, unready=await page.unready(asked, deadline) if asked else None)
+    asked = next((at for at in (probes, metrics) if answers[at.key] is Answer.AGENT), None)
+    return Reported(
+        answers=answers, unready=await running.unready(asked, deadline) if asked else None
+    )
 
 
 async def lines(context: Context) -> Lines:
@@ -63,7 +65,7 @@ async def lines(context: Context) -> Lines:
     for why in agent.unready or ():
         yield "readiness", wrong(one_line(why, _LONGEST), _ELSE, context.agent_log)
     yield "serving agent", _serving_agent(context)
-    for at in page.addresses(context.config.metrics):
+    for at in running.addresses(context.config.metrics):
         yield at.key, _address(context, at, agent)
 
 
@@ -95,7 +97,7 @@ async def _problem(context: Context, problem: ReportedProblem) -> Check:
     return wrong(one_line(problem.text, _LONGEST), remedy, command or context.agent_log)
 
 
-async def _address(context: Context, at: page.Address, agent: Reported) -> Check:
+async def _address(context: Context, at: running.Address, agent: Reported) -> Check:
     answer = agent.answers[at.key]
     if answer is Answer.AGENT:
         return ok(f"an npu-agent answers on {at.shown}")
@@ -121,7 +123,7 @@ async def _address(context: Context, at: page.Address, agent: Reported) -> Check
     )
 
 
-def _occupied(at: page.Address) -> str:
+def _occupied(at: running.Address) -> str:
     """Listens for an instant; returns the remedy if the address is taken, else ""."""
     try:
         listen((at.host, at.port)).close()

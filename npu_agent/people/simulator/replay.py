@@ -1,8 +1,8 @@
-"""A host's record: what `npu-agent record` wrote, checked, as a picture of its driver tree.
+"""A host's recording: what `npu-agent record` wrote, checked, as a picture of its driver tree.
 
 A gzipped tar of plain files: `record.json` first, then what each file of the host said, by its path
-below /. Links and device nodes are lines of `record.json` alone. Nothing in a record is believed:
-a user sent it. What is not of this form is refused as a whole, before a file is written.
+below /. Links and device nodes are lines of `record.json` alone. Nothing in it is believed: a user
+sent it. What is not of this form is refused as a whole, before a file is written.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _IN_PLACE_OF_UNREAD: Mapping[str, Content] = {
 }
 
 
-class RecordError(ValueError):
-    """A file cannot be used as a record; the message says why."""
+class RecordingError(ValueError):
+    """A file cannot be used as a recording; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Record:
-    """A record that has been checked."""
+class Recording:
+    """A recording that has been checked."""
 
     manifest: Manifest
     contents: Mapping[str, bytes]
@@ -86,37 +86,37 @@ class Record:
         return {**self.contents, **unread, **links, **dict.fromkeys(manifest.nodes, Special.NODE)}
 
 
-def load(path: Path) -> Record:
-    """Reads a record and checks all of it.
+def load(path: Path) -> Recording:
+    """Reads a recording and checks all of it.
 
     Raises:
-        RecordError: it cannot be read, is damaged, hostile, or of another version.
+        RecordingError: it cannot be read, is damaged, hostile, or of another version.
     """
     try:
         return _load(path)
     except OSError as error:
-        raise RecordError(f"cannot read the record: {reason(error)}") from error
-    except RecordError as error:
-        raise RecordError(
+        raise RecordingError(f"cannot read the record: {reason(error)}") from error
+    except RecordingError as error:
+        raise RecordingError(
             f"{path} cannot be used as a record: {error}; ask its sender for a new one by "
             "`npu-agent record`"
         ) from None
 
 
-def _load(path: Path) -> Record:
+def _load(path: Path) -> Recording:
     contents: dict[str, bytes] = {}
     with os.fdopen(files.regular(path, os.O_RDONLY), "rb") as file:
         members = _members(file)
         manifest = _manifest(*next(members, ("", b"")))
         for name, content in members:
             if name in contents:
-                raise RecordError(f"{quoted(name)} is in it twice")
+                raise RecordingError(f"{quoted(name)} is in it twice")
             contents[name] = content
     if len(contents) != manifest.files:
-        raise RecordError(f"it has {len(contents)} files in place of {manifest.files}")
-    record = Record(manifest, contents)
-    _check(record)
-    return record
+        raise RecordingError(f"it has {len(contents)} files in place of {manifest.files}")
+    recording = Recording(manifest, contents)
+    _check(recording)
+    return recording
 
 
 class _Member(tarfile.TarInfo):
@@ -128,7 +128,7 @@ class _Member(tarfile.TarInfo):
         header = file.read(512)
         file.seek(-len(header), io.SEEK_CUR)
         if header[156:157] in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
-            raise RecordError("an entry with an extended header is not a plain file")
+            raise RecordingError("an entry with an extended header is not a plain file")
         return super().fromtarfile(tar)
 
 
@@ -139,25 +139,25 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=plain, mode="r:", tarinfo=_Member) as tar:
             for count, member in enumerate(tar):
                 yield member.name, _content(tar, member, count)
-    except RecordError:
+    except RecordingError:
         raise
     except (EOFError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise RecordError("it is damaged or cut off, or no gzipped tar") from error
+        raise RecordingError("it is damaged or cut off, or no gzipped tar") from error
     except RecursionError as error:
-        raise RecordError("its long names are within each other") from error
+        raise RecordingError("its long names are within each other") from error
 
 
 def _unpacked(file: BinaryIO) -> bytes:
-    """The tar within the one gzip member that a record is."""
+    """The tar within the one gzip member that a recording is."""
     # Not `gzip`, which reads on for as many members as there are, each in its own loop of Python.
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     plain = unpacker.decompress(file.read(_LARGEST_TAR), _LARGEST_TAR + 1)
     if len(plain) > _LARGEST_TAR:
-        raise RecordError(f"it has more than {_LARGEST_TAR >> 20} MiB")
+        raise RecordingError(f"it has more than {_LARGEST_TAR >> 20} MiB")
     if not unpacker.eof:
         raise EOFError
     if unpacker.unused_data:
-        raise RecordError("something follows the end of its gzip member")
+        raise RecordingError("something follows the end of its gzip member")
     return plain
 
 
@@ -166,28 +166,28 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, count: int) -> bytes
     most = LARGEST if count else _LARGEST_MANIFEST
 
     if count > MOST_FILES:
-        raise RecordError(f"it has more than {MOST_FILES} files")
+        raise RecordingError(f"it has more than {MOST_FILES} files")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-        raise RecordError(f"{name} is not a plain file")
+        raise RecordingError(f"{name} is not a plain file")
     if member.size > most:
-        raise RecordError(f"{name} has more than {most} bytes")
+        raise RecordingError(f"{name} has more than {most} bytes")
     content = tar.extractfile(member)
     return content.read() if content else b""
 
 
 def _manifest(name: str, content: bytes) -> Manifest:
     if name != MANIFEST:
-        raise RecordError(f"its first file is not {MANIFEST}")
+        raise RecordingError(f"its first file is not {MANIFEST}")
     try:
         version = typedjson.decode(content, _Version)
         if version.format != FORMAT:
-            raise RecordError(
+            raise RecordingError(
                 f"npu-agent {quoted(version.agent, 20)} wrote it in format {version.format}, and "
                 f"this one reads {FORMAT}"
             )
         return typedjson.decode(content, Manifest)
     except typedjson.InvalidJsonError as error:
-        raise RecordError(f"{MANIFEST}: {error}") from None
+        raise RecordingError(f"{MANIFEST}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -196,29 +196,29 @@ class _Version:
     agent: str
 
 
-def _check(record: Record) -> None:
+def _check(recording: Recording) -> None:
     """Refuses every path that is not plainly below /sys, or for a node below /dev."""
-    manifest = record.manifest
+    manifest = recording.manifest
     below_both = (*manifest.directories, *manifest.unread)
     for top, paths in (
-        ("sys/", (*record.contents, *manifest.links)),
+        ("sys/", (*recording.contents, *manifest.links)),
         ("dev/", manifest.nodes),
         ("", below_both),
     ):
         for path in paths:
             if not PATH.fullmatch(path) or not path.startswith(top):
-                raise RecordError(f"{quoted(path)} is not a path below /{top or 'sys/'}")
+                raise RecordingError(f"{quoted(path)} is not a path below /{top or 'sys/'}")
     for path, target in manifest.links.items():
         if not leads_within(path, target):
-            raise RecordError(f"the link {quoted(path)} leads to {quoted(target)}")
-    leaves = record.picture()
+            raise RecordingError(f"the link {quoted(path)} leads to {quoted(target)}")
+    leaves = recording.picture()
     directories = {*manifest.directories}
     for path in (*leaves, *manifest.directories):
         directories.update(map(str, PurePosixPath(path).parents))
         if len(leaves) + len(directories) > 2 * MOST_FILES:
-            raise RecordError(f"it has more than {2 * MOST_FILES} files and directories")
+            raise RecordingError(f"it has more than {2 * MOST_FILES} files and directories")
     if both := directories & leaves.keys():
-        raise RecordError(f"{quoted(min(both))} is a file and a directory")
+        raise RecordingError(f"{quoted(min(both))} is a file and a directory")
 
 
 def leads_within(path: str, target: str) -> bool:

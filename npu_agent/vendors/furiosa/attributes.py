@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from npu_agent.core.hardware import Card, CoreRange
-from npu_agent.core.pool import Description, DraNames, Value, Version
+from npu_agent.core.pool import Description, DraSpec, Value, Version
 from npu_agent.core.versions import DriverVersion
 from npu_agent.vendors.furiosa.families import FAMILIES
 
@@ -80,7 +80,7 @@ def blank(family: str, index: int) -> Card:
     return of.card(index, product="", nodes=frozenset(of.nodes(index)))
 
 
-NAMES = DraNames(
+DRA = DraSpec(
     driver="npu.furiosa.ai",
     claim_kind="furiosa.ai/claim",
     describe=describe,

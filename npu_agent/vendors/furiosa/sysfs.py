@@ -27,7 +27,7 @@ from npu_agent.core.hardware import (
     Sensor,
     SensorKind,
 )
-from npu_agent.core.pool import DraNames
+from npu_agent.core.pool import DraSpec
 from npu_agent.core.vendor import OWN_LIMITS, Entry, NotServedError, Probe, Profile, VendorSpec
 from npu_agent.core.versions import DriverVersion
 from npu_agent.files import SIMULATION
@@ -74,7 +74,7 @@ class Furiosa:
     """FuriosaAI's cards on one host: a `npu_agent.core.vendor.Vendor`, which explains the verbs."""
 
     spec: ClassVar[VendorSpec] = SPEC
-    dra: ClassVar[DraNames] = attributes.NAMES
+    dra: ClassVar[DraSpec] = attributes.DRA
     profile: ClassVar[Profile] = PROFILE
 
     def __init__(
@@ -137,7 +137,7 @@ class Furiosa:
         ):
             raise NotServedError(f"{family.secondary_file} says 1: it is a part of another card")
         address = parse.pci_address(_optional(f"{directory}/busname"))
-        if address and _names(f"{self._pci(address)}/physfn"):
+        if address and _entries(f"{self._pci(address)}/physfn"):
             raise NotServedError(f"{address} is a virtual function (SR-IOV), and no whole card")
         driver = parse.text(_optional(f"{directory}/version"))
         firmware = parse.text(_optional(f"{directory}/fw_version"))
@@ -176,7 +176,7 @@ class Furiosa:
         match = family.kin.fullmatch(device_type) if family.kin else None
         if match is None:
             raise NotServedError(f"device_type {device_type!r} is not known for {family.title}")
-        names = _names(f"{self._dev}/{family.dev_dir}")
+        names = _entries(f"{self._dev}/{family.dev_dir}")
         cores = f"npu{entry.index}pe"
         own = {family.dev_dir + name for name in names if name.startswith(cores)} | nodes
         wanted = frozenset(family.access(entry.index).required_nodes)
@@ -251,7 +251,7 @@ class Furiosa:
         )
 
     def _nodes_of_all(self, family: Family) -> Iterator[tuple[int, frozenset[str]]]:
-        names = _names(f"{self._dev}/{family.dev_dir}")
+        names = _entries(f"{self._dev}/{family.dev_dir}")
         paths = frozenset(family.dev_dir + name for name in names)
         numbers = {int(match[1]) for name in names if (match := _NODE.match(name))}
         for index in sorted(numbers):
@@ -314,7 +314,7 @@ class Furiosa:
     def _sensors(self, address: str, family: Family) -> tuple[Sensor, ...]:
         sensors: list[Sensor] = []
         directory = f"{self._pci(address)}/hwmon"
-        for name in sorted(_names(directory)):
+        for name in sorted(_entries(directory)):
             for path, kind, label in _sensor_files(f"{directory}/{name}"):
                 value = parse.integer(_optional(path))
                 if value is not None and (kind is not SensorKind.POWER or value in _POWER):
@@ -365,7 +365,7 @@ def _within(cores: tuple[CoreReading, ...], most: int) -> tuple[CoreReading, ...
 
 
 def _sensor_files(directory: str) -> Iterator[tuple[str, SensorKind, str]]:
-    for name in sorted(_names(directory), key=natural):
+    for name in sorted(_entries(directory), key=natural):
         for prefix, (suffix, kind) in _HWMON.items():
             number = name.removeprefix(prefix).removesuffix(suffix)
             if name == prefix + number + suffix and number.isdecimal():
@@ -515,7 +515,7 @@ def _unless_limited(error: OSError) -> None:
         raise error
 
 
-def _names(directory: str) -> list[str]:
+def _entries(directory: str) -> list[str]:
     try:
         return os.listdir(directory)  # noqa: PTH208 (names are wanted, not paths)
     except OSError as error:

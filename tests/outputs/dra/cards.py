@@ -8,7 +8,7 @@ from typing import Any
 from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.plan import taints
 from npu_agent.core.pool import PoolDevice, pool
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import snapshot, state
 
@@ -17,7 +17,7 @@ _BEGINNINGS = {"warboy": "E23A7C54", "rngd": "2E5EADE0"}
 
 def pool_of(*cards: CardState, **options: Any) -> tuple[PoolDevice, ...]:
     """What DRA offers of these cards."""
-    driver, held = NAMES.driver, options.pop("held", lambda _: None)
+    driver, held = DRA.driver, options.pop("held", lambda _: None)
     evict, degraded = options.pop("evict", False), options.pop("degraded", {})
     return tuple(
         replace(
@@ -30,7 +30,7 @@ def pool_of(*cards: CardState, **options: Any) -> tuple[PoolDevice, ...]:
                 trends=degraded.get(one.device.card_id, ()),
             ),
         )
-        for one in pool(snapshot(*cards), **{"dra": NAMES, "families": FAMILIES, **options})
+        for one in pool(snapshot(*cards), **{"dra": DRA, "families": FAMILIES, **options})
     )
 
 

@@ -21,7 +21,7 @@ from npu_agent.kubelet.allocator import ClaimPool
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.kubelet.record import RECORD, read_record, recover
 from npu_agent.outputs.dra.claims import Claims, PrepareTiming
-from npu_agent.vendors.furiosa.attributes import NAMES
+from npu_agent.vendors.furiosa.attributes import DRA
 from tests.outputs.deviceplugin.helpers import resources, state
 from tests.outputs.helpers import DRIVER, NODE, Kubelet, allocator_of
 
@@ -76,7 +76,7 @@ class Room:
         self.devices: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         families = frozenset(card.card.family for card in self.cards)
         wishes = Feed(DraWishes(families=frozenset()))
-        pool = ClaimPool(NAMES, families, wishes, self.snapshots)
+        pool = ClaimPool(DRA, families, wishes, self.snapshots)
         pool.known = self.devices
         self.wishes = Feed(PluginWishes(resources(NPU, None), frozenset(), self.listed))
         self.allocator = allocator_of(
@@ -130,7 +130,7 @@ class Room:
         """It is known which devices there are."""
         families = {card.card.family for card in self.cards}
         self.devices.publish(
-            pool(self.snapshots.value, dra=NAMES, families=families, partitions=True)
+            pool(self.snapshots.value, dra=DRA, families=families, partitions=True)
         )
 
     def says(

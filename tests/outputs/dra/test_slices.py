@@ -18,13 +18,13 @@ from npu_agent.core.hardware import CardState, HealthState
 from npu_agent.core.pool import PoolDevice
 from npu_agent.core.state import TAINTS
 from npu_agent.outputs.dra.slices import (
-    Plan,
+    Writes,
     differs,
     dropped,
     keeping_times,
     name,
-    plan,
     slices,
+    writes,
 )
 from tests.golden import golden
 from tests.outputs.dra.cards import card, parts, pool_of, rngd
@@ -53,11 +53,11 @@ def live(*found: Mapping[str, Any]) -> dict[str, Any]:
 
 def planned(
     there: Mapping[str, Any], devices: tuple[PoolDevice, ...], generation: int = 1, **where: str
-) -> Plan:
+) -> Writes:
     def pool(of: int) -> tuple[dict[str, Any], ...]:
         return slices(devices, **(WHERE | where), generation=of)
 
-    return plan(there, pool, generation=generation)
+    return writes(there, pool, generation=generation)
 
 
 # What they are.
@@ -168,7 +168,7 @@ def test_a_pool_that_is_no_longer_cut_deletes_first() -> None:
 
 def test_no_slice_is_written_without_a_change() -> None:
     for devices in (rngd(8, unhealthy=(3,)), rngd(70), ()):
-        assert planned(live(*made(devices)), devices) == Plan()
+        assert planned(live(*made(devices)), devices) == Writes()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_slices_of_another_name_are_deleted() -> None:
     other = copy.deepcopy(made(devices)[0])
     other["metadata"]["name"] = "00000-npu.furiosa.ai-npu-node-1-x7k2p"
     found = planned(live(*made(devices), other), devices)
-    assert found == Plan(delete=(other["metadata"]["name"],))
+    assert found == Writes(delete=(other["metadata"]["name"],))
 
 
 def test_the_generation_never_goes_back() -> None:

@@ -67,7 +67,7 @@ def _driver(claims: tuple[PreparedClaim, ...]) -> DraState:
 
 
 def page(found: Snapshot, schema: str, *, openmetrics: bool) -> str:
-    """A page as `npu_agent.outputs.prometheus.page` puts it together, but for ``process_*``.
+    """A page as `npu_agent.outputs.prometheus.exposition` puts it together, but for ``process_*``.
 
     Two Pods have a core of the first card each, two others share the second by a claim, and the
     third is one container's.

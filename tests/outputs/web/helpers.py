@@ -45,8 +45,8 @@ from npu_agent.feed import Feed
 from npu_agent.kubelet.podresources import Holdings
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.history import History
-from npu_agent.outputs.web.pages import Pages, pages
 from npu_agent.outputs.web.readers import Readers
+from npu_agent.outputs.web.routes import Router, routes
 from npu_agent.outputs.web.server import PortLimits, Server
 from npu_agent.outputs.web.tls import Certificates
 from npu_agent.wording import ENGLISH
@@ -233,9 +233,9 @@ class Scene:
             lag=Histogram(()),
         )
 
-    def pages(self) -> Pages:
-        routes = pages(self._metrics, self.state, self.history, self.readers.touch)
-        return Pages(routes, fresh=self.fresh)
+    def pages(self) -> Router:
+        paths = routes(self._metrics, self.state, self.history, self.readers.touch)
+        return Router(paths, fresh=self.fresh)
 
     def _metrics(self, openmetrics: bool) -> bytes:
         if isinstance(self.metrics, Exception):

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from npu_agent.outputs.web.pages import Pages, probes
+from npu_agent.outputs.web.routes import Router, probes
 from npu_agent.outputs.web.server import PortLimits, Server
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.web.helpers import PROMETHEUS, Scene, listening, read, running, serving
@@ -172,7 +172,7 @@ async def test_a_fault_of_our_own_is_logged(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(Pages, "answer", broken)
+    monkeypatch.setattr(Router, "answer", broken)
     async with serving(Scene()) as address:
         assert b" 500 " in await said(address, ONCE)
     assert any(record.exc_info for record in caplog.records)
@@ -208,7 +208,7 @@ async def test_probes_are_answered_by_a_listener_of_their_own_while_the_public_o
 ):
     scene = Scene()
     public = Server("metrics", ("127.0.0.1", 0), scene.pages(), PortLimits(connections=1))
-    other = Server("probes", ("127.0.0.1", 0), Pages(probes(scene.state)))
+    other = Server("probes", ("127.0.0.1", 0), Router(probes(scene.state)))
     async with running(public, other):
         address = await listening(public)
         taken, newer = await connect(address), await connect(address)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from npu_agent.kube.objects import Counters, SliceDevice
-from npu_agent.people.cluster.fetch import AgentPages
+from npu_agent.people.cluster.fetch import AgentReports
 from npu_agent.people.cluster.objects import Pod
 from npu_agent.people.cluster.rows import (
     PublishedDevice,
@@ -66,7 +66,7 @@ def test_sidecars_and_init_containers_count_as_the_scheduler_counts_them(
     labels = {"beta.furiosa.ai/npu.count": "2000", "beta.furiosa.ai/npu.family": "rngd"}
     (row,) = node_rows(cluster(node("n1", {NPU: "2k"}, labels=labels), made), WORDS)
     assert (row.allocated, row.free) == (8 * count, 16000 - 8 * count)
-    assert [one.pod for one in holdings(cluster(made), WORDS, AgentPages())] == ["train"]
+    assert [one.pod for one in holdings(cluster(made), WORDS, AgentReports())] == ["train"]
 
 
 def test_a_pod_has_its_claims_by_name_by_template_and_for_extended_resources() -> None:
@@ -84,7 +84,7 @@ def test_a_pod_has_its_claims_by_name_by_template_and_for_extended_resources() -
     }
     made = pod("p", {NPU: "1"}, on="n1", resourceClaims=wanted, status=status)
     assert read(Pod, made).claims == ("mine", "p-b-x1", "p-extended-resources")
-    assert holdings(cluster(made), WORDS, AgentPages()) == []  # it is no device plugin's
+    assert holdings(cluster(made), WORDS, AgentReports()) == []  # it is no device plugin's
 
 
 def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
@@ -99,7 +99,7 @@ def test_the_agents_page_counts_cards_that_labels_do_not_tell() -> None:
         {"name": "npu1", "core_count": 2, "health": {"state": "unhealthy"}},
         {"name": "npu2", "core_count": 2, "cordoned": "fan"},
     ]
-    (row,) = node_rows(there, WORDS, AgentPages({"n1": read(Report, {"cards": cards})}))
+    (row,) = node_rows(there, WORDS, AgentReports({"n1": read(Report, {"cards": cards})}))
     assert (row.cards, row.healthy, row.cores, row.allocated) == (4, 3, 14, 4)
     assert (row.free, row.widest, row.api) == (6, None, "device-plugin")
 
@@ -110,7 +110,7 @@ def test_cards_of_two_families_with_one_number_are_two() -> None:
     there = cluster(node("n1"), slices, held("mine", "n1", "b", by="user"), user)
     (row,) = node_rows(there, WORDS)
     assert (row.cards, row.cores, row.allocated, row.free) == (2, 10, 2, 8)
-    (holding,) = holdings(there, WORDS, AgentPages())
+    (holding,) = holdings(there, WORDS, AgentReports())
     assert (holding.card, holding.family) == ("npu0", "warboy")
 
 
@@ -180,9 +180,9 @@ def test_a_resource_of_another_domain_is_an_npu_where_the_agents_page_says_so() 
     assert to_ask(there, WORDS) == {"n1"}
     cards = [{"name": f"npu{at}", "family": "rngd", "core_count": 8} for at in range(2)]
     page = read(Report, {"cards": cards, "resources": [{"resource": name}]})
-    (row,) = node_rows(there, WORDS, AgentPages({"n1": page}))
+    (row,) = node_rows(there, WORDS, AgentReports({"n1": page}))
     assert (row.cards, row.cores, row.api) == (2, 16, "device-plugin")
     assert free_resource(there, there.nodes[0], WORDS, page) == name
     gpus = read(Report, {"cards": []})
-    (row,) = node_rows(there, WORDS, AgentPages({"n1": gpus}))
+    (row,) = node_rows(there, WORDS, AgentReports({"n1": gpus}))
     assert row.cards == 0, "another plugin's"

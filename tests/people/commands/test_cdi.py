@@ -49,7 +49,7 @@ def test_a_card_goes_by_its_id_its_number_and_its_cores() -> None:
     nodes = [node["path"] for node in found["npu0:1"]["deviceNodes"]]
     assert "/dev/npu0pe1" in nodes
     assert "/dev/npu0pe0" not in nodes
-    assert spec.names[0] == "furiosa.ai/npu=A"
+    assert spec.devices[0] == "furiosa.ai/npu=A"
     assert spec.left_out == ()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from npu_agent.cli.main import main
 from npu_agent.config import MetricsConfig
-from npu_agent.people import page, simulator
+from npu_agent.people import running, simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.info import as_reported
@@ -232,8 +232,8 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
     ]
     problem = {"subject": "card", "text": "npu2 is flapping: 6 changes", "cards": [ids[2], ids[0]]}
     async with serving(says({"cards": cards, "problems": [problem]})) as server:
-        pages, _ = page.addresses(MetricsConfig(listen=server.url.removeprefix("http://")))
-        report = await page.status(pages, 10.0)
+        address, _ = running.addresses(MetricsConfig(listen=server.url.removeprefix("http://")))
+        report = await running.status(address, 10.0)
     assert report
     shown, warnings = as_reported(snapshot, report)
     rows = view.cards_as_json(shown, None, None, warnings)
@@ -243,7 +243,7 @@ async def test_no_card_is_healthy_that_the_running_agent_reports_as_unhealthy(ro
         ("healthy", ["npu2 is flapping: 6 changes"]),
     ]
     assert rows[0]["health_reason"] == "?[2J/dev/npu0pe0 missing"
-    assert await page.status(pages, 10.0) is None, "no process listens there now"
+    assert await running.status(address, 10.0) is None, "no process listens there now"
 
 
 def test_the_slow_card_among_its_siblings(

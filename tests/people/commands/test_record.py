@@ -23,7 +23,7 @@ from npu_agent.people.cards import read_once
 from npu_agent.people.commands import record
 from npu_agent.people.commands.redaction import Redaction
 from npu_agent.people.simulator import replay
-from npu_agent.people.simulator.replay import LARGEST, MANIFEST, Record, load
+from npu_agent.people.simulator.replay import LARGEST, MANIFEST, Recording, load
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.hosts.records import HOSTS
 from tests.inventory.helpers import management, replayed, tree, write
@@ -31,7 +31,7 @@ from tests.inventory.helpers import management, replayed, tree, write
 UID = "3f2b8c1d-0a4e-4c55-9d7e-8f1a2b3c4d5e"
 
 
-def recorded(root: Path, file: Path) -> Record:
+def recorded(root: Path, file: Path) -> Recording:
     assert main(["record", str(file), "--host-root", str(root)]) == 0
     return load(file)
 

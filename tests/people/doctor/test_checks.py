@@ -25,7 +25,7 @@ from npu_agent.kube import Api
 from npu_agent.kubelet.lock import lock_path
 from npu_agent.outputs.web.authorization import Authorizer
 from npu_agent.outputs.web.tls import Certificates, TlsFiles
-from npu_agent.people import page
+from npu_agent.people import running
 from npu_agent.people.commands.doctor import examine, run
 from npu_agent.people.doctor import agent, cluster, dra, host
 from npu_agent.people.doctor.check import (
@@ -162,8 +162,8 @@ async def test_a_connection_without_an_answer_is_some_process(tls: bool) -> None
         assert "liveness probe" in line.remedy
     async with await asyncio.start_server(closes, "127.0.0.1", 0) as server:
         metrics["listen"] = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        pages, _ = page.addresses(with_metrics(context, **metrics).config.metrics)
-        assert await page.who(pages, 1.0) == page.Answer.SILENT
+        listening, _ = running.addresses(with_metrics(context, **metrics).config.metrics)
+        assert await running.who(listening, 1.0) == running.Answer.SILENT
 
 
 async def test_an_answer_without_end_is_no_agent() -> None:
@@ -176,8 +176,8 @@ async def test_an_answer_without_end_is_no_agent() -> None:
             await response.write(b" " * (1 << 20))
 
     async with serving(endless) as server:
-        pages, _ = page.addresses(MetricsConfig(listen=server.url.removeprefix("http://")))
-        assert await page.status(pages, 60.0) is None
+        address, _ = running.addresses(MetricsConfig(listen=server.url.removeprefix("http://")))
+        assert await running.status(address, 60.0) is None
 
 
 async def test_a_report_steers_no_terminal_and_is_no_command_of_a_stranger(

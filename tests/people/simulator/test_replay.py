@@ -16,7 +16,7 @@ import pytest
 from npu_agent.cli.main import main
 from npu_agent.people import simulator
 from npu_agent.people.simulator import replay
-from npu_agent.people.simulator.replay import LARGEST, MANIFEST, MOST_FILES, RecordError, load
+from npu_agent.people.simulator.replay import LARGEST, MANIFEST, MOST_FILES, RecordingError, load
 
 ENTRY = "sys/class/npu_mgmt/npu0_mgmt"
 FILES = {f"{ENTRY}/device_type": b"Warboy\n", f"{ENTRY}/alive": b"1\n"}
@@ -56,7 +56,7 @@ def refused(content: bytes, directory: Path) -> str:
     """Why; through the command, which has to leave nothing behind."""
     file, root = directory / "record.tar.gz", directory / "root"
     file.write_bytes(content)
-    with pytest.raises(RecordError) as caught:
+    with pytest.raises(RecordingError) as caught:
         load(file)
     assert main(["simulate", str(root), "--from", str(file)]) == 2
     assert sorted(path.name for path in directory.iterdir()) == ["record.tar.gz"]
@@ -191,7 +191,7 @@ def test_files_and_bytes_are_counted_before_they_are_taken(
 def test_a_path_that_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "missing", "."):
-        with pytest.raises(RecordError, match=r"not a regular file|No such file|a directory"):
+        with pytest.raises(RecordingError, match=r"not a regular file|No such file|a directory"):
             load(tmp_path / name)
         assert main(["simulate", str(tmp_path / "root"), "--from", str(tmp_path / name)]) == 2
 

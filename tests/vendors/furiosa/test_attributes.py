@@ -10,7 +10,7 @@ from npu_agent.core.hardware import Card
 from npu_agent.core.pool import Value, Version
 from npu_agent.outputs.dra.slices import slices
 from npu_agent.vendors.furiosa import parse
-from npu_agent.vendors.furiosa.attributes import NAMES, describe, version
+from npu_agent.vendors.furiosa.attributes import DRA, describe, version
 from npu_agent.vendors.furiosa.families import FAMILIES
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.dra.cards import pool_of
@@ -63,7 +63,7 @@ def test_whatever_the_driver_writes_the_slice_is_valid(
         firmware_version=parse.text(versions[1]),
         switches=switches,
     )
-    (found,) = slices(pool_of(card), driver=NAMES.driver, node="n1", uid="u", generation=1)
+    (found,) = slices(pool_of(card), driver=DRA.driver, node="n1", uid="u", generation=1)
     assert faults(found) == []
     # Never a part of what identifies a card.
     described = attributes(card.card)

@@ -6,7 +6,7 @@ import pytest
 
 from npu_agent.core.state import SessionPhase
 from npu_agent.outputs.web.page import POLICY
-from npu_agent.outputs.web.pages import PageAnswer, Preferences
+from npu_agent.outputs.web.routes import HttpAnswer, Preferences
 from tests.outputs.deviceplugin.helpers import state
 from tests.outputs.helpers import RESOURCE
 from tests.outputs.web.helpers import PROMETHEUS, Scene, fenced
@@ -103,7 +103,7 @@ def test_headers_that_a_page_does_not_use_make_no_new_form(path: str, forms: int
     rendered: list[Preferences] = []
     route = pages._routes[path]
 
-    def render(wanted: Preferences) -> PageAnswer:
+    def render(wanted: Preferences) -> HttpAnswer:
         rendered.append(wanted)
         return route.render(wanted)
 

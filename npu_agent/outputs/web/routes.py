@@ -39,7 +39,7 @@ _PAGE_HEADERS = {"Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
 
 
 @dataclass(frozen=True, slots=True)
-class PageAnswer:
+class HttpAnswer:
     """An HTTP answer."""
 
     body: bytes
@@ -62,7 +62,7 @@ class Route(NamedTuple):
     much of the event loop as there are forms.
     """
 
-    render: Callable[[Preferences], PageAnswer]
+    render: Callable[[Preferences], HttpAnswer]
     in_formats: bool = False
     in_languages: bool = False
 
@@ -75,13 +75,13 @@ Routes = Mapping[str, Route]
 class _Kept:
     until: float
     """Of `time.monotonic`."""
-    answer: PageAnswer
-    packed: PageAnswer | None = None
+    answer: HttpAnswer
+    packed: HttpAnswer | None = None
     """By gzip; None: it was not asked for so."""
 
 
 def probes(state: Callable[[], AgentState]) -> Routes:
-    def ready(_: Preferences) -> PageAnswer:
+    def ready(_: Preferences) -> HttpAnswer:
         reasons = tuple(map(ENGLISH.unready, unready(state())))
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         return _json({"ready": not reasons, "reasons": reasons}, status)
@@ -89,7 +89,7 @@ def probes(state: Callable[[], AgentState]) -> Routes:
     return {"/healthz": Route(lambda _: text_answer("ok\n")), "/readyz": Route(ready)}
 
 
-def pages(
+def routes(
     metrics: Callable[[bool], bytes],
     state: Callable[[], AgentState],
     history: History,
@@ -97,23 +97,23 @@ def pages(
 ) -> Routes:
     """The pages of the agent; `read` is called when one with readings is made."""
 
-    def for_prometheus(wanted: Preferences) -> PageAnswer:
+    def for_prometheus(wanted: Preferences) -> HttpAnswer:
         read()
         kind = _OPENMETRICS if wanted.openmetrics else _TEXT
         return _answer(metrics(wanted.openmetrics), kind)
 
-    def status_page(wanted: Preferences) -> PageAnswer:
+    def status_page(wanted: Preferences) -> HttpAnswer:
         from npu_agent.outputs.web.page import page
 
         read()
         return _html(page(state(), history.of, wanted.language))
 
-    def steps(wanted: Preferences) -> PageAnswer:
+    def steps(wanted: Preferences) -> HttpAnswer:
         from npu_agent.outputs.web.page import runbook
 
         return _html(runbook(wanted.language))
 
-    def for_programs(_: Preferences) -> PageAnswer:
+    def for_programs(_: Preferences) -> HttpAnswer:
         read()
         return _json(as_json(state()))
 
@@ -126,7 +126,7 @@ def pages(
     }
 
 
-class Pages:
+class Router:
     """Answers requests; a fault in one page affects no other."""
 
     def __init__(self, routes: Routes, *, fresh: float = _FRESH) -> None:
@@ -143,7 +143,7 @@ class Pages:
         accept: str = "",
         encodings: str = "",
         languages: str = "",
-    ) -> PageAnswer:
+    ) -> HttpAnswer:
         """The answer to a request; HEAD as GET: the caller leaves out the body.
 
         `path` has no query; the others are the headers Accept, Accept-Encoding and
@@ -177,7 +177,7 @@ class Pages:
             self._cache[path, wanted] = kept
         return kept
 
-    def _rendered(self, path: str, route: Route, wanted: Preferences) -> PageAnswer:
+    def _rendered(self, path: str, route: Route, wanted: Preferences) -> HttpAnswer:
         try:
             answer = route.render(wanted)
         except Exception:  # the edge: the other pages, and the connection, go on
@@ -190,7 +190,7 @@ class Pages:
         return answer
 
 
-def _packed(answer: PageAnswer) -> PageAnswer:
+def _packed(answer: HttpAnswer) -> HttpAnswer:
     # The format has no room for a time before 1970 or after 2106, which a wrong clock may say.
     body = gzip.compress(answer.body, compresslevel=1, mtime=0)
     return replace(answer, body=body, headers={**answer.headers, "Content-Encoding": "gzip"})
@@ -205,15 +205,15 @@ def _language(accepted: str) -> str:
     return next((tag for tag in tags if tag in LANGUAGES), "en")
 
 
-def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> PageAnswer:
+def text_answer(text: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> HttpAnswer:
     return _answer(text.encode(), _PLAIN, status, **headers)
 
 
-def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> PageAnswer:
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpAnswer:
     return _answer(f"{json.dumps(value, indent=2)}\n".encode(), _JSON, status)
 
 
-def _html(document: str) -> PageAnswer:
+def _html(document: str) -> HttpAnswer:
     from npu_agent.outputs.web.page import POLICY
 
     headers = {"Content-Security-Policy": POLICY, **_PAGE_HEADERS}
@@ -222,5 +222,5 @@ def _html(document: str) -> PageAnswer:
 
 def _answer(
     body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, **headers: str
-) -> PageAnswer:
-    return PageAnswer(body, {"Content-Type": kind, **_HEADERS, **headers}, status)
+) -> HttpAnswer:
+    return HttpAnswer(body, {"Content-Type": kind, **_HEADERS, **headers}, status)

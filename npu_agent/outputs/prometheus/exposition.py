@@ -1,4 +1,4 @@
-"""The page of /metrics: the cards, the agent itself and its process."""
+"""The text of /metrics: the cards, the agent itself and its process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class PageSettings:
-    """The config of the page."""
+class ExpositionSettings:
+    """The config of the exposition."""
 
     schema: MetricSchema
     pod_labels: bool
 
 
-class Page:
-    """Renders the page. 8 cards of 8 cores take 2 ms; `bench` prints it as `scrape`."""
+class Exposition:
+    """Renders /metrics. 8 cards of 8 cores take 2 ms; `bench` prints it as `scrape`."""
 
-    def __init__(self, state: Callable[[], AgentState], settings: Feed[PageSettings]) -> None:
+    def __init__(self, state: Callable[[], AgentState], settings: Feed[ExpositionSettings]) -> None:
         self.failures: Counter[str] = Counter()
         """Of each family that could not be rendered and was left out."""
         self._state = state
@@ -58,7 +58,7 @@ class Page:
     def _attempt(self, name: str, make: Callable[[], Made]) -> Made | None:
         """Returns the result of `make`; None if it fails, which is counted and, at first, logged.
 
-        An odd value costs its family and never the page.
+        An odd value costs its family and no other.
         """
         try:
             made = make()

@@ -14,7 +14,7 @@ from npu_agent.core.ledger import Usage
 from npu_agent.core.state import AgentState
 from npu_agent.feed import Feed
 from npu_agent.outputs.prometheus import cards
-from npu_agent.outputs.prometheus.page import Page, PageSettings
+from npu_agent.outputs.prometheus.exposition import Exposition, ExpositionSettings
 from npu_agent.outputs.prometheus.text import MetricFamily
 from npu_agent.vendors.furiosa.metrics import SCHEMAS
 from tests.outputs.prometheus.helpers import (
@@ -28,7 +28,7 @@ from tests.outputs.prometheus.helpers import (
     values,
 )
 
-SETTINGS = PageSettings(schema=SCHEMAS["0.8"], pod_labels=True)
+SETTINGS = ExpositionSettings(schema=SCHEMAS["0.8"], pod_labels=True)
 NPU0 = Usage("rngd-0", CoreRange(0, 7), held("rngd-0"))
 
 
@@ -42,7 +42,7 @@ class Room:
     """Whether the agent's state cannot be put together."""
 
     def __post_init__(self) -> None:
-        self.page = Page(self._state, Feed(SETTINGS))
+        self.page = Exposition(self._state, Feed(SETTINGS))
 
     def _state(self) -> AgentState:
         if self.broken:
