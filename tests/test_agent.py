@@ -72,7 +72,10 @@ class Node:
             "metrics": MetricsConfig(listen="127.0.0.1:0"),
             "plugin_dir": str(self.plugins),
         }
-        effective = Effective(replace(default_config(SPEC), **{**settings, **config}), {})
+        made = replace(default_config(SPEC), **{**settings, **config})
+        metrics = replace(made.metrics, schema=made.metrics.schema or SPEC.metric_schema)
+        labels = replace(made.labels, sets=made.labels.sets or (SPEC.label_set,))
+        effective = Effective(replace(made, metrics=metrics, labels=labels), {})
         if config_file:
             effective = load(config_file, SPEC)
         agent = Agent(

@@ -113,7 +113,7 @@ async def _node(name: str, directory: Path, cards: str, schema: Schema) -> Async
         default_config(SPEC),
         plugin_dir=str(plugins),
         health=HealthConfig(interval=0.1),
-        labels=LabelsConfig(output="nfd"),
+        labels=LabelsConfig(output="nfd", sets=(SPEC.label_set,)),
         metrics=MetricsConfig(listen="127.0.0.1:0", schema=schema, interval=1),
         events=False,
     )
