@@ -273,7 +273,7 @@ def _report(node: str, status: object) -> Report:
 
 async def reports(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentReports:
     """The reports of these agents, by Node; what fails, or takes too long, is in the answer."""
-    found: dict[str, Report] = {}
+    by_node: dict[str, Report] = {}
     failed: dict[str, str] = {}
     refused = ""
 
@@ -282,7 +282,7 @@ async def reports(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentReports:
         if refused:
             return
         try:
-            found[node] = _report(node, await _status(api, only(node, pods)))
+            by_node[node] = _report(node, await _status(api, only(node, pods)))
         except CommandError as error:
             failed[node] = str(error)
         except ApiError as error:
@@ -294,6 +294,6 @@ async def reports(api: Api, of: Mapping[str, Sequence[Pod]]) -> AgentReports:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ALL_REPORTS):
             await asyncio.gather(*(ask(node, pods) for node, pods in of.items()))
-    for node in of.keys() - found.keys() - failed.keys() if not refused else ():
+    for node in of.keys() - by_node.keys() - failed.keys() if not refused else ():
         failed[node] = f"the agent's page was not read within {_ALL_REPORTS:g} s"
-    return AgentReports(found, failed, refused)
+    return AgentReports(by_node, failed, refused)

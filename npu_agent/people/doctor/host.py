@@ -153,9 +153,9 @@ def on_the_bus(root: Path, vendor: str) -> Iterator[PciCard]:
     """The devices of this vendor (``1a2b``) on the PCI bus of the host below `root`; blocking."""
     bus = root / "sys/bus/pci/devices"
     for address in sorted(os.listdir(bus) if bus.is_dir() else ()):  # noqa: PTH208 (names)
-        found = _id(bus / address / "vendor")
+        maker = _id(bus / address / "vendor")
         # A virtual function is no card, and may well have no driver here.
-        if found == vendor and not (bus / address / "physfn").exists():
+        if maker == vendor and not (bus / address / "physfn").exists():
             link = bus / address / "driver"
             yield PciCard(
                 address=address,
