@@ -9,16 +9,17 @@ import pytest
 from tests.processes import DEADLINE
 
 ROOT = Path(__file__).parents[1]
+_OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+ENVIRON = {name: value for name, value in os.environ.items() if name not in _OF_MAKE}
+"""Without what the make that runs the tests passes on."""
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> tuple[int, str]:
     """The exit code, and what it prints but for make's own line at the end."""
-    own = ("MAKEFLAGS", "MAKELEVEL")  # of the make that runs the tests
-    environ = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         ["make", "--file", ROOT / "Makefile", *arguments],
         cwd=cwd,
-        env=environ,
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=DEADLINE,
@@ -62,8 +63,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_check_asks_git_before_it_makes_an_environment(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     done = subprocess.run(
-        ["make", "--file", ROOT / "Makefile", "check"],
+        ["make", "--file", ROOT / "Makefile", "check", "FILE="],
         cwd=tmp_path,
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=DEADLINE,
