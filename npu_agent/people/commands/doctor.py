@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     context = Context.here(wanted, host_root(args), vendor(args))
 
     async def act() -> int:
-        checks = (good, *await examine(context))
+        checks = [*map(context.at_desk, (good, *await examine(context)))]
         if view.is_data(args):
             print(view.data([check.as_json() for check in checks], args))
         else:

@@ -6,14 +6,16 @@ import asyncio
 import enum
 import os
 import platform
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from npu_agent.config import Config
+from npu_agent.core.state import Invocation
 from npu_agent.core.vendor import Vendor
 from npu_agent.kube import Api, ApiError
 from npu_agent.kube.credentials import own_namespace
@@ -166,6 +168,16 @@ class Context:
                 f"-l {_RIGHTS} -f -"
             )
         return f"kubectl apply -l {_RIGHTS} -k OVERLAY"
+
+    def at_desk(self, check: Check) -> Check:
+        """The check with its command as a person types it who reads the report of a Pod."""
+        program, _, words = check.command.partition(" ")
+        if not self.in_pod or program in ("", "kubectl", "helm"):
+            return check
+        invocation = Invocation(pod=f"{self.namespace}/{self.hostname}")
+        if program == "npu-agent":
+            return replace(check, command=invocation.command(*shlex.split(words)))
+        return replace(check, command=invocation.on_node(check.command, self.node_name or "NODE"))
 
     async def probe(self, function: Callable[[Context], Awaitable[T]]) -> T:
         """Runs `function` once, however many checks need it; returns or raises what it does."""

@@ -9,7 +9,7 @@ import pytest
 
 from npu_agent.config import default_config
 from npu_agent.kube import credentials
-from npu_agent.people.doctor.check import Context
+from npu_agent.people.doctor.check import Context, wrong
 from npu_agent.vendors import SPEC, VENDOR
 from tests.people.doctor.helpers import POD
 
@@ -44,3 +44,32 @@ def test_a_pod_knows_its_namespace_and_release(
     monkeypatch.setenv("HELM_RELEASE", "mine")
     here = Context.here(default_config(SPEC), Path("/"), VENDOR(Path("/")))
     assert (here.namespace, here.helm_release) == ("npu-system", "mine")
+
+
+@pytest.mark.parametrize(
+    ("command", "in_a_pod"),
+    [
+        ("", ""),
+        ("kubectl get nodes", "kubectl get nodes"),
+        (
+            "npu-agent config check '/etc/a b'",
+            "kubectl -n npu-system exec a-pod -- npu-agent config check '/etc/a b'",
+        ),
+        (
+            "ls -l /dev/npu0*",
+            (
+                "kubectl -n npu-system debug node/node-7 -it --profile=sysadmin "
+                "--image=$(kubectl -n npu-system get pod a-pod -o "
+                "jsonpath='{.spec.containers[0].image}') "
+                "-- chroot /host sh -c 'ls -l /dev/npu0*'"
+            ),
+        ),
+    ],
+)
+def test_who_reads_the_report_of_a_pod_types_its_commands_at_a_desk(
+    command: str, in_a_pod: str
+) -> None:
+    pod = replace(POD, namespace="npu-system", hostname="a-pod", node_name="node-7")
+    check = wrong("", "", command)
+    assert pod.at_desk(check).command == in_a_pod
+    assert replace(pod, in_pod=False).at_desk(check) == check
