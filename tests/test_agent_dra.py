@@ -134,7 +134,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
 def timing(**drivers: Any) -> AgentTiming:
     """The agent's, with these of its drivers; a holder is waited for as long as tests do."""
     return AgentTiming(
-        drivers=driver.DriverTiming(**{"claims": claims.PrepareTiming(holder_ends=1.0), **drivers})
+        driver=driver.DriverTiming(**{"claims": claims.PrepareTiming(holder_ends=1.0), **drivers})
     )
 
 
@@ -469,7 +469,7 @@ async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
 ) -> None:
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
-        (driver,) = agent.kubelet.drivers
+        driver = agent.kubelet.driver
         parts = (slices, driver.claims, agent.allocator, driver.slices)
         (part,) = [part for part in parts if hasattr(part, method)]
         good = getattr(part, method)

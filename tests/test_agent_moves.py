@@ -162,7 +162,7 @@ async def test_while_the_api_server_is_away_cards_stay_in_their_slice(room: Room
     async with agent_of(room, PLUGIN) as agent:
         plugin = await room.node.told(lambda plugin: len(plugin.devices) == 2)
         assert plugin.healthy() == ()
-        await first(agent.kubelet.drivers[0].slices.state, lambda state: state.trouble)
+        await first(agent.kubelet.driver.slices.state, lambda state: state.trouble)
         assert list(room.cluster.devices()) == NAMES
         room.cluster.trouble = None
         await listed(room, *UUIDS)
@@ -179,7 +179,7 @@ async def test_without_the_right_to_see_slices_they_are_gone_after_a_while(room:
     await first(room.manager.instances, lambda now: not now)
     times(room, withdraw_timeout=1.5, linger=0.0)
     async with agent_of(room, PLUGIN) as agent, deletes_slices(room, after=0.1):
-        await until(lambda: agent.kubelet.drivers[0].slices.no_access)
+        await until(lambda: agent.kubelet.driver.slices.no_access)
         waiting = "waiting for the kubelet to delete them"
         await until(lambda: any(waiting in one for one in reasons(agent)))
         await listed(room, *UUIDS)

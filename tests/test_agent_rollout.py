@@ -32,9 +32,7 @@ async def rollout(room: Room) -> AsyncIterator[tuple[AsyncExitStack, Agent]]:
         await room.registered()
         await room.free(*NAMES)
         async with room.node.agent(**BY_DRA) as after:
-            await first(
-                after.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.STANDBY
-            )
+            await first(after.kubelet.driver.status, lambda now: now.phase is SessionPhase.STANDBY)
             yield before, after
 
 
@@ -44,7 +42,7 @@ async def test_each_claim_finds_a_driver_during_a_rollout(room: Room) -> None:
     async with rollout(room) as (before, after):
         (old,) = room.manager.instances.value
         ended = asyncio.create_task(before.aclose())
-        while after.kubelet.drivers[0].status.value.phase is not SessionPhase.REGISTERED:
+        while after.kubelet.driver.status.value.phase is not SessionPhase.REGISTERED:
             await room.prepared(ref)
             await room.manager.unprepare(DRIVER, ref)
         await ended
@@ -62,9 +60,7 @@ async def test_the_health_is_reported_by_the_one_that_serves(
     room.node.cards("warboy=2")
     async with rollout(room) as (before, after):
         await before.aclose()
-        await first(
-            after.kubelet.drivers[0].status, lambda now: now.phase is SessionPhase.REGISTERED
-        )
+        await first(after.kubelet.driver.status, lambda now: now.phase is SessionPhase.REGISTERED)
         await until(lambda: room.manager.state(DRIVER, "this-node", NAMES[0])[0] == "Healthy")
 
 
@@ -92,7 +88,7 @@ async def test_a_call_that_is_under_way_is_answered_before_the_end(
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
         await room.free(*NAMES)
-        called, goes_on = waiting(monkeypatch, agent.kubelet.drivers[0].claims, "prepare")
+        called, goes_on = waiting(monkeypatch, agent.kubelet.driver.claims, "prepare")
         prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
         await called.wait()
         ended = asyncio.create_task(before.aclose())
@@ -110,7 +106,7 @@ async def test_a_call_that_waits_for_a_holder_does_not_keep_the_agent(
     async with AsyncExitStack() as before:
         agent = await before.enter_async_context(room.node.agent(**BY_DRA))
         await room.registered()
-        called, _ = waiting(monkeypatch, agent.kubelet.drivers[0].claims, "prepare")
+        called, _ = waiting(monkeypatch, agent.kubelet.driver.claims, "prepare")
         prepared = asyncio.create_task(room.prepared(room.claim("c", NAMES[0])))
         await called.wait()
         await before.aclose()

@@ -84,14 +84,14 @@ class Agent:
 
     async def _kubelet_first(self) -> None:
         """Waits until the kubelet has our devices, or needs the API server for them; a second."""
-        drivers = [driver.status for driver in self.kubelet.drivers]
+        driver = self.kubelet.driver.status
         sessions = [session.status for session in self.kubelet.sessions]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KUBELET_FIRST):
-                async for _ in changes_of(*drivers, *sessions):
+                async for _ in changes_of(driver, *sessions):
                     if any(status.value.phase is SessionPhase.REGISTERED for status in sessions):
                         return
-                    if any(status.value.phase is not SessionPhase.NO_CARDS for status in drivers):
+                    if driver.value.phase is not SessionPhase.NO_CARDS:
                         return
 
     def state(self) -> AgentState:
@@ -184,14 +184,15 @@ class Agent:
         )
 
     def _dra(self) -> tuple[DraState, ...]:
-        return tuple(
+        driver = self.kubelet.driver
+        if not driver.needed:
+            return ()
+        return (
             DraState(
                 session=driver.status.value,
                 counts=driver.counts,
                 slices=driver.slices.state.value,
                 devices=driver.pool.offered.value or (),
                 claims=driver.prepared(),
-            )
-            for driver in self.kubelet.drivers
-            if driver.needed
+            ),
         )

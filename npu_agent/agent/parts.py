@@ -38,8 +38,8 @@ from npu_agent.kubelet.pods import Pods
 from npu_agent.outputs.condition import ConditionWriter, Observed
 from npu_agent.outputs.deviceplugin import session
 from npu_agent.outputs.deviceplugin.session import Plugin, Session
-from npu_agent.outputs.dra import driver, support
-from npu_agent.outputs.dra.driver import Driver
+from npu_agent.outputs.dra import support
+from npu_agent.outputs.dra.driver import Driver, DriverHost, DriverTiming
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, TimelineWriter
 from npu_agent.outputs.labels.compute import read_machine
@@ -84,7 +84,7 @@ class AgentTiming:
     """Seconds until a node without DRA support is asked again."""
     config: poller.PollTiming = field(default_factory=poller.PollTiming)
     sessions: session.SessionTiming = field(default_factory=session.SessionTiming)
-    drivers: driver.DriverTiming = field(default_factory=driver.DriverTiming)
+    driver: DriverTiming = field(default_factory=DriverTiming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +293,12 @@ class KubeletParts:
     ownership: Ownership
     sessions: tuple[Session, ...]
     """Of the device plugin, one a resource."""
-    drivers: tuple[Driver, ...]
-    """Of DRA, one a vendor."""
+    driver: Driver
+    """Of DRA."""
 
 
 def kubelet(common: Common, allocator: Allocator) -> KubeletParts:
-    """Builds the sessions of the device plugin and the DRA drivers."""
+    """Builds the sessions of the device plugin and the DRA driver."""
     ownership = Ownership(common.directory, allocator.disowned)
     sessions = (
         Session(
@@ -314,16 +314,17 @@ def kubelet(common: Common, allocator: Allocator) -> KubeletParts:
         )
         for resource in allocator.devices
     )
-    host = driver.DriverHost(
+    host = DriverHost(
         node_name=common.host.node_name,
         kubelet_root=common.directory.parent,
         cdi_root=common.host.root / cdi.DIRECTORY,
     )
-    drivers = (
-        Driver(pool, host, allocator, ownership, common.api, common.timing.drivers)
-        for pool in allocator.pools.values()
+    (pool,) = allocator.pools.values()
+    return KubeletParts(
+        ownership,
+        tuple(sessions),
+        Driver(pool, host, allocator, ownership, common.api, common.timing.driver),
     )
-    return KubeletParts(ownership, tuple(sessions), tuple(drivers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +364,8 @@ def cluster(
         node.watch.state,
         node.dra_support.state,
         *(session.status for session in kubelet.sessions),
-        *(driver.status for driver in kubelet.drivers),
-        *(driver.slices.state for driver in kubelet.drivers),
+        kubelet.driver.status,
+        kubelet.driver.slices.state,
     )
     condition = ConditionWriter(
         api=common.api,
@@ -498,10 +499,7 @@ def _timeline_writer(
                 (session.status, partial(changes.session_entries, subject="resource"))
                 for session in kubelet.sessions
             ),
-            *(
-                (driver.status, partial(changes.session_entries, subject="dra"))
-                for driver in kubelet.drivers
-            ),
+            (kubelet.driver.status, partial(changes.session_entries, subject="dra")),
             *(((labeller.state, changes.label_entries),) if labeller else ()),
         ],
         cluster.events,

@@ -110,7 +110,7 @@ async def serve(
             async with asyncio.timeout(timing.calls):
                 await asyncio.gather(
                     *(session.idle() for session in kubelet.sessions),
-                    *(driver.idle() for driver in kubelet.drivers),
+                    kubelet.driver.idle(),
                 )
         allow(LONGEST)
         until = time.monotonic() + timing.end
@@ -129,8 +129,8 @@ def _streams(agent: Agent) -> Iterator[_Part]:
     """Yields the parts that the kubelet calls."""
     for session in agent.kubelet.sessions:
         yield f"plugin {session.status.value.resource}", session.run
-    for driver in agent.kubelet.drivers:
-        yield f"DRA {driver.status.value.resource}", driver.run
+    driver = agent.kubelet.driver
+    yield f"DRA {driver.status.value.resource}", driver.run
 
 
 def _parts(agent: Agent) -> Iterator[_Part]:
@@ -163,9 +163,8 @@ def _parts(agent: Agent) -> Iterator[_Part]:
 
 def _directories(agent: Agent) -> tuple[Path, ...]:
     """Returns the kubelet's directories that this agent uses."""
-    of_drivers = (path for driver in agent.kubelet.drivers for path in driver.directories)
     plugins = agent.common.directory
-    return plugins, socket_beside(plugins).parent, *of_drivers
+    return plugins, socket_beside(plugins).parent, *agent.kubelet.driver.directories
 
 
 async def until_deleted(directories: Collection[Path], every: float = 5.0) -> Path:
