@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from npu_agent.config import Config, Poller, TlsConfig, disabled_for, poller
 from npu_agent.config.resources import asks_for, offered_by, resources_of
-from npu_agent.core import changes, health
+from npu_agent.core import changes
 from npu_agent.core.cordon import ANNOTATION
 from npu_agent.core.ledger import Ledger
 from npu_agent.core.plan import DraWishes, PluginWishes
@@ -174,12 +174,7 @@ def _watching(config: Config, read: bool) -> card.ProbeSettings:
         health_interval=config.health.interval,
         telemetry_interval=telemetry_interval,
         counter_interval=counter_interval,
-        policy=health.Policy(
-            failures=config.health.failures,
-            recoveries=config.health.recoveries,
-            max_temperature=config.health.max_temperature,
-            slow_after=config.health.slow_after,
-        ),
+        policy=config.health.policy,
         host_nodes=config.containers.device_nodes,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from npu_agent.config.kinds import ValueKind, choice, flag, number, text
 from npu_agent.config.text import camel
+from npu_agent.core.health import Policy
 from npu_agent.core.vendor import LabelSet, MetricSchema, VendorSpec
 
 # Patterns are written so that Python and JSON schema (ECMA 262) read them alike.
@@ -220,6 +221,15 @@ class HealthConfig:
         number(int, 0, 1024),
     )
     condition: ConditionConfig = ConditionConfig()
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            failures=self.failures,
+            recoveries=self.recoveries,
+            max_temperature=self.max_temperature,
+            slow_after=self.slow_after,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,6 +111,8 @@ class Card:
     """e.g. ``1.9.2, 3def9c2``: version, then the build's commit."""
     firmware_version: str | None = None
     numa_node: int | None = None
+    memory: int | None = None
+    """Bytes that its cores have together."""
     switches: tuple[str, ...] = ()
     """What is above the card on the PCI bus, from the root complex (``pci0000:00``) down."""
     lanes: tuple[int, int] | None = None

@@ -387,7 +387,8 @@ def _verdict(card: Card, answers: Answers) -> Verdict:
     probe = answers.probe
     if probe is None:
         return Verdict(HealthState.UNHEALTHY, answers.trouble, Cause.NONSENSE)
-    missing = sorted(card.nodes - probe.nodes)
+    # Also those that it never had here: a restart of the agent makes no card whole.
+    missing = sorted(card.nodes.union(card.access.required_nodes) - probe.nodes)
     if probe.alive is False:
         return Verdict(HealthState.UNHEALTHY, probe.reason, Cause.DEAD)
     if answers.skipped:

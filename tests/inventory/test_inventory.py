@@ -27,6 +27,7 @@ from npu_agent.core.hardware import (
 )
 from npu_agent.core.trends import TrendKind
 from npu_agent.core.vendor import Entry, Probe
+from npu_agent.files import SIMULATION
 from npu_agent.inventory import inventory
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.inventory.inventory import READ_DEADLINE, Inventory, Job, Prober
@@ -34,6 +35,7 @@ from npu_agent.inventory.uevents import KernelNews
 from npu_agent.people import simulator
 from npu_agent.people.cards import read_once
 from npu_agent.people.simulator.tree import tick
+from npu_agent.vendors.furiosa.families import WARBOY
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.inventory.helpers import (
     QUICK,
@@ -163,13 +165,14 @@ async def test_nodes_of_the_host_are_followed_while_it_runs(root: Path) -> None:
         await watched.until(lambda s: not s.missing_nodes)
 
 
-async def test_nodes_that_udev_makes_late_are_taken_in(root: Path) -> None:
+async def test_a_card_is_not_offered_before_udev_has_made_its_nodes(root: Path) -> None:
     (root / "dev/npu0pe1").unlink()
     async with watching(root) as watched:
-        assert "npu0pe1" not in watched.record.value.cards[0].card.nodes
+        (card, *_) = watched.record.value.cards
+        assert (card.health.state, card.health.cause) == (UNHEALTHY, Cause.NODES)
         (root / "dev/npu0pe1").touch()
-        await watched.until(lambda s: "npu0pe1" in s.cards[0].card.nodes)
-        assert {s.cards[0].health.state for s in watched.record.all} == {HEALTHY}
+        await watched.card("npu0", HEALTHY)
+        assert "npu0pe1" in watched.record.value.cards[0].card.nodes
         (root / "dev/npu0pe1").unlink()
         assert "/dev/npu0pe1 missing" in (await watched.card("npu0", UNHEALTHY)).health.reason
 
@@ -642,15 +645,19 @@ def test_each_change_is_one_line(
 
 
 async def test_64_cards_are_published_once_each_was_looked_at(tmp_path: Path) -> None:
+    (tmp_path / SIMULATION).mkdir()  # plain files stand for nodes
+    (tmp_path / "dev").mkdir()
     for index in range(64):
         bare_card(tmp_path, index, f"UUID-{index}")
+        for node in WARBOY.nodes(index):
+            (tmp_path / "dev" / node).touch()
     async with watching(tmp_path) as watched:
         first = watched.record.all[0]
         assert ids(first) == tuple(f"UUID-{index}" for index in range(64))
         assert all(state.reading for state in first.cards)
         write(tmp_path / "sys/class/npu_mgmt/npu63_mgmt/alive", "0")
         fenced = await watched.until(
-            lambda s: [c.card.index for c in s.cards if c.health.state is UNHEALTHY] == [63]
+            lambda s: [c.card.index for c in s.cards if c.health.cause is Cause.DEAD] == [63]
         )
         assert len(fenced.cards) == 64
 

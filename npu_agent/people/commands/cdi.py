@@ -14,14 +14,15 @@ from pathlib import Path
 from npu_agent import files
 from npu_agent.cli import CommandError, host_root
 from npu_agent.core.grant import Grant, grant
-from npu_agent.core.hardware import CardState, Snapshot
+from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.offer import Device, cut
 from npu_agent.inventory.card import ProbeSettings
 from npu_agent.kubelet.cdi import NAME, grants_spec, spec_file
-from npu_agent.people.cards import read_once
+from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import quiet, vendor
+from npu_agent.people.commands.common import probe_settings, quiet, vendor
 from npu_agent.vendors import PROFILE, SPEC
+from npu_agent.wording import ENGLISH
 
 _DIRECTORY = "etc/cdi"
 """Below the host's root: for the specs of the host, which outlive a reboot."""
@@ -31,8 +32,7 @@ _ALL = "all"
 
 def main(args: argparse.Namespace) -> int:
     config = quiet(args)
-    settings = ProbeSettings(host_nodes=config.containers.device_nodes, root=str(host_root(args)))
-    asyncio.run(_generate(args, settings))
+    asyncio.run(_generate(args, probe_settings(args, config)))
     return 0
 
 
@@ -43,6 +43,11 @@ async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
         print(f"npu-agent: {note}", file=sys.stderr)
     for reason in spec.left_out:
         print(f"npu-agent: left out: {reason}", file=sys.stderr)
+    lasting = view.described(at_one_moment(snapshot, settings.policy))
+    for state in snapshot.cards:
+        if state.health.state is not HealthState.UNHEALTHY:
+            for text in lasting.get(state.id, ()):
+                print(f"npu-agent: {text}", file=sys.stderr)
     if args.stdout:
         if spec.content is not None:
             print(json.dumps(json.loads(spec.content), indent=2))
@@ -98,7 +103,7 @@ def host_spec(snapshot: Snapshot) -> HostSpec:
         card = state.card
         (device,) = cut(state, card.core_count)
         if not device.healthy:
-            left_out.append(f"{card.name}: unhealthy: {device.reason}")
+            left_out.append(f"{card.name}: unhealthy: {ENGLISH.reason(state.health)}")
             continue
         if shared := numbers[card.name] > 1:
             left_out.append(f"the name {card.name}: several cards have it; use {state.id}")

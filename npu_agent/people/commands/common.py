@@ -9,6 +9,7 @@ from npu_agent import config, logs
 from npu_agent.cli import host_root
 from npu_agent.core.vendor import Vendor
 from npu_agent.files import SIMULATION
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.vendors import SPEC, VENDOR
 
 
@@ -31,6 +32,15 @@ def quiet(args: argparse.Namespace, *, tolerant: bool = True) -> config.Config:
         configured = config.default_config(SPEC)
     logs.setup(configured.log.level if wanted else "error", configured.log.format)
     return configured
+
+
+def probe_settings(args: argparse.Namespace, configured: config.Config) -> ProbeSettings:
+    """Returns what the agent's probes of this host go by."""
+    return ProbeSettings(
+        policy=configured.health.policy,
+        host_nodes=configured.containers.device_nodes,
+        root=str(host_root(args)),
+    )
 
 
 def plugin_dir(args: argparse.Namespace, configured: config.Config) -> Path:

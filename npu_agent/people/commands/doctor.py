@@ -14,6 +14,7 @@ from npu_agent import logs
 from npu_agent.cli import FAILED, host_root
 from npu_agent.config import Config, ConfigError, default_config, file_of, from_args
 from npu_agent.kube import ApiError
+from npu_agent.people import running
 from npu_agent.people.cluster.proxy import end_children
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import vendor
@@ -25,6 +26,7 @@ from npu_agent.people.doctor.check import (
     State,
     Unknown,
     failed,
+    note,
     ok,
     unknown,
     wrong,
@@ -102,8 +104,33 @@ def configuration(args: argparse.Namespace) -> tuple[Config, Check]:
 async def examine(context: Context) -> tuple[Check, ...]:
     """Every line but the one on the configuration. No subject waits for another."""
     fresh = replace(context)  # with nothing probed yet
-    subjects = await asyncio.gather(*(run(section, lines(fresh)) for section, lines in SUBJECTS))
-    return tuple(check for subject in subjects for check in subject)
+    if await _has_kubernetes(fresh):
+        wanted = SUBJECTS
+        checks = []
+    else:
+        wanted = (("Hardware", host.lines),)
+        checks = [replace(_NO_KUBERNETES, name="Kubernetes", section="Kubernetes")]
+    subjects = await asyncio.gather(*(run(section, lines(fresh)) for section, lines in wanted))
+    return (*(check for subject in subjects for check in subject), *checks)
+
+
+_NO_KUBERNETES = note(
+    "not on this host (no directory of a kubelet, no npu-agent, no NODE_NAME): only the host is "
+    "checked"
+)
+
+
+async def _has_kubernetes(context: Context) -> bool:
+    """Whether this host is, or should be, a Node."""
+    if context.in_pod or context.node_name:
+        return True
+    if running.Answer.AGENT in (await context.probe(agent.reported)).answers.values():
+        return True
+    try:
+        # What is in the kubelet's own directory only root may see.
+        return await context.in_thread(context.directory.parent.exists)
+    except Unknown:
+        return True
 
 
 async def run(section: str, lines: Lines) -> list[Check]:

@@ -18,9 +18,9 @@ from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 from npu_agent.people import running
-from npu_agent.people.cards import has_loads, read_once
+from npu_agent.people.cards import at_one_moment, has_loads, read_once
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import plugin_dir, quiet, vendor
+from npu_agent.people.commands.common import plugin_dir, probe_settings, quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
@@ -46,13 +46,17 @@ def main(args: argparse.Namespace) -> int:
 
 async def _once(args: argparse.Namespace, wanted: Config, directory: Path) -> None:
     address, _ = running.addresses(wanted.metrics)
+    settings = probe_settings(args, wanted)
     snapshot, report = await asyncio.gather(
-        read_once(vendor(args)), running.status(address, _ANSWER)
+        read_once(vendor(args), settings=settings), running.status(address, _ANSWER)
     )
     report = report or Report(cards=())
-    snapshot, warnings = as_reported(snapshot, report)
+    snapshot, reported = as_reported(snapshot, report)
     if not has_loads(snapshot):
-        snapshot, warnings = as_reported(await read_once(vendor(args), load=True), report)
+        again = await read_once(vendor(args), load=True, settings=settings)
+        snapshot, reported = as_reported(again, report)
+    shown = view.described(at_one_moment(snapshot, settings.policy))
+    warnings = {card.id: reported[card.id] or shown.get(card.id, []) for card in snapshot.cards}
     if view.is_data(args) or args.no_headers:
         for note in view.notes(snapshot):
             print(f"npu-agent: {note}", file=sys.stderr)
@@ -73,8 +77,9 @@ def as_reported(snapshot: Snapshot, report: Report) -> tuple[Snapshot, dict[str,
         state.id: [
             one_line(problem.text) for problem in report.problems if state.id in problem.cards
         ]
-        for state in cards
         if state.health.state is not HealthState.UNHEALTHY
+        else []
+        for state in cards
     }
     return replace(snapshot, cards=cards), warnings
 

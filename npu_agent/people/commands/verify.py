@@ -21,6 +21,7 @@ from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, H
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.files import is_device
 from npu_agent.people import iouring
+from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import quiet
 from npu_agent.people.doctor.check import Check, State, failed
@@ -95,6 +96,7 @@ async def verify(
     )
     for lines in opened:
         checks += lines
+    checks += await _judged(root, granted)
     checks.append(_others(cards, granted))
     checks += _beyond_cards(root, {card.family for card in granted})
     return tuple(checks)
@@ -236,6 +238,28 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
     detail = f"{card.title}: {len(nodes)} device nodes, each one opens for reading and writing"
     checks = failures or [Check(card.name, State.OK, detail)]
     return [replace(check, section=card.name) for check in checks]
+
+
+async def _judged(root: Path, granted: Iterable[Card]) -> list[Check]:
+    """What the driver shows of these cards in /sys, judged as by the agent.
+
+    Nodes are not judged: those of other containers are not here.
+    """
+    mine = {card.key for card in granted}
+    snapshot = await read_once(VENDOR(root))
+    lasting = view.described(at_one_moment(snapshot))
+    checks: list[Check] = []
+    for state in snapshot.cards:
+        if state.card.key not in mine:
+            continue
+        name = f"{state.card.name} health"
+        health = state.health
+        if health.state is HealthState.UNHEALTHY and health.cause is not Cause.NODES:
+            remedy = "create the Pod again: it gets another card, if one is free"
+            checks.append(_wrong(name, f"unhealthy: {ENGLISH.reason(health)}", remedy))
+        elif texts := lasting.get(state.id):
+            checks.append(Check(name, State.NOTE, "; ".join(texts)))
+    return checks
 
 
 def _open(path: Path, root: Path) -> None:

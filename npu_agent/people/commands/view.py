@@ -60,11 +60,12 @@ def cards_as_json(
     """The cards for programs; None where the driver, or the kubelet, does not say.
 
     The keys are a contract: those that there are stay. `assignments` None: it is not known who
-    holds them; `cordons` are the reasons by the card's ID, `warnings` those of the running agent.
+    holds them; `cordons` are the reasons by the card's ID, `warnings` what lasts on it, else
+    what this Snapshot shows.
     """
     held = _holders(snapshot, assignments or ())
-    shown = described(at_one_moment(snapshot))
-    lasting = warnings or {}
+    if warnings is None:
+        warnings = described(at_one_moment(snapshot))
     return [
         {
             **state.card.as_json(),
@@ -76,7 +77,7 @@ def cards_as_json(
             "pci_dev": state.card.dev,
             "temperature": state.reading.temperature() if state.reading else None,
             "power": state.reading.power() if state.reading else None,
-            "warnings": lasting.get(state.id) or shown[state.id],
+            "warnings": warnings.get(state.id, []),
             "load": _load(state),
             "memory": _memory(state),
             "errors": dict(state.reading.errors) if state.reading else None,
@@ -105,13 +106,20 @@ def _load(state: CardState) -> float | None:
 
 
 def _memory(state: CardState) -> dict[str, int] | None:
-    """Bytes ``used`` of the ``total``; None if it is not known."""
-    cores = (
-        {core.source or core.core: core for core in state.reading.cores} if state.reading else {}
-    )
+    """Bytes ``used`` of the ``total``; None if it is not known.
+
+    Drivers say nothing of the memory of free cores: none of it is taken.
+    """
+    read = state.reading.cores if state.reading else ()
+    cores = {core.source or core.core: core for core in read}
     used = [core.dram_used for core in cores.values() if core.dram_used is not None]
     total = [core.dram_total for core in cores.values() if core.dram_total is not None]
-    return {"used": sum(used), "total": sum(total)} if used and total else None
+    if used and total:
+        return {"used": sum(used), "total": sum(total)}
+    is_idle = len(read) == state.card.core_count and not any(
+        core.utilization or core.utilization is None for core in read
+    )
+    return {"used": 0, "total": state.card.memory} if is_idle and state.card.memory else None
 
 
 def _holders(

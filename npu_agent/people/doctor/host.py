@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npu_agent.core.hardware import Card, CardState, HealthState, SkippedDevice, Snapshot
+from npu_agent.core.hardware import SkippedDevice, Snapshot
 from npu_agent.core.kinds import Problem
-from npu_agent.core.problems.cards import nodes_of
+from npu_agent.core.problems import notes
+from npu_agent.core.problems.cards import problems
 from npu_agent.core.state import Invocation
-from npu_agent.files import SIMULATION, content, is_device
+from npu_agent.files import SIMULATION, content
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.kubelet.pods import CGROUPS
-from npu_agent.people.cards import read_once
+from npu_agent.people.cards import as_agent, read_once
 from npu_agent.people.doctor import tuning
 from npu_agent.people.doctor.agent import reported
 from npu_agent.people.doctor.check import (
@@ -29,7 +31,6 @@ from npu_agent.people.doctor.check import (
     unused,
     wrong,
 )
-from npu_agent.text import listed
 from npu_agent.threads import within
 from npu_agent.wording import ENGLISH, commands
 
@@ -46,11 +47,13 @@ async def lines(context: Context) -> Lines:
     yield "PCI", _pci(context)
     yield "cards", _cards(context)
     hardware = await context.probe(snapshot)
-    # A running agent judges health better; a node that was never there is no fault of a card to it.
-    unjudged = (await context.probe(reported)).report is None
-    for state in hardware.cards:
-        if check := await _card(context, state, unjudged=unjudged):
-            yield f"card {state.card.name}", check
+    # A running agent has said it, and knows more than one reading shows.
+    if (await context.probe(reported)).report is None:
+        state = as_agent(hardware, context.config.health.policy)
+        for problem in problems(state):
+            yield problem.subject, _problem(context, problem)
+        for remark in notes(state):
+            yield remark.subject, note(ENGLISH.text(remark), ENGLISH.remedy(remark))
     for odd in hardware.skipped:
         yield f"odd {Path(odd.entry).name}", _odd(odd)
     async for line in tuning.lines(context, (state.card for state in hardware.cards)):
@@ -171,9 +174,10 @@ def _id(path: Path) -> str:
 
 
 async def snapshot(context: Context) -> Snapshot:
+    settings = ProbeSettings(policy=context.config.health.policy)
     with os_errors_are_unknown():
         async with within(context.timing.read):
-            return await read_once(context.vendor)
+            return await read_once(context.vendor, settings=settings)
 
 
 async def _cards(context: Context) -> Check:
@@ -190,36 +194,13 @@ async def _cards(context: Context) -> Check:
     return ok(f"{len(cards)}: {names}")
 
 
-async def _card(context: Context, state: CardState, *, unjudged: bool) -> Check | None:
-    """A card that lacks device nodes, or that one read shows to be unhealthy."""
-    if unjudged and state.health.state is HealthState.UNHEALTHY:
-        problem = Problem(
-            "CardUnhealthy",
-            facts={"nodes": nodes_of([state])},
-            cause=state.health.cause,
-        )
-        command = commands.first(problem, Invocation(), context.node_name)
-        return wrong(f"unhealthy: {ENGLISH.reason(state.health)}", ENGLISH.remedy(problem), command)
-    bad = await context.in_thread(lambda: tuple(_bad_nodes(context.host_root, state.card)))
-    if not bad:
-        return None
-    return wrong(
-        listed(bad, 3),
-        "reload the driver, which makes the nodes with udev; in a container, mount the host's /dev",
-        f"ls -l {commands.device_paths(nodes_of([state]))}",
-    )
-
-
-def _bad_nodes(root: Path, card: Card) -> Iterator[str]:
-    """Never opened: opening a node takes the core. Without /dev that line says it."""
-    for node in card.access.required_nodes if (root / "dev").is_dir() else ():
-        try:
-            if not is_device(root / "dev" / node, root):
-                yield f"/dev/{node} is not a character device"
-        except FileNotFoundError:
-            yield f"/dev/{node} is missing"
-        except OSError as error:
-            yield f"/dev/{node} ({error.strerror})"
+def _problem(context: Context, problem: Problem) -> Check:
+    text = ENGLISH.text(problem)
+    if problem.of_host and not context.node_name:
+        # There is no Node to cordon.
+        problem = replace(problem, kind="CardUnhealthy")
+    command = commands.first(problem, Invocation(), context.node_name)
+    return wrong(text, ENGLISH.remedy(problem), command)
 
 
 def _odd(odd: SkippedDevice) -> Check:

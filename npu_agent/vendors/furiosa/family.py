@@ -119,6 +119,7 @@ class Family:
             access=self.access(index),
             index=index,
             product=product,
+            memory=self.memory_gib << 30,
             **facts,
         )
 

@@ -47,7 +47,7 @@ def plain(output: str) -> str:
     ("columns", "head"),
     [
         (140, "NPU Name Temp. Power PCI-BDF PCI-DEV Health Load Memory"),
-        (100, "NPU Name Temp. Power PCI-BDF PCI-DEV Health Load Memory"),
+        (100, "NPU Name Temp. Power PCI-BDF PCI-DEV Health Load"),
         (80, "NPU Name Temp. Power PCI-BDF Load Health"),
         (60, "NPU Name Temp. Load Health"),
     ],

@@ -286,7 +286,8 @@ async def check_break(node: Node, broken: Break) -> None:
         await doing
     after = await node.examined()
     lines = {broken.lines: State.WRONG} if isinstance(broken.lines, str) else broken.lines
-    assert {key: after[key].state for key in after if after[key] != before.get(key)} == lines
+    turned = {key: after[key].state for key in after if after[key] != before.get(key)}
+    assert turned == lines, turned
     assert before.keys() - after.keys() == set(broken.gone)
     line = after[next(iter(lines))]
     assert broken.detail in line.detail

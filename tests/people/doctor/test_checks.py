@@ -339,7 +339,7 @@ async def test_a_check_that_hangs_delays_no_other(
 
 
 async def test_cards_that_are_not_read_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def late(*_: object) -> None:
+    async def late(*_: object, **__: object) -> None:
         raise TimeoutError
 
     monkeypatch.setattr(host, "read_once", late)

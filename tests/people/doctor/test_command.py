@@ -98,13 +98,32 @@ def test_the_table(base: Path) -> None:
     assert "Not shown" not in out
 
 
+def test_a_host_without_kubernetes_is_checked_alone(base: Path) -> None:
+    """It is good if its cards are, and the report says what was left out."""
+    (base / "kubelet").mkdir()
+    host = f"--host-root={base}/host"
+    port = f"--metrics-listen=127.0.0.1:{free_port()}"
+    code, out, err = ran("doctor", host, port, f"--plugin-dir={base}/none/device-plugins")
+    assert (code, err) == (0, "")
+    assert "note     Kubernetes" in out
+    assert "only the host is checked" in out
+    assert "Kubelet" not in out
+    assert "API server" not in out
+    # A kubelet that has no directory for plugins is one all the same.
+    code, out, _ = ran("doctor", host, port, f"--plugin-dir={base}/kubelet/device-plugins")
+    assert (code, "plugin directory" in out) == (1, True)
+    simulator.apply_fault(base / "host", "npu0", "dead")
+    code, out, _ = ran("doctor", host, port, f"--plugin-dir={base}/none/device-plugins")
+    assert (code, "npu0 is unhealthy" in out) == (1, True)
+
+
 def test_a_bad_file_is_a_line_and_the_rest_is_examined(base: Path) -> None:
     file = base / "config.yaml"
     file.write_text("interval: 5\nintervall: 5\n", encoding="utf-8")
     _, out, _ = ran("doctor", f"--config-file={file}", f"--host-root={base}/host")
     assert f"{file}:2: intervall: unknown key" in out
     assert f"$ npu-agent config check {file}" in " ".join(out.split())
-    assert "plugin directory" in out
+    assert "2: npu0 (warboyB0), npu1 (warboyB0)" in out
 
 
 # --- the configuration to check by

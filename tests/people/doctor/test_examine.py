@@ -16,6 +16,7 @@ from npu_agent.people import simulator
 from npu_agent.people.doctor.check import State
 from npu_agent.people.simulator.apiserver import NODES
 from npu_agent.people.simulator.tree import STATE_DIR
+from npu_agent.vendors.furiosa.sysfs import Furiosa
 from tests.kube.helpers import status
 from tests.people.doctor.helpers import NODE_NAME, Break, Node, check_break, unserved
 
@@ -139,15 +140,6 @@ BREAKS: dict[str, Break] = {
         "waits for cards",
         "run npu-agent demo",
         gone=TUNING,
-    ),
-    "a missing node": Break(
-        fault("npu1", "no-node"), "card npu1", "/dev/rngd/npu1pe0 is missing", "udev"
-    ),
-    "a node that is none": Break(
-        removed(STATE_DIR),  # which says that plain files stand for nodes
-        {"card npu0": State.WRONG, "card npu1": State.WRONG},
-        "/dev/npu0_mgmt is not a character device",
-        "udev",
     ),
     # --- the kubelet, and other plugins
     "no plugin directory": Break(
@@ -304,12 +296,46 @@ async def test_a_break_turns_one_line(name: str, node: Node) -> None:
     await check_break(node, BREAKS[name])
 
 
-async def test_an_agent_that_answers_judges_its_cards(node: Node) -> None:
-    fault("npu0", "dead")(node)
-    assert "card npu0" not in await node.examined()
+def plain_files(node: Node) -> None:
+    """Takes away what says that plain files stand for nodes."""
+    removed(STATE_DIR)(node)
+    node.context = replace(node.context, vendor=Furiosa(node.root))
 
 
-async def test_cards_are_judged_where_no_agent_reports_them(node: Node) -> None:
+@pytest.mark.parametrize("name", ["dead", "no-node", "hot"])
+async def test_an_agent_that_answers_judges_its_cards(node: Node, name: str) -> None:
+    before = await node.examined()
+    fault("npu1", name)(node)
+    assert await node.examined() == before
+
+
+@pytest.mark.parametrize(
+    ("break_", "detail", "remedy"),
+    [
+        (
+            fault("npu0", "dead"),
+            "npu0 is unhealthy: the driver reports the card dead (alive says 0)",
+            "reload the driver",
+        ),
+        (
+            fault("npu1", "no-node"),
+            "npu1 is unhealthy: its device nodes are missing (/dev/rngd/npu1pe0 missing)",
+            "udev",
+        ),
+        (
+            plain_files,
+            "npu0, npu1 are unhealthy: its device nodes are missing (/dev/npu0",
+            "cordon the Node",
+        ),
+        (fault("npu1", "narrow"), "npu1 has a slow PCIe link: 8 of 16 lanes", "reseat it"),
+    ],
+    ids=["dead", "no node", "files that are no nodes", "narrow"],
+)
+async def test_cards_are_judged_where_no_agent_reports_them(
+    node: Node,
+    break_: Callable[[Node], None],
+    detail: str,
+    remedy: str,
+) -> None:
     await no_agent_listens(node)
-    detail = "unhealthy: the driver reports the card dead (alive says 0)"
-    await check_break(node, Break(fault("npu0", "dead"), "card npu0", detail, "reload the driver"))
+    await check_break(node, Break(break_, "card", detail, remedy))
