@@ -232,7 +232,7 @@ async def test_while_the_first_search_for_cards_is_late_no_output_says_that_ther
         await first(agent.inventory.snapshots, lambda now: now.skipped)
         await first(agent.allocator.asked, bool)  # then it plans
         await agent.allocator.replan()
-        assert agent.allocator.pools[DRIVER].offered.value is None
+        assert agent.allocator.pool.offered.value is None
         assert condition(agent.state(), 2) is None
         assert reasons(agent)
         unread = [one for one in problems(agent.state()) if one.kind == "EntryUnreadable"]

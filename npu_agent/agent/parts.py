@@ -231,19 +231,17 @@ def allocation(
         wishes.map(lambda wishes: wishes.disabled),
         directory,
     )
-    pools = [
-        ClaimPool(
-            DRA,
-            frozenset(SPEC.families),
-            configs.map_with(support, partial(_dra_wishes, name)),
-            inventory.hardware,
-        )
-    ]
+    pool = ClaimPool(
+        DRA,
+        frozenset(SPEC.families),
+        configs.map_with(support, partial(_dra_wishes, name)),
+        inventory.hardware,
+    )
     return Allocator(
         PlanInputs(
             snapshots=inventory.hardware,
             wishes=wishes,
-            pools=pools,
+            pool=pool,
             cordons=cordons,
             degraded=inventory.degraded,
         ),
@@ -314,11 +312,10 @@ def kubelet(common: Common, allocator: Allocator) -> KubeletParts:
         kubelet_root=common.directory.parent,
         cdi_root=common.host.root / cdi.DIRECTORY,
     )
-    (pool,) = allocator.pools.values()
     return KubeletParts(
         ownership,
         tuple(sessions),
-        Driver(pool, host, allocator, ownership, common.api, common.timing.driver),
+        Driver(allocator.pool, host, allocator, ownership, common.api, common.timing.driver),
     )
 
 

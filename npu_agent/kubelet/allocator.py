@@ -114,8 +114,7 @@ class PlanInputs:
     snapshots: Feed[Snapshot]
     wishes: Feed[PluginWishes]
     """Of the device plugin; the names of its resources do not change."""
-    pools: Sequence[ClaimPool]
-    """Of all DRA drivers."""
+    pool: ClaimPool
     cordons: CordonStore
     degraded: Feed[Mapping[str, frozenset[TrendKind]]] = field(default_factory=lambda: Feed({}))
     """Remarks on working cards, by ID."""
@@ -163,8 +162,7 @@ class Allocator:
         """What the device plugin lists, by resource."""
         self.asked: Feed[bool] = Feed(False)
         """Whether pod-resources was asked; it may not have answered."""
-        self.pools: Mapping[str, ClaimPool] = {pool.dra.driver: pool for pool in inputs.pools}
-        """By DRA driver."""
+        self.pool = inputs.pool
         self.states = ledger
         self.prepared: Feed[Mapping[str, PreparedClaim]] = ledger.map(lambda now: now.prepared)
         self.published: Feed[Mapping[str, PublishedCard]] = ledger.map(lambda now: now.published)
@@ -309,11 +307,7 @@ class Allocator:
             *(self._snapshots, self.wishes, self.cordons.cards, self.degraded),
             *(self.pod_resources.holdings, self.drivers_in_recovery),
             self.published,
-            *(
-                feed
-                for pool in self.pools.values()
-                for feed in (pool.wishes, pool.slices, pool.confirmed)
-            ),
+            *(self.pool.wishes, self.pool.slices, self.pool.confirmed),
         )
 
     async def _log_orphans(self) -> None:
@@ -356,9 +350,8 @@ class Allocator:
             return
         for name, devices in self._device_lists().items():
             self.devices[name].publish(plan.withheld(self.devices[name].value, devices))
-        for claims in self.pools.values():
-            if claims.offered.value is not None and self._is_planned(claims):
-                self._publish_pool(claims)  # which leaves out what is not on the disk
+        if self.pool.offered.value is not None and self._is_pool_planned:
+            self._publish_pool()  # which leaves out what is not on the disk
 
     def _device_lists(self) -> Mapping[str, tuple[Device, ...]]:
         """Plans what the device plugin lists, once for the same facts: 512 cores take 14 ms."""
@@ -382,14 +375,15 @@ class Allocator:
         snapshot = self._snapshots.value
         if not self._can_plan:
             return None
-        for driver, claims in self.pools.items():
-            wishes, confirmed = claims.wishes.value, claims.confirmed.value
-            if self._is_planned(claims):
-                cards = plan.cards_for_claims(snapshot, wishes)
-                self.states.publish(self._ledger.with_published(driver, cards))
-            if confirmed is not None and confirmed == claims.offered.value:
-                left = plan.withdrawn(self.facts(), wishes, driver, confirmed)
-                self.states.publish(self._ledger.without_published(left))
+        driver = self.pool.dra.driver
+        wishes = self.pool.wishes.value
+        confirmed = self.pool.confirmed.value
+        if self._is_pool_planned:
+            cards = plan.cards_for_claims(snapshot, wishes)
+            self.states.publish(self._ledger.with_published(driver, cards))
+        if confirmed is not None and confirmed == self.pool.offered.value:
+            left = plan.withdrawn(self.facts(), wishes, driver, confirmed)
+            self.states.publish(self._ledger.without_published(left))
         lists = self._device_lists()
         if self.owned:
             self.states.publish(self._ledger.with_offer(lists, snapshot.cards))
@@ -404,16 +398,17 @@ class Allocator:
             self.devices[name].publish(
                 plan.without_specs(devices, self.specs.unwritten, self.specs.error)
             )
-        for claims in self.pools.values():
-            if self._is_planned(claims):
-                self._publish_pool(claims)
+        if self._is_pool_planned:
+            self._publish_pool()
 
-    def _is_planned(self, claims: ClaimPool) -> bool:
-        wishes = claims.wishes.value
-        return wishes.decided and plan.is_needed(self.facts(), wishes, claims.dra.driver)
+    @property
+    def _is_pool_planned(self) -> bool:
+        wishes = self.pool.wishes.value
+        return wishes.decided and plan.is_needed(self.facts(), wishes, self.pool.dra.driver)
 
-    def _publish_pool(self, claims: ClaimPool) -> None:
-        """Publishes a pool; cards that are not on disk yet stay out."""
+    def _publish_pool(self) -> None:
+        """Publishes what claims can get; cards that are not on disk yet stay out."""
+        claims = self.pool
         recorded = self._recorded.published
         unwritten = plan.unwritten(self._ledger, claims.dra.driver, recorded)
         reason = self._record.error or ""
@@ -617,7 +612,7 @@ class Allocator:
     def _drivers_to_recover(self, uses: Iterable[Assignment]) -> frozenset[str]:
         if not self._needs_recovery:
             return frozenset()
-        ours = [use for use in uses if use.resource in self.pools]
+        ours = [use for use in uses if use.resource == self.pool.dra.driver]
         return frozenset(use.resource for use in ours if not self._ledger.has_claim(use))
 
     async def _orphans_end(self, resource: str, devices: Sequence[Device]) -> None:

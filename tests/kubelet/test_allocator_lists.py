@@ -256,7 +256,7 @@ async def test_a_card_that_a_slice_may_have_is_not_offered(tmp_path: Path) -> No
         ledger = room.kubelet.ledger
         ledger.publish(ledger.value.with_published(DRIVER, [room.card]))
         await room.until(lambda d: d == {room.card.id: False})
-        room.allocator.pools[DRIVER].confirmed.publish(())
+        room.allocator.pool.confirmed.publish(())
         await room.until(lambda d: d == {room.card.id: True})
 
 
@@ -266,7 +266,7 @@ async def test_slices_that_were_confirmed_before_a_card_was_offered_do_not_relea
     """The card goes, and they may be written with it as long as the pool has it."""
     room = Room(tmp_path)
     room.claims.publish(DraWishes(families=frozenset({"warboy"})))
-    pool = room.allocator.pools[DRIVER]
+    pool = room.allocator.pool
     pool.confirmed.publish(())
     await room.owned()
     assert pool.offered.value
@@ -400,7 +400,7 @@ async def test_a_record_that_is_gone_vouches_for_no_card(
     room = Room(tmp_path)
     room.claims.publish(DraWishes(families=frozenset({"warboy"})))
     await room.owned()
-    pool = room.allocator.pools[DRIVER]
+    pool = room.allocator.pool
     assert pool.offered.value
     room.allocator.disowned()
     (tmp_path / RECORD).unlink()
@@ -414,7 +414,7 @@ async def test_a_card_for_slices_waits_alone_for_a_full_disk(
 ) -> None:
     room = Room(tmp_path)
     room.claims.publish(DraWishes(families=frozenset({"warboy"})))
-    pool, new = room.allocator.pools[DRIVER], state(index=1, id_="new")
+    pool, new = room.allocator.pool, state(index=1, id_="new")
     dead = Health(state=HealthState.UNHEALTHY, reason="dead", since=0.0)
     async with room.running():
         with monkeypatch.context() as patched:
@@ -499,7 +499,7 @@ async def test_a_card_of_the_slices_is_tainted_while_the_disk_hangs(
 ) -> None:
     room = Room(tmp_path)
     room.claims.publish(DraWishes(families=frozenset({"warboy"})))
-    pool, new = room.allocator.pools[DRIVER], state(index=1, id_="new")
+    pool, new = room.allocator.pool, state(index=1, id_="new")
     async with room.running():
         await room.owned()
         await first(pool.offered, lambda devices: devices)
@@ -620,7 +620,7 @@ async def test_a_card_that_is_another_by_the_time_of_the_write_is_recorded_befor
 ) -> None:
     room = Room(tmp_path, PluginWishes(resources(NPU, None), frozenset(), ()))
     await room.owned()
-    (pool,) = room.allocator.pools.values()
+    pool = room.allocator.pool
     moved = replace(room.card, card=replace(room.card.card, pci_bus_id="0000:99:00.0"))
     write = room.allocator.specs.write
 
@@ -644,7 +644,7 @@ async def test_a_write_that_failed_and_was_done_later_vouches_for_no_card(
     offered = DraWishes(families=frozenset({room.card.card.family}))
     room.claims.publish(offered)
     await room.owned()
-    (pool,) = room.allocator.pools.values()
+    pool = room.allocator.pool
     room.claims.publish(DraWishes(families=frozenset()))
     await room.allocator.replan()
     pool.confirmed.publish(pool.offered.value)

@@ -131,7 +131,7 @@ def allocator_of(
         Feed(""), snapshots, Feed(frozenset()), directory, start=0.0
     )
     return Allocator(
-        PlanInputs(snapshots=snapshots, wishes=wishes, pools=[pool], cordons=cordons),
+        PlanInputs(snapshots=snapshots, wishes=wishes, pool=pool, cordons=cordons),
         pod_resources=kubelet,
         directory=directory,
         **{"specs": PluginSpecs(directory / "cdi", "furiosa.ai/npu"), **options},

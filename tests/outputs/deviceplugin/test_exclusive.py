@@ -372,14 +372,14 @@ class Machine(RuleBasedStateMachine):
     def slices_written(self, lost: bool, killed: bool) -> None:
         """As the driver does it; the answer may be lost, and the agent be killed meanwhile."""
         allocator, api = self.agent.allocator, self.agent.api
-        offered = allocator.pools[DRIVER].offered.value
+        offered = allocator.pool.offered.value
         if offered is None or api == UNDECIDED:
             return
         self.slices = {device.device.card_id for device in offered}
         if killed:
             self.own(self.start(self.agent.name, None, api))
         else:
-            allocator.pools[DRIVER].confirmed.publish(None if lost else offered)
+            allocator.pool.confirmed.publish(None if lost else offered)
 
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:

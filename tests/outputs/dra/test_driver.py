@@ -33,7 +33,7 @@ from tests.outputs.dra.api import NODE, cluster
 from tests.outputs.dra.cards import card
 from tests.outputs.dra.helpers import kubelet_root
 from tests.outputs.dra.room import NPU
-from tests.outputs.helpers import DRIVER, Kubelet, allocator_of, claim
+from tests.outputs.helpers import Kubelet, allocator_of, claim
 from tests.until import first, until
 
 FAMILY = frozenset({"rngd"})
@@ -79,7 +79,7 @@ async def world(tmp_path: Path, families: frozenset[str] = FAMILY) -> AsyncItera
             wishes,
         )
         driver = Driver(
-            allocator.pools[DRIVER],
+            allocator.pool,
             DriverHost(node_name=NODE, kubelet_root=root, cdi_root=root / "cdi"),
             allocator,
             Ownership(directory),
