@@ -58,6 +58,14 @@ def one_line(words: object, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def middle(name: str, most: int) -> str:
+    """A name of `most` characters at most: Pods of one Deployment differ at the end."""
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[-end:]}"
+
+
 def shown(text: str, most: int = 60) -> str:
     """A user's text within a sentence; in quotes where it would not stand out."""
     if len(text) > most:

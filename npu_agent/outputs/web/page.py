@@ -20,6 +20,7 @@ from npu_agent.core.state import AgentState, is_fenced
 from npu_agent.outputs.web import words
 from npu_agent.outputs.web.status import iso
 from npu_agent.outputs.web.view import HIGH, MOST, WIDE, PageView, Tracks
+from npu_agent.text import middle
 from npu_agent.wording import LANGUAGES, Writer
 
 _HERE = Path(__file__).parent
@@ -73,6 +74,7 @@ environment.globals.update(
 environment.filters.update(
     figure=words.figure,
     iso=iso,
+    middle=middle,
     plain=words.plain,
     prose=words.prose,
     span=words.span,

@@ -87,6 +87,24 @@ class Held(NamedTuple):
     device: GoneDevice | None = None
 
 
+class PodHolds(NamedTuple):
+    """What the containers of a Pod hold."""
+
+    holder: Assignment
+    """The first one."""
+    rows: Sequence[Held]
+
+    @property
+    def several(self) -> bool:
+        """Whether several containers hold something."""
+        return len({row.holder.container for row in self.rows}) > 1
+
+    @property
+    def sources(self) -> Sequence[tuple[str, str]]:
+        """Resources and claims, each once."""
+        return [*dict.fromkeys((row.holder.resource, row.holder.claim) for row in self.rows)]
+
+
 class PageView:
     """A state as the page shows it; `tracks` are its cards' last hours."""
 
@@ -218,7 +236,8 @@ class PageView:
         )
         return list(marks)
 
-    def held(self) -> Sequence[Held]:
+    def held(self) -> Sequence[PodHolds]:
+        """What each Pod holds, by the cards' numbers."""
         state = self._state
         held = [
             Held(usage.assignment, usage, card, number)
@@ -226,7 +245,10 @@ class PageView:
             for number, usage in enumerate(state.usages_of(card))
         ]
         held += [Held(device.assignment, device=device) for device in state.gone]
-        return sorted(held, key=lambda row: (natural(row.holder.pod_name), row.holder))
+        by_pod: dict[str, list[Held]] = {}
+        for row in sorted(held, key=lambda row: natural(row.holder.pod_name)):
+            by_pod.setdefault(row.holder.pod_name, []).append(row)
+        return [PodHolds(rows[0].holder, rows) for rows in by_pod.values()]
 
     def withheld(self) -> Sequence[Device]:
         state = self._state

@@ -231,10 +231,11 @@ COMMANDS["cdi generate"] = Command.of(
     For hosts without Kubernetes. Run it again after each change of cards.
 
     Examples:
-      npu-agent cdi generate           # write it, as root, and list the names
+      npu-agent cdi generate           # write it, as root, and list the cards
       npu-agent cdi generate --stdout  # print it
     """,
     argument("--stdout", action="store_true", help="print the spec and write nothing"),
+    argument("--all", action="store_true", help="list parts of cards, too"),
 )
 
 COMMANDS["dra slices"] = Command.of(

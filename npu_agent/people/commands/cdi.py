@@ -53,6 +53,12 @@ async def _generate(args: argparse.Namespace, settings: ProbeSettings) -> None:
             print(json.dumps(json.loads(spec.content), indent=2))
     else:
         await _put(host_root(args) / _DIRECTORY / spec_file(PROFILE.cdi_kind), spec)
+        parts = [name for name in spec.devices if ":" in name]
+        for name in spec.devices:
+            if args.all or name not in parts:
+                print(name)
+        if parts and not args.all:
+            print(f"and {len(parts)} parts of cards, which --all lists")
     if not spec.devices:
         remedy = "`npu-agent doctor` says what is missing"
         raise CommandError(f"no NPU to offer below {host_root(args)}: {remedy}")
@@ -71,8 +77,6 @@ async def _put(path: Path, spec: HostSpec) -> None:
         print(f"{path} written")
     elif changed:
         print(f"{path} removed: there is no NPU to offer")
-    for device in spec.devices:
-        print(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,13 +110,14 @@ async def _shown(
     held = await _assignments(directory)
     cordons = last_cordons(directory, snapshot).cards
 
+    cards = view.cards_as_json(snapshot, held, cordons, warnings)
     if view.is_data(args):
-        return view.data(view.cards_as_json(snapshot, held, cordons, warnings), args)
+        return view.data(cards, args)
     wide = args.output == "wide"
-    notes = [] if args.no_headers else view.notes(snapshot)
+    notes = [] if args.no_headers else [view.totals(cards), *view.notes(snapshot)]
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
-        return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes)
+        return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes[1:])
     table = view.cards_table(snapshot, held, cordons=cordons, warnings=warnings, wide=wide)
     return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)
 

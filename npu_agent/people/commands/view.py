@@ -19,7 +19,7 @@ from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trends import Trends
 from npu_agent.outputs.labels.compute import Explained
 from npu_agent.people.cards import at_one_moment
-from npu_agent.text import one_line
+from npu_agent.text import middle, one_line
 from npu_agent.wording import ENGLISH
 
 if TYPE_CHECKING:
@@ -178,11 +178,20 @@ def cards_table(
 ) -> Table:
     """The cards for people, as wide as the terminal; `wide` has all columns.
 
-    The column of Pods is there only where some are known; in brackets the cores of a part of a
-    card. Other arguments as of `cards_as_json`.
+    On a terminal unhealthy ones come first, and a card's Pods have one line. The column of Pods is
+    there only where some are known; in brackets the cores of a part of a card. Other
+    arguments as of `cards_as_json`.
     """
     cards = cards_as_json(snapshot, assignments, cordons, warnings)
-    rows = [_cells(state, card) for state, card in zip(snapshot.cards, cards, strict=True)]
+    pairs = [*zip(snapshot.cards, cards, strict=True)]
+    on_terminal = not wide and terminal_width() is not None
+    if on_terminal:
+        pairs.sort(key=lambda pair: _urgency(pair[1]))
+    cards = [card for _, card in pairs]
+    rows = [_cells(state, card) for state, card in pairs]
+    if on_terminal:
+        for card, row in zip(cards, rows, strict=True):
+            row["Pod"] = _short(card["pods"] or ())
     more = ["Health", "Load", "Memory"]
     more += ["Pod"] if assignments or (wide and assignments is not None) else []
     if wide:
@@ -195,6 +204,39 @@ def cards_table(
         bad = card["warnings"] or card["health"] == HealthState.UNHEALTHY.value
         table.add_row(*(one_line(row[name]) for name in columns), style="red" if bad else None)
     return table
+
+
+def totals(cards: Sequence[Mapping[str, Any]]) -> str:
+    """``64 cards, 1 unhealthy, 12 in use``, of their JSON; without what is not known."""
+    count = f"{len(cards)} {'card' if len(cards) == 1 else 'cards'}"
+    unhealthy = sum(_urgency(card) == 0 for card in cards)
+    degraded = sum(_urgency(card) == 1 for card in cards)
+    used = sum(bool(card["pods"]) for card in cards)
+    parts = [count, f"{unhealthy} unhealthy"]
+    parts += [f"{degraded} with a warning"] if degraded else []
+    parts += [f"{used} in use"] if all(card["pods"] is not None for card in cards) else []
+    return ", ".join(parts)
+
+
+def _urgency(card: Mapping[str, Any]) -> int:
+    """Cards are sorted by it; among equals the order stays that of their numbers."""
+    if card["health"] == HealthState.UNHEALTHY.value:
+        return 0
+    return 1 if card["warnings"] else 2
+
+
+_POD = 28
+"""Characters of a Pod's name on a terminal, where a row of the table has one line."""
+
+
+def _short(pods: Sequence[Mapping[str, Any]]) -> str:
+    """The first Pod, and how many more there are."""
+    if not pods:
+        return "-"
+    name = middle(f"{pods[0]['namespace']}/{pods[0]['pod']}", _POD)
+    if len(pods) > 1:
+        return f"{name} +{len(pods) - 1}"
+    return f"{name} ({pods[0]['cores']})" if pods[0]["cores"] else name
 
 
 def _card_columns(rows: Sequence[Mapping[str, str]], more: Sequence[str]) -> list[str]:

@@ -93,9 +93,14 @@ def test_generate_writes_the_spec_and_lists_the_names(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*GENERATE, str(root)]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"{root / SPEC} written"
-    assert {line.removeprefix("furiosa.ai/npu=") for line in out[1:]} == named(root)
+    written, *names, more = capsys.readouterr().out.splitlines()
+    assert written == f"{root / SPEC} written"
+    cards = {name for name in named(root) if ":" not in name}
+    assert {line.removeprefix("furiosa.ai/npu=") for line in names} == cards
+    assert more == f"and {len(named(root) - cards)} parts of cards, which --all lists"
+    assert main([*GENERATE, str(root), "--all"]) == 0
+    _, *names = capsys.readouterr().out.splitlines()
+    assert {line.removeprefix("furiosa.ai/npu=") for line in names} == named(root)
 
 
 def test_generate_can_print_instead(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,12 +62,13 @@ def test_a_narrow_terminal_keeps_what_matters(
     assert max(map(len, lines)) <= columns
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     assert " ".join(rows[0]) == head
-    assert [row[0] for row in rows[1:] if row[0]] == ["npu0", "npu1", "npu2"]
+    assert [row[0] for row in rows[1:] if row[0]] == ["npu1", "npu0", "npu2"]
     # What is longer goes on in the next line.
     health = rows[0].index("Health")
     assert "".join(row[health].replace(" ", "") for row in rows[1:]) == (
-        f"healthyunhealthy:{DEAD.replace(' ', '')}healthy"
+        f"unhealthy:{DEAD.replace(' ', '')}healthyhealthy"
     )
+    assert "3 cards, 1 unhealthy" in lines
 
 
 def test_rows_alone_for_scripts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,3 +143,18 @@ def test_a_table_that_goes_to_a_program_is_not_cut() -> None:
     long = state(health=HealthState.UNHEALTHY, reason="x" * 200)
     table = view.cards_table(Snapshot((long,)))
     assert rows(table)[1].endswith(f" | unhealthy: {'x' * 200} | - | -")
+
+
+def test_a_terminal_has_a_line_for_each_held_card_and_unhealthy_ones_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(view, "terminal_width", lambda: 200)
+    sick = state("rngd", 2, id_="C", health=HealthState.UNHEALTHY, reason="why")
+    cards = (state("rngd", 0, id_="A"), state("rngd", 1, id_="B"), sick)
+    pods = ("llama-3-70b-instruct-fu-7d4f9c-qq2lp", "llama-3-70b-instruct-fu-7d4f9c-x8kzq")
+    held = [Assignment("ml", pod, "main", "furiosa.ai/rngd", "A") for pod in pods]
+    shown = rows(view.cards_table(Snapshot(cards), held))[1:]
+    assert [row.split(" | ")[0].strip("| ") for row in shown] == ["npu2", "npu0", "npu1"]
+    assert "ml/llama-3-70b…-7d4f9c-qq2lp +1" in shown[1]
+    totals = view.totals(view.cards_as_json(Snapshot(cards), held))
+    assert totals == "3 cards, 1 unhealthy, 1 in use"
