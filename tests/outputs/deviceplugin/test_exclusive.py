@@ -446,6 +446,7 @@ class Machine(RuleBasedStateMachine):
         )
         allocator = self.agent.allocator
         try:
+            self.runner.run(allocator.read_checkpoint())  # as `Claims` does
             self.runner.run(allocator.prepare(claim, [device]))
         except RefusalError:
             return
