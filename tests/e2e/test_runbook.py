@@ -102,10 +102,12 @@ def test_every_command_on_the_node_runs_in_the_shell_that_kubectl_gets_there(
     """With the image that the node has: no registry is asked, and there is no ssh."""
     words = node.cluster.command("bash", "-c", script(node, SHELL, tmp_path))
     with terminal(*words) as shell:
+        shell.until("pressing enter|# $")
+        shell.type("\n")
         shell.until("# $")
         for command in THERE:
             start = len(shell.output)
-            shell.type(f'{meant(command, node)} >/tmp/typed 2>&1; echo "ended=$?"\n')
+            shell.type(f'{meant(command, node)} >{tmp_path}/typed 2>&1; echo "ended=$?"\n')
             code = int(shell.until(r"ended=(\d+)", start)[1])
             assert code != 127, f"the node has no {shlex.split(command)[0]}"
         start = len(shell.output)
