@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,7 +39,8 @@ WATCHERS = {
     *("outputs/prometheus/own", "outputs/web/readers", "outputs/web/server"),
 }
 """Modules that follow the same news for other readers, or a clock: page, log, Events, labels."""
-
+NAMED = {"core/offer", "core/pool", "kubelet/cordons"}
+"""Here the names say enough: a Device, a claim, and a wait for the cordons to be read."""
 ON_DISK = {"kubelet/record", "kubelet/cdi"}
 """Written after a device is withheld, and after any change of who holds what."""
 
@@ -54,14 +56,25 @@ def chain(title: str) -> list[str]:
     return found
 
 
+SERVING: ContextVar[bool] = ContextVar("SERVING", default=False)
+"""Whether a task serves the call that is profiled; the tasks that it starts inherit that."""
+
+
 @contextmanager
-def profiled() -> Iterator[set[str]]:
-    """The modules of our package that the event loop's thread calls meanwhile."""
+def profiled(handler: str = "") -> Iterator[set[str]]:
+    """The modules of our package that the event loop's thread calls meanwhile.
+
+    With the name of a handler: only those that it calls, in its task and in those that it starts.
+    """
     modules: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         file = Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(PACKAGE):
+        if event != "call" or not file.is_relative_to(PACKAGE):
+            return
+        if handler and frame.f_code.co_qualname == handler:
+            SERVING.set(True)
+        if SERVING.get() or not handler:
             modules.add(str(file.relative_to(PACKAGE).with_suffix("")))
 
     sys.setprofile(note)
@@ -90,11 +103,9 @@ async def test_allocate_runs_through_the_modules_of_its_chain(node: Node) -> Non
     async with node.agent(**QUIET) as agent:
         await node.listed(2)
         await first(agent.allocator.pod_resources.holdings, lambda now: now.asked_at)
-        with profiled() as ran:
+        with profiled("DevicePlugin._allocate") as ran:
             await node.kubelet.allocate(NPU, 1)
-    # The kubelet asks for the preferred devices first; the session sees the new allocation.
-    around = {"core/preferred_allocation", "core/offer", "outputs/deviceplugin/session"}
-    check("Allocate", ran, VALUES | WATCHERS | ON_DISK | around, most=8)
+    check("Allocate", ran, VALUES | NAMED, most=8)
 
 
 async def test_a_card_that_fails_runs_through_the_modules_of_its_chain(node: Node) -> None:
@@ -106,9 +117,7 @@ async def test_a_card_that_fails_runs_through_the_modules_of_its_chain(node: Nod
             await node.told(lambda plugin: len(plugin.healthy()) == 1)
     # An answer of pod-resources may come meanwhile.
     meanwhile = {"kubelet/podresources", "kubelet/pods"}
-    # The index of a pool's devices by name follows the pool, which has none here.
-    of_claims = {"outputs/dra/claims"}
-    others = VALUES | WATCHERS | ON_DISK | meanwhile | of_claims
+    others = VALUES | WATCHERS | ON_DISK | meanwhile
     check("a card fails, and the kubelet knows", ran, others, most=10)
 
 
@@ -132,6 +141,6 @@ async def test_prepare_runs_through_the_modules_of_its_chain(room: Room) -> None
         await room.free(*NAMES)
         await room.registered()
         claim = room.claim("c", NAMES[0])
-        with profiled() as ran:
+        with profiled("DraPlugin._node_prepare") as ran:
             await room.prepared(claim)
-    check("NodePrepareResources", ran, None, most=10)
+    check("NodePrepareResources", ran, VALUES | NAMED | {"kubelet/podresources"}, most=10)

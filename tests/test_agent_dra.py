@@ -470,7 +470,7 @@ async def test_a_part_of_the_driver_that_fails_starts_the_driver_again(
     room.node.cards("warboy=1")
     async with room.node.agent(allocation=DRA, **NOTHING_ELSE) as agent:
         driver = agent.kubelet.driver
-        parts = (slices, driver.claims, agent.allocator, driver.slices)
+        parts = (slices, driver.claims.upkeep, agent.allocator, driver.slices)
         (part,) = [part for part in parts if hasattr(part, method)]
         good = getattr(part, method)
         failed = False

@@ -138,8 +138,10 @@ class PreparedClaim:
     @property
     def holder(self) -> str:
         """The holder for people: ``Pod default/train (ResourceClaim default/train-npu)``."""
-        claim = f"ResourceClaim {self.namespace}/{self.name}"
-        return f"Pod {self.namespace}/{self.pods[0]} ({claim})" if self.pods else claim
+        return f"Pod {self.namespace}/{self.pods[0]} ({self})" if self.pods else str(self)
+
+    def __str__(self) -> str:
+        return f"ResourceClaim {self.namespace}/{self.name}"
 
     def holder_by_uid(self, uid: str) -> str:
         """The holder for people, with the Pod of this UID, if it is known which one that is."""

@@ -1,15 +1,15 @@
 """What may be handed out now, and why not: decided here for both APIs. Pure.
 
 Start reading at `device_lists`, which the device plugin serves, and `claim_pool`, which DRA
-publishes. `check_grant`, `check_claim` and `check_prepare` decide once more when a container or a
-claim is about to get devices: what was listed may have changed by then.
+publishes. `check_grant`, and `claim_devices` with `check_prepare`, decide once more when a
+container or a claim is about to get devices: what was listed may have changed by then.
 
 All decide from `Facts`, which are true until the next await.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,7 +27,17 @@ from npu_agent.core.ledger import (
     keys_of,
 )
 from npu_agent.core.offer import Device, Resource, advertise, cut, names
-from npu_agent.core.pool import Description, DraSpec, Effect, PoolDevice, Taint, pool
+from npu_agent.core.pool import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimRef,
+    Description,
+    DraSpec,
+    Effect,
+    PoolDevice,
+    Taint,
+    pool,
+)
 from npu_agent.core.state import COUNTERS, INFORMATIVE, TAINTS, SlicesState
 from npu_agent.core.trends import TrendKind
 
@@ -329,52 +339,122 @@ def check_grant(
             raise _unfit(device, f"is unhealthy: {now[device.id].reason}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedDevice:
-    """A device that the scheduler has allocated to a claim."""
+def claim_devices(
+    facts: Facts,
+    ref: ClaimRef,
+    claim: AllocatedClaim,
+    *,
+    driver: str,
+    pool: str,
+    devices: Mapping[str, Device],
+) -> tuple[Device, ...]:
+    """The devices of a claim, in its order.
 
-    name: str
-    """In the pool."""
-    device: Device
-    admin: bool
-    """As `PreparedDevice.admin`."""
-    tolerates: Callable[[str], bool]
-    """Whether it was allocated in spite of a taint with this key."""
+    If it is prepared, its Pods may have them already: only what no scheduler allocates is refused.
+    An administrator may have come to see why a device is out of service.
 
+    Args:
+        facts: the cards, and who holds what.
+        ref: the claim that the kubelet means.
+        claim: the claim that was read.
+        driver: the driver whose devices it has.
+        pool: the name of this node's pool.
+        devices: all devices of this node by their names in the pool, offered or not.
 
-def check_claim(
-    facts: Facts, driver: str, claim: str, allocated: Sequence[AllocatedDevice], *, prepared: bool
-) -> None:
-    """Raises RefusalError if no Pod of this claim must get its devices, even if all are free.
-
-    If it is `prepared`, its Pods may have them already: only what no scheduler allocates is
-    refused. An administrator may have come to see why a device is out of service.
+    Raises:
+        RefusalError: no Pod of this claim must get them, even if all are free.
     """
-    own = [use for use in allocated if not use.admin]
+    prepared = ref.uid in facts.ledger.prepared
+    _check_allocation(driver, ref, claim, prepared=prepared)
+    pairs = [(use, _of_node(claim, use.pool, use.name, pool, devices)) for use in claim.devices]
+    own = [(use, device) for use, device in pairs if not use.admin]
     if not prepared:
         if facts.recovering:
             raise RefusalError(Refusal.UNFIT, RECOVERING)
-        for use in own:
-            _check_in_service(facts, driver, use)
-    for number, use in enumerate(own):
-        for other in own[:number]:
-            same_card = use.device.card_id == other.device.card_id
-            if same_card and use.device.cores.overlaps(other.device.cores):
-                raise RefusalError(
-                    Refusal.INVALID,
-                    f"{claim} has the same cores twice: by {other.name} and by {use.name}; check "
-                    "whether its status was written by hand",
-                )
+        for use, device in own:
+            _check_in_service(facts, driver, use, device)
+    _check_overlap(claim, own)
+    return tuple(device for _, device in pairs)
 
 
-def _check_in_service(facts: Facts, driver: str, use: AllocatedDevice) -> None:
+def recorded_devices(
+    claim: PreparedClaim, *, pool: str, devices: Mapping[str, Device]
+) -> tuple[Device, ...]:
+    """The devices that the Pods of a claim were given; `pool` and `devices` as of `claim_devices`.
+
+    Raises:
+        RefusalError: its cards are gone, or have other nodes now.
+    """
+    given = tuple(_of_node(claim, use.pool, use.device, pool, devices) for use in claim.devices)
+    if [device.footprint for device in claim.devices] != [footprint(device) for device in given]:
+        raise RefusalError(Refusal.UNFIT, f"{claim} has other device nodes than its cards have now")
+    return given
+
+
+def _check_allocation(driver: str, ref: ClaimRef, claim: AllocatedClaim, *, prepared: bool) -> None:
+    """Raises RefusalError if this is another claim, or not one for the driver and a Pod."""
+    if claim.uid != ref.uid:
+        raise RefusalError(
+            Refusal.UNKNOWN,
+            f"{ref} has the UID {claim.uid} and not {ref.uid}: it was deleted and made again; "
+            "delete the Pod",
+        )
+    if not claim.devices:
+        raise RefusalError(
+            Refusal.UNFIT, f"no device of the driver {driver} is allocated to {ref} (any more)"
+        )
+    if claim.parameters and not prepared:  # Pods that were given their devices keep them
+        raise RefusalError(
+            Refusal.INVALID,
+            f"{ref} has opaque parameters ({', '.join(claim.parameters)}) for the driver {driver}, "
+            "which takes none: remove them from spec.devices.config of the ResourceClaim or its "
+            "ResourceClaimTemplate, or from spec.config of the DeviceClass, and create the claim "
+            "and its Pod again",
+        )
+    if not claim.pods:
+        raise RefusalError(
+            Refusal.UNFIT, f"{ref} is reserved for no Pod: its Pod has ended, or was deleted"
+        )
+
+
+def _of_node(
+    claim: AllocatedClaim | PreparedClaim,
+    pool: str,
+    name: str,
+    here: str,
+    devices: Mapping[str, Device],
+) -> Device:
+    """Returns the device of this name; raises RefusalError if it is not in the pool `here`."""
+    device = devices.get(name)
+    if device and pool == here:
+        return device
+    raise RefusalError(
+        Refusal.UNKNOWN,
+        f"{claim} has the device {name} of the pool {pool}, which this node does not have (any "
+        "more): its card was removed or has another name now; delete the Pod, so that another "
+        "device is allocated",
+    )
+
+
+def _check_in_service(facts: Facts, driver: str, use: AllocatedDevice, device: Device) -> None:
     """Raises RefusalError if the device is unhealthy or cordoned, and that is not tolerated."""
-    device = use.device
     if not device.healthy and not use.tolerates(f"{driver}/unhealthy"):
         what = f"device {use.name} ({device.name}) is unhealthy: {device.reason}"
         raise RefusalError(Refusal.UNFIT, what)
     if not use.tolerates(f"{driver}/cordoned"):
         check_cordon(facts, device)
+
+
+def _check_overlap(claim: AllocatedClaim, own: Sequence[tuple[AllocatedDevice, Device]]) -> None:
+    """Raises RefusalError if a claim has a core by two devices."""
+    for number, (use, device) in enumerate(own):
+        for other, taken in own[:number]:
+            if device.card_id == taken.card_id and device.cores.overlaps(taken.cores):
+                raise RefusalError(
+                    Refusal.INVALID,
+                    f"{claim} has the same cores twice: by {other.name} and by {use.name}; check "
+                    "whether its status was written by hand",
+                )
 
 
 def check_prepare(facts: Facts, claim: PreparedClaim, devices: Iterable[Device]) -> None:

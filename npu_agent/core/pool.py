@@ -1,4 +1,4 @@
-"""Snapshot -> the devices that DRA can offer: names and attributes; and names of claims. Pure.
+"""Snapshot -> the devices that DRA can offer: names and attributes; and claims for them. Pure.
 
 `npu_agent.core.plan` leaves out and taints some; `npu_agent.outputs.dra.slices` writes them as
 ResourceSlices. Prepare finds in them what an allocated name stands for.
@@ -242,6 +242,43 @@ class ClaimRef:
     namespace: str
     name: str
     uid: str
+
+    def __str__(self) -> str:
+        return f"ResourceClaim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """A device that the scheduler has allocated to a claim."""
+
+    request: str
+    """Without the alternative that a prioritized list chose."""
+    pool: str
+    name: str
+    """In the pool."""
+    admin: bool = False
+    """Whether it is an administrator's, who shares it with any holder."""
+    tolerations: tuple[str, ...] = ()
+    """Keys of the taints in spite of which it was allocated; "": each."""
+
+    def tolerates(self, key: str) -> bool:
+        return key in self.tolerations or "" in self.tolerations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedClaim:
+    """A ResourceClaim, with what one driver has to know of its allocation."""
+
+    namespace: str
+    name: str
+    uid: str
+    pods: tuple[str, ...]
+    """Names of the Pods that may use it."""
+    pod_uids: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    """Sources of the opaque parameters for the driver: ``FromClaim``, ``FromClass``."""
+    devices: tuple[AllocatedDevice, ...]
+    """The driver's own."""
 
     def __str__(self) -> str:
         return f"ResourceClaim {self.namespace}/{self.name}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
-from npu_agent.core.pool import UID
+from npu_agent.core.pool import UID, AllocatedClaim, AllocatedDevice
 from npu_agent.kube.client import Api
 from npu_agent.kube.errors import unusable
 from npu_agent.kube.objects import (
@@ -17,7 +17,6 @@ from npu_agent.kube.objects import (
     Pool,
     ResourceClaim,
     ResourceSlice,
-    Results,
     Struct,
     Versioned,
 )
@@ -33,6 +32,8 @@ _LARGEST_LIST = 8 * 2**20
 before 1.36 read the slices of all nodes from etcd."""
 _LARGEST_POOL = 4 * 2**20
 """Bytes of a pool's slices that are decoded, which takes some ten times as much memory."""
+_CONCURRENT_READS = 8
+"""As many as `Api` makes: waiting there counts for a call's deadline."""
 
 
 async def served(api: Api) -> bool:
@@ -50,24 +51,30 @@ class _ResourceClaim(ResourceClaim, frozen=True):
     metadata: _Meta
 
 
-def claim_of(answer: Mapping[str, Any], driver: str) -> ResourceClaim:
-    """A claim with what is this driver's of its allocation; raises InvalidJsonError.
-
-    Its requests are without the alternative that a prioritized list chose.
-    """
+def claim_of(answer: Mapping[str, Any], driver: str) -> AllocatedClaim:
+    """A claim with what is this driver's of its allocation; raises InvalidJsonError."""
     claim = convert(answer, _ResourceClaim)
-    if (given := claim.status.allocation) is None:
-        return claim
-    of = given.devices
-    ours = Results(
-        tuple(
-            replace(result, request=result.request.partition("/")[0])
-            for result in of.results
+    return AllocatedClaim(
+        namespace=claim.namespace,
+        name=claim.name,
+        uid=claim.uid,
+        pods=claim.users,
+        pod_uids=claim.pod_uids,
+        parameters=tuple(
+            config.source for config in claim.parameters if config.opaque.get("driver") == driver
+        ),
+        devices=tuple(
+            AllocatedDevice(
+                request=result.request.partition("/")[0],
+                pool=result.pool,
+                name=result.device,
+                admin=bool(result.admin_access),
+                tolerations=tuple(key.get("key") or "" for key in result.tolerations),
+            )
+            for result in claim.results
             if result.driver == driver
         ),
-        tuple(config for config in of.config if config.opaque.get("driver") == driver),
     )
-    return replace(claim, status=replace(claim.status, allocation=replace(given, devices=ours)))
 
 
 async def read_claim(
@@ -76,6 +83,26 @@ async def read_claim(
     """A claim as the API server has it; raises ApiError."""
     request = Request("get", "ResourceClaim", dict[str, Any], namespace=namespace, name=name)
     return await api.ask(request, deadline=deadline)
+
+
+class ClaimReader:
+    """Reads claims with what is one driver's of them."""
+
+    def __init__(self, api: Api, driver: str) -> None:
+        self._api = api
+        self._driver = driver
+        self._reading = asyncio.Semaphore(_CONCURRENT_READS)
+
+    async def read(self, namespace: str, name: str) -> AllocatedClaim:
+        """Returns a claim as the API server has it now.
+
+        Raises:
+            ApiError: it cannot be read.
+            InvalidJsonError: it is malformed.
+        """
+        async with self._reading:
+            answer = await read_claim(self._api, namespace, name)
+        return claim_of(answer, self._driver)
 
 
 class Listing(NamedTuple):

@@ -137,16 +137,8 @@ class Result(Struct, frozen=True):
     pool: Name
     device: Name
     admin_access: bool | None = None
+    """Whether it is an administrator's, who shares the device with its holder."""
     tolerations: tuple[Plain, ...] = ()
-
-    @property
-    def admin(self) -> bool:
-        """Whether it is an administrator's, who shares the device with its holder."""
-        return bool(self.admin_access)
-
-    def tolerates(self, key: str) -> bool:
-        """Whether it was allocated in spite of a taint with this key; "" tolerates each."""
-        return any((toleration.get("key") or key) == key for toleration in self.tolerations)
 
 
 class Parameters(Struct, frozen=True):

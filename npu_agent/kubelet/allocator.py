@@ -97,6 +97,10 @@ class ClaimPool:
         self.wishes = wishes
         self.known = snapshots.map_with(wishes, all_devices)
         """All devices, offered or not; None while the cards are unknown."""
+        self.by_name: Feed[Mapping[str, Device]] = self.known.map(
+            lambda devices: {listed.name: listed.device for listed in devices or ()}
+        )
+        """The same, by their names in the pool."""
         self.offered: Feed[tuple[PoolDevice, ...] | None] = Feed(None)
         """What is to be in the slices; None: not known yet."""
         self.slices: Feed[SlicesState] = Feed(SlicesState())
@@ -516,6 +520,23 @@ class Allocator:
         paths = f"{self._record.path} and the specs in {self.specs.path}"
         return f"this agent's own files do not answer ({paths}): check their file systems"
 
+    async def until_known(self, pool: ClaimPool, deadline: float) -> None:
+        """Waits until the cards and their holders are known.
+
+        Raises:
+            RefusalError: they are not within `deadline` seconds.
+        """
+        try:
+            async with asyncio.timeout(deadline):
+                await self.asked.until(bool)
+                await pool.known.until(lambda devices: devices is not None)
+        except TimeoutError:
+            raise RefusalError(
+                Refusal.UNFIT,
+                "npu-agent has just started, and is still reading cards and who holds them; the "
+                "kubelet tries again",
+            ) from None
+
     async def prepare(self, claim: PreparedClaim, devices: Collection[Device]) -> None:
         """Records that a claim is prepared; to be `saved` before its Pods get anything.
 
@@ -637,11 +658,10 @@ class Allocator:
         """
         pods = await self.pod_resources.pods.device_holders()
         self.states.publish(self._ledger.with_pods(pods))
-        answer = replace(self.pod_resources.holdings.value, pods=pods)
-        candidates = self.pod_resources.orphan_candidates(answer)
+        listed = {use.name for use in self.pod_resources.holdings.value.assignments}
+        candidates = self._ledger.orphan_candidates(listed, pods)
         had = (hold.pod_uids for hold in self._holds(names))
         cgroups = await self.pod_resources.pods.cgroups(candidates.union(*had))
-        listed = {assignment.name for assignment in answer.assignments}
         self.states.publish(
             self._ledger.with_checkpoint(
                 {name: uids for name, uids in pods.items() if name not in listed},

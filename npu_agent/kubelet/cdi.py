@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from npu_agent import files
 from npu_agent.core.grant import NULL, Grant, grant
+from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.offer import Device
 from npu_agent.logs import Reporter, logger
 
@@ -30,6 +32,9 @@ _VERSION = "0.5.0"
 """The oldest version that knows all we use: `hostPath`, and names that begin with a digit."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 """Of a CDI device: a runtime refuses a whole file for one name that does not match."""
+EXTENDED = re.compile(r"(container-\d+)-request-\d+")
+"""Requests of a claim that the scheduler made for a Pod with extended resources; group 1 is the
+container (k8s.io/kubernetes, extendeddynamicresources.go)."""
 _LARGEST = 4 << 20
 
 
@@ -184,6 +189,59 @@ class PluginSpecs:
         return spec if ours else None
 
 
+class ClaimSpecs:
+    """The specs of one driver's claims: a file each, with a CDI device for each request."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        """`kind` is that of the CDI devices: ``example.com/claim``."""
+        self.path = path
+        self._directory = SpecDirectory(path)
+        self._kind = kind
+
+    async def write(self, claim: PreparedClaim, devices: Iterable[Device]) -> None:
+        """Writes the spec of a claim that has these devices, in its order; raises OSError."""
+        spec = claim_spec(self._kind, claim.uid, _claim_grants(claim, devices))
+        await self._directory.write(claim_file(self._kind, claim.uid), spec)
+
+    async def remove(self, uid: str) -> None:
+        """Removes a claim's spec; one that stays is logged."""
+        try:
+            await self._directory.write(claim_file(self._kind, uid), None)
+        except OSError as error:
+            log.error("the CDI spec of a claim cannot be removed", uid=uid, error=error)
+
+    async def remove_others(self, uids: Iterable[str]) -> None:
+        """Removes the specs of all claims but these; raises OSError."""
+        kept = {claim_file(self._kind, uid) for uid in uids}
+        for name in await self._directory.list(claim_file(self._kind, "*")) - kept:
+            await self._directory.write(name, None)
+
+    def device_name(self, uid: str, request: str) -> str:
+        """The name by which the runtime finds the devices of a request."""
+        return f"{self._kind}={uid}-{request}"
+
+
+def _claim_grants(claim: PreparedClaim, devices: Iterable[Device]) -> dict[str, Grant]:
+    """The grant of each request: its own nodes, and the environment of all of its container."""
+    by_request: dict[str, list[Device]] = {}
+    by_container: dict[str, list[Device]] = {}
+    for prepared, device in zip(claim.devices, devices, strict=True):
+        by_request.setdefault(prepared.request, []).append(device)
+        by_container.setdefault(_container(claim, prepared.request), []).append(device)
+    environments = {name: grant(of).environment for name, of in by_container.items()}
+    return {
+        request: replace(grant(of), environment=environments[_container(claim, request)])
+        for request, of in by_request.items()
+    }
+
+
+def _container(claim: PreparedClaim, request: str) -> str:
+    match = EXTENDED.fullmatch(request)
+    if match:
+        return match[1]
+    return "" if claim.joined else request
+
+
 def plugin_spec(
     kind: str,
     devices: Iterable[Device],
@@ -253,10 +311,6 @@ def _by_name(spec: bytes) -> dict[str, object]:
 
 def claim_file(kind: str, uid: str) -> str:
     return f"{kind.replace('/', '-')}-{uid}.json"
-
-
-def claim_name(kind: str, uid: str, request: str) -> str:
-    return f"{kind}={uid}-{request}"
 
 
 def claim_spec(kind: str, uid: str, grants: Mapping[str, Grant]) -> bytes:

@@ -391,8 +391,8 @@ def _node(data: bytes) -> None:
 def _claim(data: bytes) -> None:
     answer = _run(dra.read_claim(_Api(data), "n", "c"))  # type: ignore[arg-type]
     found = dra.claim_of(answer, "npu.furiosa.ai")
-    for one in found.results:
-        assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.device))
+    for one in found.devices:
+        assert all(isinstance(text, str) and text for text in (one.request, one.pool, one.name))
 
 
 def _review(data: bytes) -> None:

@@ -187,7 +187,7 @@ class Driver:
         """Serves and publishes while the node is ours and there is a need; raises OSError."""
         sweep_all(self._driver, self._host.kubelet_root)
         await self._allocator.renew()
-        await self.claims.recover()  # before anything is dropped or prepared
+        await self.claims.upkeep.recover()  # before anything is dropped or prepared
         self.claims.ready.publish(True)
         async with background(
             self.slices.run(), self._collect_garbage(), self._keep_specs(), self._identify_pods()
@@ -224,13 +224,13 @@ class Driver:
 
     async def _collect_garbage(self) -> None:
         while True:
-            await self.claims.collect_garbage()
+            await self.claims.upkeep.collect_garbage()
             await asyncio.sleep(self._timing.collect_every)
 
     async def _keep_specs(self) -> None:
         while True:
-            await self.claims.recover()  # if the kubelet had not said before what is in use
-            await self.claims.sync_specs()
+            await self.claims.upkeep.recover()  # if the kubelet had not said before what is in use
+            await self.claims.upkeep.sync_specs()
             await asyncio.sleep(cdi.RESYNC_INTERVAL)
 
     async def _identify_pods(self) -> None:
@@ -238,7 +238,7 @@ class Driver:
         pause = Backoff(first=1.0, longest=30.0)
         while True:
             changed = self._allocator.prepared.changed
-            if await self.claims.identify_pods():
+            if await self.claims.upkeep.identify_pods():
                 pause.reset()
                 await changed.wait()
             else:

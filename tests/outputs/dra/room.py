@@ -168,7 +168,7 @@ class Room:
         """The node is this agent's, and the kubelet has said who holds what."""
         await self.renewed(*held, uses=uses)
         self.known()
-        await self.claims.recover()
+        await self.claims.upkeep.recover()
 
     async def restarted(self, *held: str, uses: Sequence[tuple[str, str]] = ()) -> None:
         """The agent was killed and another one has started."""

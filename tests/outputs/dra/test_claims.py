@@ -105,12 +105,12 @@ async def test_a_spec_that_is_gone_is_written_again(
     before = (held.cdi_root / SPEC).read_bytes()
     shutil.rmtree(held.cdi_root)
     del held.api["team", "c"]  # the API server is not needed
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert (held.cdi_root / SPEC).read_bytes() == before
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert caplog.text.count("written again") == 1
     await held.unprepared()
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert held.specs() == []
 
 
@@ -119,11 +119,11 @@ async def test_no_spec_is_removed_while_prepared_claims_are_not_known(held: Room
     unsure = recover(replace(held.allocator.states.value, prepared={}), b"", held.clock())
     held.allocator.states.publish(unsure)
     held.allocator.recovery_done()
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert held.specs() == [SPEC]
     for _ in range(2):
         held.says()
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert held.specs() == []
 
 
@@ -131,7 +131,7 @@ async def test_a_spec_with_other_nodes_than_its_pods_were_given_is_not_written(h
     before = held.allocator.prepared.value
     (held.cdi_root / SPEC).unlink()
     held.have(state(index=5, id_=held.cards[0].id))
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert held.specs() == []
     assert held.allocator.prepared.value == before  # the old nodes are still held
 
@@ -146,7 +146,7 @@ async def test_a_claim_unprepared_on_a_disk_that_cannot_be_written_does_not_come
     await held.owned()  # by another session, which reads the disk
     assert held.allocator.prepared.value == {}
     disk.clear()
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     assert held.specs() == []
 
 
@@ -184,15 +184,15 @@ async def test_claims_are_found_however_late_the_kubelet_answers(
     held.start()
     await held.renewed(error="its socket is missing")
     held.known()
-    await held.claims.recover()
+    await held.claims.upkeep.recover()
     for _ in range(3):
         held.says(uses=[("c", ZERO)])
     assert held.allocator.drivers_in_recovery.value == {"npu.furiosa.ai"}
-    await held.claims.sync_specs()
+    await held.claims.upkeep.sync_specs()
     with pytest.raises(RefusalError, match="missing from the agent's record"):
         await held.allocator.grant(NPU, devices(held.cards[0]))
     assert held.specs() == [SPEC]
-    await held.claims.recover()
+    await held.claims.upkeep.recover()
     assert held.allocator.prepared.value.keys() == {"uid-c"}
     assert held.allocator.drivers_in_recovery.value == frozenset()
 
@@ -204,7 +204,7 @@ async def test_a_claim_that_ends_before_it_is_found_does_not_come_back(held: Roo
     await held.renewed(uses=[("c", ZERO)])
     held.known()
     await held.unprepared()
-    await held.claims.recover()
+    await held.claims.upkeep.recover()
     assert held.allocator.prepared.value == {}
     assert not held.allocator.needs_recovery
 
@@ -611,9 +611,9 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) 
         case "another":  # pod-resources names it, before it is prepared, without a device
             held.claim("c", result(ZERO), uid="new")
             held.says(uses=[("c", "")], driver="")
-    await held.claims.collect_garbage()
+    await held.claims.upkeep.collect_garbage()
     assert held.allocator.prepared.value  # a Pod that was deleted by force may still end
-    await held.claims.collect_garbage()
+    await held.claims.upkeep.collect_garbage()
     assert (held.allocator.prepared.value, held.specs()) == ({}, [])
     recorded = recover(Ledger(), read_record(held.directory), 0.0)
     assert not recorded.prepared  # the next agent does not know of it either
@@ -622,16 +622,16 @@ async def test_a_claim_that_is_gone_and_unused_is_dropped(held: Room, why: str) 
 async def test_of_the_two_sweeps_that_end_a_claim_both_find_it_unused(held: Room) -> None:
     del held.api["team", "c"]
     held.says(uses=[("c", ZERO)])
-    await held.claims.collect_garbage()
+    await held.claims.upkeep.collect_garbage()
     held.says()
-    await held.claims.collect_garbage()
+    await held.claims.upkeep.collect_garbage()
     assert held.allocator.prepared.value.keys() == {"uid-c"}
 
     async def meanwhile(_: str) -> None:
         held.says(uses=[("c", ZERO)])
 
     held.fetched = meanwhile
-    await held.claims.collect_garbage()
+    await held.claims.upkeep.collect_garbage()
     assert held.allocator.prepared.value.keys() == {"uid-c"}
 
 
@@ -654,7 +654,7 @@ async def test_a_claim_that_may_be_used_is_kept(
         uses=[("c", ZERO)] if why == "used" else (), error="gone" if why == "silent" else None
     )
     for _ in range(3):
-        await held.claims.collect_garbage()
+        await held.claims.upkeep.collect_garbage()
     assert held.allocator.prepared.value.keys() == {"uid-c"}
     assert held.specs() == [SPEC]
 
@@ -668,12 +668,12 @@ async def test_a_lost_record_is_rebuilt_although_there_is_a_new_one(tmp_path: Pa
         await room.allocator.saved()
         assert room.record.exists()
     room.known()
-    await room.claims.recover()
+    await room.claims.upkeep.recover()
     assert room.allocator.prepared.value.keys() == {"uid-c"}
     room.kubelet.node.alive = {"pod-c"}
     await room.unprepared("c")
     assert list(room.allocator.states.value.orphans) == ["pod-c"]
-    await room.claims.recover()  # the kubelet may list it for a moment yet
+    await room.claims.upkeep.recover()  # the kubelet may list it for a moment yet
     assert room.allocator.prepared.value == {}
 
 
@@ -719,7 +719,7 @@ async def test_claims_of_other_drivers_are_not_rebuilt(room: Room) -> None:
     room.start()
     await room.renewed(uses=[("c", ZERO)], driver="gpu.example.com")
     room.known()
-    await room.claims.recover()
+    await room.claims.upkeep.recover()
     assert room.allocator.prepared.value == {}
 
 
@@ -826,7 +826,7 @@ async def test_a_lost_record_is_rebuilt_once_the_cards_are_known(tmp_path: Path)
     room = Room(tmp_path)
     await room.renewed(uses=[("c", ZERO)])
     room.claim("c", result(ZERO))
-    rebuilding = asyncio.create_task(room.claims.recover())
+    rebuilding = asyncio.create_task(room.claims.upkeep.recover())
     for _ in range(20):  # as far as it goes
         await asyncio.sleep(0)
     assert room.allocator.prepared.value == {}
@@ -921,14 +921,14 @@ async def test_pods_that_come_to_share_a_claim_are_known(held: Room) -> None:
     """The kubelet has it prepared for the first one alone."""
     both = reserved("pod-c", "later")
     held.claim("c", result(ZERO), reservedFor=both)
-    assert await held.claims.identify_pods()
+    assert await held.claims.upkeep.identify_pods()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c",), ("pod-c",))
     joins(held)
     held.api["team", "c"] = ApiError("busy", kind=ErrorKind.UNREACHABLE)
-    assert not await held.claims.identify_pods()
+    assert not await held.claims.upkeep.identify_pods()
     held.claim("c", result(ZERO), reservedFor=both)
-    assert await held.claims.identify_pods()
+    assert await held.claims.upkeep.identify_pods()
     (known,) = held.allocator.prepared.value.values()
     assert (known.pods, known.pod_uids) == (("pod-c", "later"), ("pod-c", "later"))
     (written,) = json.loads(held.record.read_bytes())["prepared"].values()
@@ -944,7 +944,7 @@ async def test_a_pod_for_which_a_claim_is_no_longer_reserved_is_known_while_it_l
     held.kubelet.node.alive = {"pod-c"}
     held.claim("c", result(ZERO), reservedFor=reserved("later"))
     joins(held)
-    assert await held.claims.identify_pods()
+    assert await held.claims.upkeep.identify_pods()
     assert held.allocator.prepared.value["uid-c"].pod_uids == ("later",)
     assert list(held.allocator.states.value.orphans) == ["pod-c"]
     # What the kubelet has prepared again for the later one is its own.
