@@ -175,7 +175,8 @@ class Allocator:
         """Drivers of claims in use that no record has: until `recovery_done` their cores are
         unknown."""
         self.pod_resources = pod_resources
-        self._snapshots, self.wishes = inputs.snapshots, inputs.wishes
+        self._snapshots = inputs.snapshots
+        self.wishes = inputs.wishes
         self.cordons = inputs.cordons
         self.degraded = inputs.degraded
         self.specs = specs
@@ -249,7 +250,8 @@ class Allocator:
 
     def close(self) -> None:
         """Ends all grants and writes from now on; takes no lock, which may wait for a disk."""
-        self.owned, self._closed = False, True
+        self.owned = False
+        self._closed = True
 
     async def end(self) -> None:
         """Removes record and CDI specs if nothing is held; the next agent may.
@@ -339,7 +341,8 @@ class Allocator:
                 )
                 # A grant, or other cards, may come while a file is written: then all is planned
                 # again. Each answer of the kubelet changes the ledger, and most of them none of it.
-                written, planned = planned, self._plan()
+                written = planned
+                planned = self._plan()
                 if planned == written:
                     self._publish(written.lists)
                     break
@@ -520,7 +523,7 @@ class Allocator:
         paths = f"{self._record.path} and the specs in {self.specs.path}"
         return f"this agent's own files do not answer ({paths}): check their file systems"
 
-    async def until_known(self, pool: ClaimPool, deadline: float) -> None:
+    async def until_known(self, deadline: float) -> None:
         """Waits until the cards and their holders are known.
 
         Raises:
@@ -529,7 +532,7 @@ class Allocator:
         try:
             async with asyncio.timeout(deadline):
                 await self.asked.until(bool)
-                await pool.known.until(lambda devices: devices is not None)
+                await self.pool.known.until(lambda devices: devices is not None)
         except TimeoutError:
             raise RefusalError(
                 Refusal.UNFIT,
@@ -685,7 +688,8 @@ class Allocator:
         self, living: frozenset[str], holds: Iterable[Allocation | PreparedClaim]
     ) -> None:
         """Records those of the living Pods whose devices the kubelet treats as free."""
-        now, ledger = self._clock(), self._ledger
+        now = self._clock()
+        ledger = self._ledger
         for hold in holds if living else ():
             ledger = ledger.with_orphans(living.intersection(hold.pod_uids), hold, now)
         self.states.publish(ledger)
@@ -695,7 +699,8 @@ class Allocator:
         return self.states.value
 
     async def _answer(self, deadline: float) -> Holdings:
-        now, holdings = self._clock(), self.pod_resources.holdings
+        now = self._clock()
+        holdings = self.pod_resources.holdings
         self.pod_resources.ask()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):

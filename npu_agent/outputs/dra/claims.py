@@ -188,7 +188,7 @@ class Claims:
         """Waits until the node is ours, and it is known what is out of service, held or lost."""
         await self.ready.until(bool)
         await self._allocator.cordons.settled()
-        await self._allocator.until_known(self._pool, self._timing.ready)
+        await self._allocator.until_known(self._timing.ready)
         if self._allocator.drivers_in_recovery.value:
             await self.upkeep.recover()
 

@@ -44,9 +44,10 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
-REGISTRY, PLUGINS = "plugins_registry", "plugins"
-"""In the kubelet's root: its directory of registrations, and that with a directory for each
-driver."""
+REGISTRY = "plugins_registry"
+"""In the kubelet's root: its directory of registrations."""
+PLUGINS = "plugins"
+"""In the kubelet's root: it has a directory for each driver."""
 
 _UNIQUE = "[0-9a-f]{12}"
 """Not a Pod's UID: below the kubelet's directory of MicroK8s that path would be too long."""
@@ -104,7 +105,8 @@ class Registration:
         )
 
     def __mapping__(self) -> dict[str, Handler]:
-        unary, service = Cardinality.UNARY_UNARY, "/pluginregistration.Registration"
+        unary = Cardinality.UNARY_UNARY
+        service = "/pluginregistration.Registration"
         return {
             f"{service}/GetInfo": Handler(
                 self._get_info, unary, pluginregistration.InfoRequest, Encoded

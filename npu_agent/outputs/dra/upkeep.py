@@ -73,7 +73,7 @@ class ClaimUpkeep:
                 continue
             try:
                 # Else the cores that it has are not known.
-                await self._allocator.until_known(self._pool, self._ready)
+                await self._allocator.until_known(self._ready)
                 claim = await self._reader.read(namespace, name)
             except (RefusalError, ApiError, ValueError) as error:
                 self._recovering.failed(f"{namespace}/{name}: {error}")
