@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from npu_agent.cli import host_root
@@ -22,8 +23,10 @@ from npu_agent.people.cards import at_one_moment, has_loads, read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import plugin_dir, probe_settings, quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
+from npu_agent.people.processes import Users, users
 from npu_agent.people.report import Report, ReportedCard
 from npu_agent.text import one_line
+from npu_agent.threads import DaemonThread
 from npu_agent.vendors import DRA
 
 _ANSWER = 2.0
@@ -110,7 +113,8 @@ async def _shown(
     held = await _assignments(directory)
     cordons = last_cordons(directory, snapshot).cards
 
-    cards = view.cards_as_json(snapshot, held, cordons, warnings)
+    processes = None if held is not None else await _users(host_root(args), snapshot)
+    cards = view.cards_as_json(snapshot, held, cordons, warnings, processes)
     if view.is_data(args):
         return view.data(cards, args)
     wide = args.output == "wide"
@@ -118,8 +122,19 @@ async def _shown(
     if not snapshot.cards:
         demo = "npu-agent demo shows the agent on simulated ones"
         return view.drawn(f"no NPUs found below {host_root(args)}: {demo}", *notes[1:])
-    table = view.cards_table(snapshot, held, cordons=cordons, warnings=warnings, wide=wide)
+    table = view.cards_table(
+        snapshot, held, cordons=cordons, warnings=warnings, users=processes, wide=wide
+    )
+    if processes and processes.hidden and notes:
+        notes.append("processes: this user does not see the files of all of them; root does")
     return view.drawn(table, *notes, wide=wide, headers=not args.no_headers)
+
+
+async def _users(root: Path, snapshot: Snapshot) -> Users | None:
+    try:
+        return await DaemonThread().call(partial(users, root, snapshot.cards), deadline=_ANSWER)
+    except TimeoutError:
+        return None  # the kernel may block a read about a process that hangs
 
 
 async def _assignments(directory: Path) -> tuple[Assignment, ...] | None:

@@ -19,6 +19,7 @@ from npu_agent.core.pool import devices_by_name
 from npu_agent.core.trends import Trends
 from npu_agent.outputs.labels.compute import Explained
 from npu_agent.people.cards import at_one_moment
+from npu_agent.people.processes import Users
 from npu_agent.text import middle, one_line
 from npu_agent.wording import ENGLISH
 
@@ -56,12 +57,13 @@ def cards_as_json(
     assignments: Sequence[Assignment] | None = None,
     cordons: Mapping[str, str] | None = None,
     warnings: Mapping[str, Sequence[str]] | None = None,
+    users: Users | None = None,
 ) -> list[dict[str, Any]]:
     """The cards for programs; None where the driver, or the kubelet, does not say.
 
     The keys are a contract: those that there are stay. `assignments` None: it is not known who
     holds them; `cordons` are the reasons by the card's ID, `warnings` what lasts on it, else
-    what this Snapshot shows.
+    what this Snapshot shows; `users` are looked for where no kubelet answers.
     """
     held = _holders(snapshot, assignments or ())
     if warnings is None:
@@ -85,9 +87,14 @@ def cards_as_json(
             "throttle": state.reading and state.reading.throttle,
             "limits": _limits_as_json(state),
             "pods": None if assignments is None else held[state.id],
+            "processes": None if users is None else _processes(users, state),
         }
         for state in snapshot.cards
     ]
+
+
+def _processes(users: Users, state: CardState) -> list[dict[str, Any]]:
+    return [process._asdict() for process in users.by_card.get(state.id, ())]
 
 
 def described(trends: Trends) -> Mapping[str, Sequence[str]]:
@@ -174,6 +181,7 @@ def cards_table(
     *,
     cordons: Mapping[str, str] | None = None,
     warnings: Mapping[str, Sequence[str]] | None = None,
+    users: Users | None = None,
     wide: bool = False,
 ) -> Table:
     """The cards for people, as wide as the terminal; `wide` has all columns.
@@ -182,7 +190,7 @@ def cards_table(
     there only where some are known; in brackets the cores of a part of a card. Other
     arguments as of `cards_as_json`.
     """
-    cards = cards_as_json(snapshot, assignments, cordons, warnings)
+    cards = cards_as_json(snapshot, assignments, cordons, warnings, users)
     pairs = [*zip(snapshot.cards, cards, strict=True)]
     on_terminal = not wide and terminal_width() is not None
     if on_terminal:
@@ -194,6 +202,7 @@ def cards_table(
             row["Pod"] = _short(card["pods"] or ())
     more = ["Health", "Load", "Memory"]
     more += ["Pod"] if assignments or (wide and assignments is not None) else []
+    more += ["Process"] if users and (wide or users.by_card) else []
     if wide:
         columns = [*_IDENTITY, *more, "Cores", "Limit", "Throttled", "Errors"]
         columns += ["UUID", "Serial", "Driver", "Firmware", "NUMA"]
@@ -211,10 +220,11 @@ def totals(cards: Sequence[Mapping[str, Any]]) -> str:
     count = f"{len(cards)} {'card' if len(cards) == 1 else 'cards'}"
     unhealthy = sum(_urgency(card) == 0 for card in cards)
     degraded = sum(_urgency(card) == 1 for card in cards)
-    used = sum(bool(card["pods"]) for card in cards)
+    used = sum(bool(card["pods"] or card["processes"]) for card in cards)
     parts = [count, f"{unhealthy} unhealthy"]
     parts += [f"{degraded} with a warning"] if degraded else []
-    parts += [f"{used} in use"] if all(card["pods"] is not None for card in cards) else []
+    known = all(card["pods"] is not None or card["processes"] is not None for card in cards)
+    parts += [f"{used} in use"] if known else []
     return ", ".join(parts)
 
 
@@ -292,6 +302,7 @@ def _cells(state: CardState, card: Mapping[str, Any]) -> dict[str, str]:
         "Cores": str(card["cores"]),
         "Health": health,
         "Pod": ", ".join(pods),
+        "Process": ", ".join(f"{p['pid']} {p['command']}" for p in card["processes"] or ()),
         "Load": _quantity("{:.0f}%", card["load"]),
         "Memory": memory and f"{memory['used'] / _GIB:.1f}/{memory['total'] / _GIB:.0f} GiB",
         "Limit": _limit(card["limits"] or {}),
@@ -379,7 +390,7 @@ def labels_table(explained: Iterable[Explained]) -> Table:
     return table
 
 
-_FOLDS = ("Health", "Pod", "Throttled", "Errors", "Why")
+_FOLDS = ("Health", "Pod", "Process", "Throttled", "Errors", "Why")
 """Columns with texts, which may be folded."""
 
 
