@@ -92,6 +92,14 @@ async def test_the_page_fits_a_phone(make: Callable[[], Scene]) -> None:
         assert page.console == []
 
 
+async def test_a_figure_of_a_small_tile_stays_on_one_line_of_a_phone() -> None:
+    async with looking(sick_of_many(), 390) as page:
+        lines = "[...document.querySelectorAll('.small summary > span:not(.sign)')]"
+        assert await page.run(f"{lines}.length") > 60
+        broken = f"{lines}.filter((e) => e.getClientRects().length > 1 || e.offsetHeight > 22)"
+        assert await page.run(f"{broken}.map((e) => e.textContent)") == []
+
+
 @pytest.mark.parametrize("make", [night, sick_of_many])
 @pytest.mark.parametrize("dark", [False, True])
 async def test_the_page_can_be_read_by_day_and_by_night(
