@@ -240,7 +240,8 @@ class Invocation:
         """The command line that runs a command in a shell of the node, by kubectl alone.
 
         The Pod that it makes runs on the node's root directory, and has the agent's own image: it
-        is on the node, and has chroot.
+        is on the node, and has chroot. It waits for Enter, as kubectl then says: what is printed
+        before kubectl is attached would be lost.
         """
         if not self.pod:
             return command
@@ -248,7 +249,7 @@ class Invocation:
         get = shlex.join(("kubectl", "-n", namespace, "get", "pod", pod))
         debug = shlex.join(("kubectl", "-n", namespace, "debug", f"node/{node}"))
         image = f"$({get} -o jsonpath='{{.spec.containers[0].image}}')"
-        shell = shlex.join(("chroot", "/host", "sh", "-c", command))
+        shell = shlex.join(("chroot", "/host", "sh", "-c", f"read _; {command}"))
         return f"{debug} -it --profile=sysadmin --image={image} -- {shell}"
 
 

@@ -116,7 +116,9 @@ def test_every_command_of_every_problem_is_typed_where_its_reader_is(family: str
     for line in on_the_node:
         begin, _, rest = line.partition(" sh -c ")
         assert f"{begin} sh -c" == " ".join(DEBUG)
-        (command,) = shlex.split(rest)
+        (typed,) = shlex.split(rest)
+        enter, _, command = typed.partition("; ")
+        assert enter == "read _", "what is printed before kubectl is attached would be lost"
         check(shlex.split(command))
     assert len(on_the_node) > 5
     for line in (commands - on_the_node) | inside:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import Node
+from tests.terminal import terminal
 
 pytestmark = pytest.mark.one_kubelet
 CONFIG: dict[str, Any] = {"metrics": {"interval": 1}}
@@ -54,9 +55,11 @@ def test_a_dead_card_has_its_pods_deleted_last_and_all_dead_ones_cordon_the_node
     card = node.environment("worker", "NPU_DEVNAME")[:4]
     node.fault("dead", card)
     dead = problem(node, "CardUnhealthy")
-    # As without a terminal; the desk's shell asks for the image.
-    kernel = node.cluster.enter("bash", "-c", dead["command"].replace(" -it ", " -i ")).stdout
-    assert len(kernel.splitlines()) > 10
+    with terminal(*node.cluster.command("bash", "-c", dead["command"])) as desk:
+        desk.until("pressing enter")
+        desk.type("\n")
+        desk.ended()
+    assert len(desk.output.splitlines()) > 20, "the kernel's last 50 lines"
     assert dead["headline"] == f"{card} is unhealthy"
     assert dead["pods"] == ["default/worker"]
     typed(node, dead["last_command"])

@@ -61,7 +61,7 @@ def test_a_pod_knows_its_namespace_and_release(
                 "kubectl -n npu-system debug node/node-7 -it --profile=sysadmin "
                 "--image=$(kubectl -n npu-system get pod a-pod -o "
                 "jsonpath='{.spec.containers[0].image}') "
-                "-- chroot /host sh -c 'ls -l /dev/npu0*'"
+                "-- chroot /host sh -c 'read _; ls -l /dev/npu0*'"
             ),
         ),
     ],
