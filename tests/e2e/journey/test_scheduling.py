@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.cluster.build import OPA, OPA_OLDEST, ensure_binaries
-from tests.e2e.fakes import fakes, placed
+from tests.e2e.fakes import FAKES, beat, fakes, placed
 from tests.e2e.journey.steps import K8S, Journey, pod_spec
 from tests.e2e.manifests import RESOURCE, container, thing
 from tests.e2e.node import NAMESPACE
@@ -42,6 +42,34 @@ def test_the_binpack_scheduler_takes_the_fewest_nodes(installed: Journey) -> Non
         for name in large:
             node.create(name, 2, schedulerName=BINPACK)
         assert len({*used, *placed(node, large)}) == 4
+
+
+def test_equal_npus_go_to_the_node_with_more_cpu_requested(installed: Journey) -> None:
+    """NPUs weigh 100, CPU and memory 1 each.
+
+    Points are whole numbers of 100. So a difference in CPU decides where it is about half a Node,
+    and always from 95 % on. What a Node has in use to 0 % does not count: each has something here,
+    as each has in a cluster with DaemonSets.
+    """
+    node = installed
+    idle, busy, full = FAKES
+    with node.components("binpack-scheduler"), fakes(node):
+        node.rolled_out(f"deployment/{BINPACK}")
+        room = {"cpu": "10", "memory": "10Gi"}
+        beat(node, capacity=room, allocatable=room)
+        node.kubectl("cordon", node.name, full)
+        try:
+            for name, cpus in ((idle, "200m"), (busy, "9700m")):
+                limits = {"cpu": cpus, "memory": "200Mi"}
+                spec = {"containers": [container(limits=limits)], "nodeName": name}
+                node.apply(thing("Pod", f"on-{name}", spec=spec))
+            for number in range(6):
+                name = f"npu-{number}"
+                node.create(name, 1, schedulerName=BINPACK)
+                assert placed(node, [name]) == [busy]
+                node.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+        finally:
+            node.kubectl("uncordon", node.name)
 
 
 def test_the_scheduler_itself_prefers_the_control_plane(node: Journey) -> None:
