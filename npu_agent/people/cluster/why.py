@@ -30,7 +30,7 @@ _IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Before a DeviceClass's name: the resource by which a Pod requests its devices."""
 _CORDONED = "node.kubernetes.io/unschedulable"
 _PART = re.compile("[a-z]+-[0-9]+core[.][0-9]+gb")
-"""The vendor's names for a part of a card: ``rngd-4core.24gb``."""
+"""The vendor's names for a part of a card: ``anvil-4core.24gb``."""
 _CUT = "an administrator offers parts of cards by `coresPerDevice`, or with DRA by `dra.partitions`"
 _NAMED = 3
 """Nodes, Pods or names that a fact lists; more are counted."""

@@ -122,4 +122,4 @@ async def test_lag_is_how_much_later_it_is_woken() -> None:
             await asyncio.sleep(0.01)
     task.cancel()
     assert 0.09 < lag.seconds.total < time.monotonic() - began
-    assert sum(lag.seconds.counts) == 1
+    assert sum(lag.seconds.counts) >= 1
