@@ -100,7 +100,7 @@ def promised(mode: str) -> dict[str, bool]:
         if not line.startswith("|"):
             return found
         cells = [cell.strip(" *") for cell in line.split("|")]
-        found[cells[1].removeprefix("with `dra`: ")] = cells[modes.index(mode)].startswith("yes")
+        found[cells[1]] = cells[modes.index(mode)].startswith("yes")
     raise AssertionError("the table has no end")
 
 
@@ -108,21 +108,20 @@ def check_reads(node: Node, token: str, mode: str) -> None:
     """A stolen token reads what the table says, and nothing else."""
     own = f"{SLICES}?fieldSelector=spec.nodeName="
     paths = {
-        "its own Node": [
+        "its own Node and, with `dra`, its slices and claims": [
             f"{NODES}/{node.name}",
             f"{WATCH}&fieldSelector=metadata.name={node.name}",
+            own + node.name,
+            f"{CLAIMS}/{claim_of(node, 'mine')['metadata']['name']}",
         ],
-        "other Nodes: labels, annotations, addresses, images, conditions": [
+        "all other Nodes and, with `dra`, all slices, and any claim by its name": [
             WATCH,
             f"{NODES}/{OTHER}",
             f"{WATCH}&fieldSelector=metadata.name={OTHER}",
+            SLICES,
+            own + OTHER,
+            f"{CLAIMS}/theirs",
         ],
-        "ResourceSlices of its own Node": [own + node.name],
-        "ResourceSlices of other nodes": [SLICES, own + OTHER],
-        "ResourceClaims that Pods of its Node use": [
-            f"{CLAIMS}/{claim_of(node, 'mine')['metadata']['name']}"
-        ],
-        "other ResourceClaims, by their names": [f"{CLAIMS}/theirs"],
         "Pods, Secrets, ConfigMaps": [
             "/api/v1/pods",
             f"/api/v1/pods?fieldSelector=spec.nodeName={node.name}",
