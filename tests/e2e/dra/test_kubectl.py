@@ -37,7 +37,7 @@ def test_a_holder_is_shown_with_its_card_and_those_that_wait_with_their_reasons(
     waits(node, "odd")
     found = json.loads(npu(node, "why", "odd", "-o", "json").stdout)
     assert "cannot allocate all claims" in found["scheduler"]
-    assert any("of which 0 meet" in fact["text"] for fact in found["facts"]), found["facts"]
+    assert any("of which none meet" in fact["text"] for fact in found["facts"]), found["facts"]
 
 
 def test_a_job_can_run_under_the_profile_that_it_needs_and_not_under_the_runtimes(
