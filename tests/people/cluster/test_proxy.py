@@ -9,7 +9,7 @@ import shutil
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ async def serving(signed: Authority) -> AsyncIterator[Asked]:
         asked.cluster = {"server": url, "certificate-authority": str(signed.ca)}
         yield asked
     for connection in connections:
-        connection.abort()  # TLS would wait for the other side, and the loop ends now
+        with suppress(AttributeError):  # Python 3.11.2 cannot abort what is closed
+            connection.abort()  # TLS would wait for the other side, and the loop ends now
     await asyncio.sleep(0)
 
 
