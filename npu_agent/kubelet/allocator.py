@@ -649,10 +649,19 @@ class Allocator:
         self._mark_orphaned(living, self._holds(names))
         now = asyncio.get_running_loop().time
         until = now() + self._timing.holder_ends
-        while self._ledger.orphans and self._orphans_have(devices) and now() < until:
+        if not self._orphans_have(devices):
+            return
+        while self._orphans_have(devices) and now() < until:
             self.pod_resources.ask()
             await asyncio.sleep(self._timing.holder_ends_every)
             self.reconcile()
+        # What gets better is listed once it is on the disk.
+        ids = {device.id for device in devices}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self.devices[resource].until(
+                    lambda listed: all(device.healthy for device in listed if device.id in ids)
+                )
 
     async def read_checkpoint(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
         """Records who has what by the kubelet's checkpoint, also while pod-resources fails.
@@ -681,6 +690,8 @@ class Allocator:
         return [allocations[name] for name in names if name in allocations]
 
     def _orphans_have(self, devices: Iterable[Device]) -> bool:
+        if not self._ledger.orphans:
+            return False
         orphans = Ledger(orphans=self._ledger.orphans).conflicts(self.facts().cards)
         return any(orphans.against(None, device) for device in devices)
 
