@@ -655,13 +655,8 @@ class Allocator:
             self.pod_resources.ask()
             await asyncio.sleep(self._timing.holder_ends_every)
             self.reconcile()
-        # What gets better is listed once it is on the disk.
-        ids = {device.id for device in devices}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self.devices[resource].until(
-                    lambda listed: all(device.healthy for device in listed if device.id in ids)
-                )
+        # What gets better is listed once it is on the disk, and what is granted has to be listed.
+        await self.replan()
 
     async def read_checkpoint(self, names: Iterable[DeviceName] = ()) -> frozenset[str]:
         """Records who has what by the kubelet's checkpoint, also while pod-resources fails.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -132,6 +132,30 @@ async def test_changes_while_a_grant_waits_count(
     room.kubelet.node.alive = set()
     room.says()
     with pytest.raises(RefusalError, match=refusal):
+        await granting
+
+
+async def test_a_grant_waits_until_a_device_is_listed_as_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder has ended, and the list that says so waits for the disk."""
+    room = await outlived(tmp_path)
+    go_on = asyncio.Event()
+    replace_file = files.replace
+
+    async def slow(*arguments: Any, **options: Any) -> bool:
+        await go_on.wait()
+        return await replace_file(*arguments, **options)
+
+    async with background(room.allocator.run()):
+        granting = asyncio.create_task(room.allocator.grant(NPU, devices(*room.cards)[:1]))
+        await first(room.allocator.devices[NPU], lambda listed: listed and not listed[0].healthy)
+        monkeypatch.setattr(files, "replace", slow)
+        room.kubelet.node.alive = set()
+        room.says()
+        await until(lambda: not room.allocator.states.value.orphans)
+        assert not room.allocator.devices[NPU].value[0].healthy
+        go_on.set()
         await granting
 
 
