@@ -351,9 +351,11 @@ class Snapshot:
 
 def same_card(one: frozenset[str], other: frozenset[str]) -> bool | None:
     """Whether both identify one card, by the best kind that both have; None: neither is known."""
-    mine = by_kind(one)
-    its = by_kind(other)
-    return next((mine[kind] == its[kind] for kind in _KINDS if kind in mine and kind in its), None)
+    texts = by_kind(one)
+    others = by_kind(other)
+    return next(
+        (texts[kind] == others[kind] for kind in _KINDS if kind in texts and kind in others), None
+    )
 
 
 @lru_cache(maxsize=256)  # an Allocate compares its devices with all that are held

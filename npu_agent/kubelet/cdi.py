@@ -122,8 +122,9 @@ class PluginSpecs:
         self._by_cdi = by_cdi
         self._ends = False
         self._decided: bytes | None = None
+        """The spec of the last `write`."""
         self._published: bytes | None = None
-        """The same when the present devices were offered: all that can be held is in it."""
+        """The spec of the devices that are offered: all that can be held is in it."""
         self._read_as_owner: bool | None = None
         """Whether the node was ours when the files were read; None: not read."""
 

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from npu_agent import __version__
 from npu_agent.core import comparison
 from npu_agent.core.counts import Histogram
-from npu_agent.core.hardware import CardState, CoreReading, Health, HealthState, Snapshot
+from npu_agent.core.hardware import CardState, Health, HealthState, Reading, Snapshot
 from npu_agent.core.health import Policy, Verdict, with_heat
 from npu_agent.core.state import AgentState, ConfigState
 from npu_agent.core.trends import Trend, TrendKind, Trends, step
@@ -67,25 +68,25 @@ def has_loads(snapshot: Snapshot) -> bool:
 
 def with_loads(snapshot: Snapshot, other: Snapshot) -> Snapshot:
     """Returns the Snapshot with the loads of another one where it has none."""
-    loads = {
-        (card.id, core.core): core.utilization
-        for card in other.cards
-        if card.reading
-        for core in card.reading.cores
-    }
+    readings = {card.id: card.reading for card in other.cards}
 
-    def completed(card: CardState, core: CoreReading) -> CoreReading:
-        if core.utilization is not None:
-            return core
-        return replace(core, utilization=loads.get((card.id, core.core)))
-
-    def of(card: CardState) -> CardState:
-        if card.reading is None:
+    def completed(card: CardState) -> CardState:
+        reading = readings.get(card.id)
+        if card.reading is None or reading is None:
             return card
-        cores = tuple(completed(card, core) for core in card.reading.cores)
-        return replace(card, reading=replace(card.reading, cores=cores))
+        loads = {core.core: core.utilization for core in reading.cores}
+        return replace(card, reading=completed_by(card.reading, loads))
 
-    return replace(snapshot, cards=tuple(map(of, snapshot.cards)))
+    return replace(snapshot, cards=tuple(map(completed, snapshot.cards)))
+
+
+def completed_by(reading: Reading, loads: Mapping[int, float | None]) -> Reading:
+    """Returns the reading with these loads, by the core's number, where it has none."""
+    cores = tuple(
+        replace(core, utilization=loads.get(core.core)) if core.utilization is None else core
+        for core in reading.cores
+    )
+    return replace(reading, cores=cores)
 
 
 def _with_heat(card: CardState, policy: Policy) -> CardState:

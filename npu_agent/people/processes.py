@@ -37,14 +37,16 @@ def users(root: Path, cards: Iterable[CardState]) -> Users:
     directories = (path for path in (root / "proc").glob("[0-9]*") if path.name.isdecimal())
     for directory in sorted(directories, key=lambda path: int(path.name)):
         try:
-            names = set(_open_files(directory / "fd"))
+            held = {owners[name] for name in _open_files(directory / "fd") if name in owners}
+            if not held:
+                continue
             command = (directory / "comm").read_text(encoding="utf-8", errors="replace").strip()
         except PermissionError:
             hidden = True
             continue
         except OSError:
             continue  # it has ended
-        for id_ in {owners[name] for name in names if name in owners}:
+        for id_ in held:
             by_card[id_].append(Process(int(directory.name), command))
     return Users(by_card, hidden)
 

@@ -19,7 +19,7 @@ from npu_agent.kubelet import podresources
 from npu_agent.kubelet.cordons import last_cordons
 from npu_agent.kubelet.podresources import UnavailableError, socket_beside
 from npu_agent.people import running
-from npu_agent.people.cards import at_one_moment, has_loads, read_once
+from npu_agent.people.cards import at_one_moment, completed_by, has_loads, read_once
 from npu_agent.people.commands import view
 from npu_agent.people.commands.common import plugin_dir, probe_settings, quiet, vendor
 from npu_agent.people.commands.screen import run_until_signal, watch_cards
@@ -96,11 +96,7 @@ def _as_reported(state: CardState, card: ReportedCard) -> CardState:
         health = Health(state=HealthState.UNHEALTHY, reason=reason, since=health.since)
     if reading and card.reading:
         loads = {core.core: core.utilization for core in card.reading.cores}
-        cores = tuple(
-            replace(core, utilization=loads.get(core.core)) if core.utilization is None else core
-            for core in reading.cores
-        )
-        reading = replace(reading, cores=cores)
+        reading = completed_by(reading, loads)
     return replace(state, health=health, reading=reading)
 
 

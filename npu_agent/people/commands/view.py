@@ -123,9 +123,7 @@ def _memory(state: CardState) -> dict[str, int] | None:
     total = [core.dram_total for core in cores.values() if core.dram_total is not None]
     if used and total:
         return {"used": sum(used), "total": sum(total)}
-    is_idle = len(read) == state.card.core_count and not any(
-        core.utilization or core.utilization is None for core in read
-    )
+    is_idle = len(read) == state.card.core_count and all(core.utilization == 0 for core in read)
     return {"used": 0, "total": state.card.memory} if is_idle and state.card.memory else None
 
 
