@@ -855,7 +855,7 @@ async def test_a_card_that_comes_and_goes_keeps_its_id_and_is_soon_one_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     # Two probes are further apart than the removals of a simulated card's files.
-    async with watching(root, settings=replace(QUICK, health_interval=0.1)) as watched:
+    async with watching(root, settings=replace(QUICK, health_interval=0.2)) as watched:
         before = ids(watched.record.value)
         for _ in range(10):
             watched.fault("npu1", "gone")
@@ -864,7 +864,7 @@ async def test_a_card_that_comes_and_goes_keeps_its_id_and_is_soon_one_line(
             assert ids(await watched.names("npu0", "npu1")) == before
         assert {card.health.state for card in watched.record.value.cards} == {HEALTHY}
         assert caplog.messages.count("card is flapping") == 1
-        assert caplog.messages.count("card removed") <= 3
+        assert caplog.messages.count("card removed") == 3
 
 
 # What an idle agent does.

@@ -18,11 +18,11 @@ def lock(directory: Path) -> LockFile:
 
 def test_a_link_in_place_of_the_lock_leads_nowhere(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
-    foreign.write_text("somebody else's", encoding="utf-8")
+    foreign.write_text("another program's", encoding="utf-8")
     lock_path(tmp_path).symlink_to(foreign)
     with pytest.raises(OSError, match=r"\.npu-agent\.lock"):
         lock(tmp_path)
-    assert foreign.read_text(encoding="utf-8") == "somebody else's"
+    assert foreign.read_text(encoding="utf-8") == "another program's"
 
 
 def test_the_lock_and_each_byte_have_one_agent(tmp_path: Path) -> None:

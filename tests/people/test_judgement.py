@@ -1,4 +1,4 @@
-"""What `info`, `doctor` and `cdi generate` say of each fault, beside what the agent says."""
+"""What `info`, `doctor` and `cdi generate` say of each fault, next to what the agent says."""
 
 from __future__ import annotations
 

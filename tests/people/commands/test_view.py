@@ -149,8 +149,8 @@ def test_a_terminal_has_a_line_for_each_held_card_and_unhealthy_ones_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(view, "terminal_width", lambda: 200)
-    sick = state("rngd", 2, id_="C", health=HealthState.UNHEALTHY, reason="why")
-    cards = (state("rngd", 0, id_="A"), state("rngd", 1, id_="B"), sick)
+    unhealthy = state("rngd", 2, id_="C", health=HealthState.UNHEALTHY, reason="why")
+    cards = (state("rngd", 0, id_="A"), state("rngd", 1, id_="B"), unhealthy)
     pods = ("llama-3-70b-instruct-fu-7d4f9c-qq2lp", "llama-3-70b-instruct-fu-7d4f9c-x8kzq")
     held = [Assignment("ml", pod, "main", "furiosa.ai/rngd", "A") for pod in pods]
     shown = rows(view.cards_table(Snapshot(cards), held))[1:]
