@@ -34,13 +34,13 @@ from bench.pages import costs
 from bench.plugin import allocation, times
 from bench.process import (
     DEADLINE,
-    IMAGE,
     IN_POD,
     POLL,
     RESOURCE,
     Process,
     answers,
     free_port,
+    image,
     program,
     running,
 )
@@ -276,7 +276,7 @@ def _agent(judged: World) -> str:
     simulator.make(judged.host, simulator.parse_cards(f"rngd={CARDS}"))
     host, _, port = server.removeprefix("https://").rpartition(":")
     place = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    variables = " ".join(f"{key}={value}" for key, value in (IMAGE | place).items())
+    variables = " ".join(f"{key}={value}" for key, value in (image() | place).items())
     return (
         f"env --chdir={ROOT} {variables} {' '.join(IN_POD)} {account} run --host-root $HOST_ROOT "
         "--plugin-dir $KUBELET_DIR/device-plugins --allocation-api dra "

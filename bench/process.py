@@ -38,10 +38,6 @@ DEADLINE = 240.0
 POLL = 0.05
 """Seconds between two looks at what other processes do: it must not disturb what is measured."""
 ROOT = Path(__file__).parents[1]
-_CONTAINERFILE = ROOT / "Containerfile"
-_ENV = _CONTAINERFILE.read_text(encoding="utf-8").rpartition("ENV PATH=")[2]
-IMAGE = dict(re.findall(r"(\w+)=(\S+)", _ENV))
-"""The environment of the image, in which the agent is measured."""
 NPU_AGENT = (sys.executable, "-m", "npu_agent")
 IN_POD = (sys.executable, "-m", "bench.pod")
 
@@ -199,16 +195,24 @@ def program(
         popen.wait()
 
 
+def image(code: Path = ROOT) -> dict[str, str]:
+    """The environment of the image of a checkout, in which its agent is measured."""
+    containerfile = (code / "Containerfile").read_text(encoding="utf-8")
+    return dict(re.findall(r"(\w+)=(\S+)", containerfile.rpartition("ENV PATH=")[2]))
+
+
 @cache
 def _compile(code: Path) -> None:
-    """Compiles what the agent loads, as it is in the image: else each start would."""
+    """Compiles a package and what it loads, as it is in the image: else each start would."""
+    # By this commit's modules: an older one has others, and the same libraries.
     loads = (
         "import npu_agent.agent.run, npu_agent.cli.main, npu_agent.cli.run, yaml, "
         "npu_agent.outputs.web.connections, npu_agent.outputs.web.page, "
         "kubernetes_asyncio.config"
     )
-    environment = {**os.environ, **IMAGE, "PYTHONDONTWRITEBYTECODE": ""}
-    subprocess.run([sys.executable, "-c", loads], env=environment, cwd=code, check=True)
+    environment = {**os.environ, **image(code), "PYTHONDONTWRITEBYTECODE": ""}
+    for command, at in ((("-c", loads), ROOT), (("-m", "compileall", "-q", "npu_agent"), code)):
+        subprocess.run([sys.executable, *command], env=environment, cwd=at, check=True)
 
 
 @asynccontextmanager
@@ -260,7 +264,7 @@ async def running(
             try:
                 began = time.perf_counter()
                 arguments = ("run", "--host-root", str(root), "--config-file", str(file))
-                environment = {**IMAGE, "NODE_NAME": here.node, **here.environment}
+                environment = {**image(code), "NODE_NAME": here.node, **here.environment}
                 start_one = partial(
                     program,
                     *start,
