@@ -360,7 +360,7 @@ async def test_evict_and_disabled_are_followed(room: Room) -> None:
         await room.free(*NAMES)
         room.node.fault("npu0", "dead")
         await until(lambda: effects() == ["NoSchedule"])
-        room.configure(f"{by_dra}health: {{interval: 0.05, evict: true}}\n")
+        room.configure(f"{by_dra}health: {{interval: 0.05, evict: true, evictAfter: 0.2}}\n")
         await until(lambda: effects() == ["NoExecute"])
         assert room.cluster.taints().keys() == {NAMES[0]}
         here, elsewhere = "{devName: npu0, nodeName: this-node}", "{devName: npu1, nodeName: x}"

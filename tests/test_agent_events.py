@@ -75,6 +75,7 @@ FLAPPING = {"NPUFlapping", "NPUSteady"}
 CONFIG = {"ConfigRejected"}
 LOST = {"NPULost"}
 DRIVER = {"DRANotServed"}
+PODS = {"PodEvicted", "PodNotEvicted"}
 
 
 def reasons(room: Room) -> set[str]:
@@ -96,10 +97,17 @@ def cards(agent: Agent) -> tuple[Any, ...]:
 
 
 def test_the_table_has_each_documented_event_and_the_code_has_no_other() -> None:
-    tried = {*TABLE, *(case.ended for case in TABLE.values())} | FLAPPING | LOST | CONFIG | DRIVER
+    tried = (
+        {*TABLE, *(case.ended for case in TABLE.values())}
+        | FLAPPING
+        | LOST
+        | CONFIG
+        | DRIVER
+        | PODS
+    )
     page = (Path(__file__).parents[1] / "docs/cli.md").read_text(encoding="utf-8")
     section = page.partition("### Events of the Node")[2].partition("\n### ")[0]
-    documented = re.findall(r"`((?:NPU|DRA|Config)[A-Z]\w+)`", section)
+    documented = re.findall(r"`((?:NPU|DRA|Config|Pod)[A-Z]\w+)`", section)
     assert set(documented) == tried - {""}
     in_code = {kind for kind, traits in ENTRIES.items() if traits.is_event}
     assert in_code == set(documented)

@@ -150,6 +150,7 @@ class Agent:
             labels=labeller.state.value if labeller else None,
             condition=self.cluster.condition.state.value,
             trends=inventory.trends.value,
+            evictions=self.cluster.evictor.state.value,
             maintenance=own.maintenance if own else "",
             timeline=web.timeline_writer.timeline,
             restarts=self.restarts,

@@ -42,6 +42,7 @@ from npu_agent.outputs.dra import support
 from npu_agent.outputs.dra.driver import Driver, DriverHost, DriverTiming
 from npu_agent.outputs.dra.support import SupportWatch
 from npu_agent.outputs.events import Events, TimelineWriter
+from npu_agent.outputs.evictions import EvictionInputs, EvictionSettings, Evictor
 from npu_agent.outputs.labels.compute import read_machine
 from npu_agent.outputs.labels.labeller import Labeller, LabelSettings
 from npu_agent.outputs.labels.outputs import output_of
@@ -267,7 +268,6 @@ def _dra_wishes(node_name: str | None, config: Config, dra: support.Known) -> Dr
         disabled=disabled_for(config, node_name),
         by_index=config.dra.device_names == "index",
         partitions=config.dra.partitions,
-        evict=config.health.evict,
         impossible=dra.impossible,
     )
 
@@ -327,6 +327,7 @@ class ClusterParts:
     """None without labels in the config, or without a Node."""
     events: Events
     condition: ConditionWriter
+    evictor: Evictor
 
 
 def cluster(
@@ -337,9 +338,9 @@ def cluster(
     kubelet: KubeletParts,
     state: Callable[[], AgentState],
 ) -> ClusterParts:
-    """Builds the writers of labels, Events and the Node's condition.
+    """Builds the writers of labels, Events and the Node's condition, and the Evictor.
 
-    Without a Node's name neither Events nor the condition are run.
+    Without a Node's name none but the labeller is run.
     """
     name = common.host.node_name or ""
     events = Events(
@@ -359,14 +360,29 @@ def cluster(
         kubelet.driver.status,
         kubelet.driver.slices.state,
     )
+    observed = Observed(state, causes)
     condition = ConditionWriter(
         api=common.api,
         node_name=name,
-        observed=Observed(state, causes),
+        observed=observed,
         type_=common.configs.map(lambda config: config.health.condition.type or ""),
         directory=common.directory,
     )
-    return ClusterParts(_labeller(common, inventory, node), events, condition)
+    evictor = Evictor(
+        api=common.api,
+        own_pod=common.host.pod,
+        inputs=EvictionInputs(
+            observed=observed,
+            facts=lambda: allocator.facts() if allocator.owned else None,
+            settings=common.configs.map(_eviction_settings),
+        ),
+        due=allocator.evicting,
+    )
+    return ClusterParts(_labeller(common, inventory, node), events, condition, evictor)
+
+
+def _eviction_settings(config: Config) -> EvictionSettings:
+    return EvictionSettings(config.health.evict, config.health.evict_after)
 
 
 def _labeller(common: Common, inventory: Inventory, node: NodeParts) -> Labeller | None:
@@ -484,6 +500,7 @@ def _timeline_writer(
         allocator.usages,
         [
             (allocator.cordons.state, changes.cordon_entries),
+            (cluster.evictor.state, changes.eviction_entries),
             (inventory.trends, changes.trend_entries),
             (inventory.hardware, partial(changes.lost_entries, inventory.recorded)),
             (common.poller.states, changes.config_entries),

@@ -154,6 +154,7 @@ def _parts(agent: Agent) -> Iterator[_Part]:
     if agent.common.host.node_name:  # else the labeller reports that NODE_NAME is missing
         yield "events", agent.cluster.events.run
         yield "node condition", agent.cluster.condition.run
+        yield "evictions", agent.cluster.evictor.run
     yield "history", agent.web.history.run
     yield "timeline", agent.web.timeline_writer.run
     yield "loop lag", agent.web.lag.run

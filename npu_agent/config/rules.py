@@ -29,6 +29,7 @@ def broken_rules(config: Config, families: Mapping[str, tuple[int, ...]]) -> Ite
     yield from _twice("allocation.nodes[{}].nodeName", names)
     yield from _tls(config)
     yield from _ports(config)
+    yield from _eviction(config)
 
 
 def _twice(key: str, names: tuple[str, ...]) -> Iterator[Broken]:
@@ -47,6 +48,18 @@ def _ports(config: Config) -> Iterator[Broken]:
             f"metrics.listen has port {port} too, and a port can be taken once: give another one",
             ("metrics.probes", "metrics.listen"),
         )
+
+
+def _eviction(config: Config) -> Iterator[Broken]:
+    health = config.health
+    noticed = health.failures * health.interval
+    if health.evict and health.evict_after < noticed:
+        message = (
+            f"a card is found unhealthy in {noticed:g} s (health.failures x health.interval), and "
+            f"health.evictAfter is {health.evict_after:g}: give that {noticed:g} or more"
+        )
+        keys = "health.evictAfter", "health.interval", "health.failures", "health.evict"
+        yield message, keys
 
 
 def _tls(config: Config) -> Iterator[Broken]:

@@ -212,7 +212,13 @@ class HealthConfig:
         _seconds(0, 86400),
     )
     evict: bool = _live(
-        False, "Evict the Pods whose claims hold a card that becomes unhealthy (DRA only)."
+        False, "Evict the Pods that hold a card which is unhealthy or gone (docs/health.md)."
+    )
+    evict_after: float = _live(
+        30.0,
+        "Seconds for which a card has to be unhealthy or gone, without a break, before its Pods "
+        "are evicted.",
+        _seconds(0.05, 86400),
     )
     expected_cards: int | None = _live(
         None,

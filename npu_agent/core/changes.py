@@ -14,7 +14,7 @@ from npu_agent.core.cordon import Cordons
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
 from npu_agent.core.kinds import NamedCard
 from npu_agent.core.ledger import Usage, absent
-from npu_agent.core.state import ConfigState, LabelState, SessionPhase, SessionStatus
+from npu_agent.core.state import ConfigState, EvictionState, LabelState, SessionPhase, SessionStatus
 from npu_agent.core.timeline import EntryKind, Subject, TimelineEntry
 from npu_agent.core.trends import Trend, TrendKind, Trends
 
@@ -187,6 +187,22 @@ def cordon_entries(before: Cordons, after: Cordons) -> Iterator[TimelineEntry]:
         else:
             facts = {"reason": reason}
             yield TimelineEntry("NPUCordoned", cards, facts=facts, subject="card")
+
+
+def eviction_entries(before: EvictionState, after: EvictionState) -> Iterator[TimelineEntry]:
+    for evicted in after.evicted:
+        if evicted not in before.evicted:
+            yield TimelineEntry(
+                "PodNotEvicted" if evicted.left else "PodEvicted",
+                (evicted.card,),
+                (evicted.pod,),
+                {
+                    "uid": evicted.uid,
+                    "seconds": evicted.seconds,
+                    "daemon": evicted.of_daemon_set,
+                },
+                subject="assignments",
+            )
 
 
 def config_entries(before: ConfigState, after: ConfigState) -> Iterator[TimelineEntry]:

@@ -73,6 +73,8 @@ Kind = Literal[
     "NodeNotWatched",
     "LabelsNotApplied",
     "ConditionNotWritten",
+    "EvictionForbidden",  # The agent may evict no Pod
+    "EvictionWaits",  # A Pod on a failed card is to be evicted, and is not yet
     # Notes.
     "CardsSimulated",
     "Maintenance",
@@ -114,6 +116,16 @@ Clause = Literal[
     "Throttled",
 ]
 """Kinds of what is so of a card, within the text of another message."""
+
+EvictionClause = Literal[
+    "EvictionOfHost",
+    "EvictionInMaintenance",
+    "EvictionInDoubt",
+    "EvictionBudget",
+    "EvictionFailed",
+    "EvictedFrom",
+]
+"""Kinds of why a Pod is not evicted yet, and of what is said to one that was."""
 
 ConditionClause = Literal[
     "CardsHealthy",
@@ -204,6 +216,8 @@ TRAITS: Mapping[Kind, KindTraits] = {
     "ConditionNotWritten": KindTraits(
         "condition", "npuconditionnotwritten", waits=True, doctor=True
     ),
+    "EvictionForbidden": KindTraits("node", doctor=True),
+    "EvictionWaits": KindTraits("assignments"),
     "CardsSimulated": KindTraits("hardware", severity="info"),
     "Maintenance": KindTraits("node", severity="info"),
     "CardLongMissing": KindTraits("card", "npucardmissing", "info"),

@@ -71,8 +71,6 @@ class DraWishes:
     by_index: bool = False
     partitions: bool = False
     """As `pool` takes it."""
-    evict: bool = False
-    """Whether an unhealthy card's Pods are to be evicted."""
     impossible: str | None = ""
     """Why this node cannot do DRA; "": it can; None: the API server has not said."""
 
@@ -90,6 +88,8 @@ class Facts:
     unknown."""
     degraded: Mapping[str, Collection[TrendKind]] = field(default_factory=dict)
     """Remarks on working cards, by ID."""
+    evicting: Collection[str] = frozenset()
+    """The unhealthy cards whose Pods are to end now, by ID: `npu_agent.core.evictions`."""
 
     @cached_property
     def cards(self) -> list[Card]:
@@ -220,7 +220,7 @@ def claim_pool(
             taints=taints(
                 dra.driver,
                 device.device,
-                evict=wishes.evict,
+                evict=device.device.card_id in facts.evicting,
                 held=conflicts.against(None, device.device) is not None,
                 cordoned=device.device.card_id in facts.cordons,
                 trends=facts.degraded.get(device.device.card_id, ()),

@@ -18,7 +18,7 @@ from typing import Literal
 
 from npu_agent.core.counts import Counts, DraCounts, Histogram
 from npu_agent.core.hardware import CardState, HealthState, Snapshot
-from npu_agent.core.kinds import Problem
+from npu_agent.core.kinds import Message, NamedCard, Problem
 from npu_agent.core.ledger import (
     Assignment,
     Footprint,
@@ -196,6 +196,45 @@ class ConditionState:
     """Why it cannot be written, with the remedy; None while nothing is wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class EvictedPod:
+    """A Pod that was evicted because its card had failed, or that was left alone."""
+
+    pod: str
+    """``namespace/pod``."""
+    uid: str
+    card: NamedCard
+    seconds: int
+    """For which its card had failed."""
+    left: bool = False
+    """Whether it was left: its owner would start it again on this Node."""
+    of_daemon_set: bool = False
+    """Of one that was left; else it is a static Pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A Pod on a failed card that is to be evicted, and is not yet."""
+
+    pod: str
+    """``namespace/pod``."""
+    card: NamedCard
+    why: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionState:
+    """What became of the Pods whose cards have failed."""
+
+    evicted: tuple[EvictedPod, ...] = ()
+    """The last ones, and those that were left; the latest comes last."""
+    waiting: tuple[WaitingPod, ...] = ()
+    refusal: str = ""
+    """Why the agent can evict no Pod, with the remedy; empty: it can, or need not."""
+    results: Mapping[str, int] = field(default_factory=dict)
+    """Attempts, by result: ``evicted``, ``refused`` by a budget, ``left``, ``failed``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsState:
     """The certificate of the public port."""
@@ -324,6 +363,7 @@ class AgentState:
     """None: labels are switched off."""
     condition: ConditionState | None = None
     """None: the Node's condition is switched off."""
+    evictions: EvictionState = field(default_factory=EvictionState)
     maintenance: str = ""
     """The maintenance of the Node, for people; empty: none."""
     trends: Trends = field(default_factory=Trends)

@@ -61,6 +61,8 @@ EntryKind = Literal[
     "LabelsApplied",
     "NPUReleased",
     "NPUGiven",
+    "PodEvicted",
+    "PodNotEvicted",  # It keeps a card that has failed
 ]
 """Kinds of entries. They are a contract: ``kind`` in /status.json, and the reasons of Events."""
 
@@ -113,6 +115,8 @@ ENTRIES: Mapping[EntryKind, EntryTraits] = {
     "LabelsApplied": EntryTraits("good"),
     "NPUReleased": EntryTraits("plain"),
     "NPUGiven": EntryTraits("plain"),
+    "PodEvicted": EntryTraits("warn", True),
+    "PodNotEvicted": EntryTraits("warn", True),
 }
 
 

@@ -319,9 +319,12 @@ class Api:
         """Sends a request; its answer is a 2xx, else an ApiError is raised."""
         connection = await self._connect()
         async with connection.in_use():
-            node = connection.credentials.node if request.reads_of_node else None
+            of_node = request.reads_of_node or request.as_node
+            node = connection.credentials.node if of_node else None
             if node and not await self._may_read_as(node, connection):
                 node = None
+            if request.as_node and node is None:
+                raise errors.not_as_node(request, self.reads)
             async with await connection.send(request, node) as response:
                 await self._check(request, response, connection)
                 yield response

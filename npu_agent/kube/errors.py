@@ -20,6 +20,7 @@ from npu_agent.text import one_line
 from npu_agent.typedjson import InvalidJsonError, decode
 
 if TYPE_CHECKING:
+    from npu_agent.core.state import ApiState
     from npu_agent.kube.credentials import Credentials
     from npu_agent.kube.request import Request
 
@@ -59,6 +60,10 @@ _UNKNOWN = (
 _NO_RIGHT = (
     "{source} has no right to {verb} {resource}: `npu-agent doctor` shows the command that "
     "restores it"
+)
+_AS_NODE = (
+    "add the components impersonation and eviction (Helm: rbacMode: impersonation, eviction: true) "
+    "on Kubernetes 1.36 or later"
 )
 NOT_RBAC = "that is not RBAC's refusal: see the admission policy or webhook it names"
 _NO_DRA = "it does not serve resource.k8s.io/v1: DRA needs Kubernetes 1.34 or later"
@@ -190,6 +195,12 @@ def answered(
     remedy = remedy.format(source=source, verb=verb, resource=request.resource)
     wait = retry_after(headers.get("Retry-After"))
     return ApiError(what, remedy, kind=kind, status=status, retry_after=wait, causes=causes)
+
+
+def not_as_node(request: Request[Any], reads: ApiState | None) -> ApiError:
+    """It was not sent, as the agent cannot act as its Node here."""
+    why = reads.refusal if reads else "only the token of a Pod names a Node"
+    return ApiError(f"cannot {request} as the Node: {why}", _AS_NODE, kind=ErrorKind.FORBIDDEN)
 
 
 def bad_certificate(error: OSError, credentials: Credentials) -> ApiError:

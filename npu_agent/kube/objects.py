@@ -260,3 +260,76 @@ class ResourceSlice(Object, frozen=True):
     """A ResourceSlice."""
 
     spec: SliceSpec
+
+
+class PodClaim(Struct, frozen=True):
+    """A claim that a Pod refers to, by its name or by a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodClaimStatus(Struct, frozen=True):
+    """The claim that was made of a template; None: none was needed."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class ExtendedClaim(Struct, frozen=True):
+    """The claim that the scheduler made for extended resources (KEP-5004)."""
+
+    resource_claim_name: str
+    request_mappings: tuple[Plain, ...] = ()
+
+
+class HolderSpec(Struct, frozen=True):
+    """The Node and the claims of a Pod."""
+
+    node_name: str = ""
+    resource_claims: tuple[PodClaim, ...] = ()
+
+
+class HolderStatus(Struct, frozen=True):
+    """The phase of a Pod, and the claims that were made for it."""
+
+    phase: str = "Pending"
+    resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
+    extended_resource_claim_status: ExtendedClaim | None = None
+
+
+class HolderPod(Object, frozen=True):
+    """A Pod, as far as it may hold NPUs."""
+
+    spec: HolderSpec = HolderSpec()
+    status: HolderStatus = HolderStatus()
+
+    @property
+    def named_claims(self) -> tuple[str, ...]:
+        """The names of the ResourceClaims that its spec refers to, and that there are."""
+        made = {made.name: made.resource_claim_name for made in self.status.resource_claim_statuses}
+        names = (ref.resource_claim_name or made.get(ref.name) for ref in self.spec.resource_claims)
+        return tuple(filter(None, names))
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The names of all its ResourceClaims, in its namespace."""
+        extended = self.status.extended_resource_claim_status
+        return (*self.named_claims, *([extended.resource_claim_name] if extended else ()))
+
+    @property
+    def of_daemon_set(self) -> bool:
+        return any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is the mirror of a static Pod: a file of the node."""
+        return "kubernetes.io/config.mirror" in self.metadata.annotations
+
+    @property
+    def stays(self) -> str:
+        """Why it would be back after an eviction; "" if it would not."""
+        if self.is_static:
+            return "a static Pod of the node"
+        return "a Pod of a DaemonSet" if self.of_daemon_set else ""

@@ -59,6 +59,8 @@ class Request(Generic[T]):
     manager: str = ""
     """Who owns what is applied; "": `FIELD_MANAGER`."""
     metadata_only: bool = False
+    as_node: bool = False
+    """Whether only the Node may do it: by constrained impersonation, or not at all."""
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     largest: int = LARGEST_OBJECT

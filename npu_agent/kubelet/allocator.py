@@ -179,6 +179,8 @@ class Allocator:
         self.wishes = inputs.wishes
         self.cordons = inputs.cordons
         self.degraded = inputs.degraded
+        self.evicting: Feed[frozenset[str]] = Feed(frozenset())
+        """The unhealthy cards whose Pods are to end now, by ID; the `Evictor` publishes them."""
         self.specs = specs
         self._timing = timing or AllocatorTiming()
         self._clock = self._timing.clock
@@ -310,7 +312,7 @@ class Allocator:
 
     def _planned_from(self) -> tuple[Feed[Any], ...]:
         return (
-            *(self._snapshots, self.wishes, self.cordons.cards, self.degraded),
+            *(self._snapshots, self.wishes, self.cordons.cards, self.degraded, self.evicting),
             *(self.pod_resources.holdings, self.drivers_in_recovery),
             self.published,
             *(self.pool.wishes, self.pool.slices, self.pool.confirmed),
@@ -472,6 +474,7 @@ class Allocator:
             cordons=self.cordons.cards.value,
             recovering=self.drivers_in_recovery.value,
             degraded=self.degraded.value,
+            evicting=self.evicting.value,
         )
 
     async def grant(self, resource: str, devices: Sequence[Device]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from npu_agent import __version__
 from npu_agent.backoff import Backoff
@@ -123,6 +123,14 @@ class EventLimits:
     """Between two tries."""
 
 
+class PodRef(NamedTuple):
+    """A Pod of this Node."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """An entry of the timeline, as an Event of the Node has it."""
@@ -134,6 +142,8 @@ class Event:
     warning: bool
     pods: tuple[str, ...] = ()
     """Those that use the card, ``namespace/pod``."""
+    about: PodRef | None = None
+    """The Pod that it is about; None: the Node."""
 
 
 def events(
@@ -160,6 +170,11 @@ def events(
         if traits.problem:
             message += f": {ENGLISH.remedy(Message(traits.problem, cause=entry.cause))}"
         yield Event(reason=entry.kind, message=message, warning=warning, pods=pods)
+        if entry.kind == "PodEvicted":
+            namespace, _, pod = entry.pods[0].partition("/")
+            ref = PodRef(namespace, pod, str(entry.facts["uid"]))
+            reason = ENGLISH.text(Message("EvictedFrom", entry.cards, facts=entry.facts))
+            yield Event(reason=entry.kind, message=reason, warning=True, about=ref)
 
 
 def _pods(card: CardState, usages: Iterable[Usage]) -> tuple[str, ...]:
@@ -298,22 +313,27 @@ def _request(event: Event, queued: _Queued, node: str) -> Request[object]:
     """Creates the Event or counts it up, by server-side apply: once more changes nothing."""
     # A Node's name may have 253 characters, and so may an Event's. What is before a dot ends with
     # a letter or digit.
-    name = f"{node[:230].rstrip('.-')}.{queued.name}"
+    about = event.about
+    name = f"{(about.name if about else node)[:230].rstrip('.-')}.{queued.name}"
+    namespace = about.namespace if about else NAMESPACE
+    # The kubelet's Events have the Node's name as its UID too, and kubectl finds both.
+    subject = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    if about:
+        subject = {"apiVersion": "v1", "kind": "Pod", **about._asdict()}
     message = event.message
     if len(message) > _LONGEST:
         message = message[: _LONGEST - 3] + "..."
     return Request(
         verb="apply",
         kind="Event",
-        namespace=NAMESPACE,
+        namespace=namespace,
         name=name,
         answer=object,
         body={
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"namespace": NAMESPACE, "name": name},
-            # The kubelet's Events have the Node's name as its UID too, and kubectl finds both.
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "metadata": {"namespace": namespace, "name": name},
+            "involvedObject": subject,
             "reason": event.reason,
             "message": message,
             "type": "Warning" if event.warning else "Normal",

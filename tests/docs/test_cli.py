@@ -31,7 +31,7 @@ def test_the_errors_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_list_of_events_has_each_reason() -> None:
     [section] = re.findall(r"### Events of the Node\n(.*?)\n###", PAGE.text, re.DOTALL)
     reasons = {kind for kind, traits in ENTRIES.items() if traits.is_event}
-    assert set(re.findall(r"`((?:NPU|Config|DRA)[A-Z]\w+)`", section)) == reasons
+    assert set(re.findall(r"`((?:NPU|Config|DRA|Pod)[A-Z]\w+)`", section)) == reasons
 
 
 def test_each_key_of_the_table_is_in_the_document_that_the_page_shows() -> None:

@@ -13,7 +13,16 @@ import pytest
 from msgspec import structs, to_builtins
 
 from npu_agent.core.hardware import Cause, Health, HealthState
-from npu_agent.core.kinds import TRAITS, Clause, ConditionClause, Kind, Message, NamedCard, Problem
+from npu_agent.core.kinds import (
+    TRAITS,
+    Clause,
+    ConditionClause,
+    EvictionClause,
+    Kind,
+    Message,
+    NamedCard,
+    Problem,
+)
 from npu_agent.core.problems import notes, problems
 from npu_agent.core.state import AgentState, SessionPhase
 from npu_agent.core.timeline import ENTRIES, EntryKind, TimelineEntry
@@ -81,6 +90,9 @@ FACTS: dict[str, object] = {
     "wanted": 8,
     "held": True,
     "seen": 8,
+    "seconds": 31,
+    "daemon": True,
+    "budget": "BUDGET",
 }
 CARDS = (NamedCard("ID1", "npu0"), NamedCard("ID2", "npu1"))
 PODS = ("ml/train-10", "ml/train-9")
@@ -96,7 +108,7 @@ def a_problem(kind: Kind, count: int, pods: tuple[str, ...] = ()) -> Problem:
 
 
 def an_entry(kind: EntryKind) -> TimelineEntry:
-    return TimelineEntry(kind, CARDS[:1], facts=FACTS, subject="card")
+    return TimelineEntry(kind, CARDS[:1], PODS[:1], facts=FACTS, subject="card")
 
 
 def state() -> AgentState:
@@ -117,7 +129,8 @@ def all_words(language: str) -> Iterator[str]:
         yield f"{cause.value}: {writer.reason(replace(HEALTH, cause=cause))}"
         every = Problem("AllCardsUnhealthy", CARDS, facts=FACTS, cause=cause)
         yield f"{cause.value}: {writer.text(every)}; {writer.remedy(every)}"
-    clauses = (*get_args(Clause), *(get_args(ConditionClause) if language == "en" else ()))
+    clauses = (*get_args(Clause), *get_args(EvictionClause))
+    clauses += get_args(ConditionClause) if language == "en" else ()
     for clause in clauses:
         yield f"{clause}: {writer.text(Message(clause, CARDS, PODS, FACTS))}"
 
@@ -146,6 +159,7 @@ def test_the_english_table_has_every_kind_and_no_other() -> None:
         *TRAITS,
         *ENTRIES,
         *get_args(Clause),
+        *get_args(EvictionClause),
         *get_args(ConditionClause),
     }
     assert english.causes.keys() == set(Cause)

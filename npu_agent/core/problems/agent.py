@@ -9,7 +9,13 @@ from functools import partial
 from npu_agent.core.cordon import unknown as unknown_cordons
 from npu_agent.core.kinds import TRAITS, Kind, Problem
 from npu_agent.core.offer import advertise, names
-from npu_agent.core.state import AgentState, DraState, SessionPhase, SessionStatus
+from npu_agent.core.state import (
+    AgentState,
+    DraState,
+    SessionPhase,
+    SessionStatus,
+    WaitingPod,
+)
 
 _NOT_REGISTERED: tuple[Kind, Kind] = ("ResourceNotRegistered", "DRANotRegistered")
 """Kinds whose one origin is a kubelet that is away."""
@@ -24,6 +30,7 @@ def problems(state: AgentState) -> Iterator[Problem]:
         *_of_config(state),
         *_of_allocation(state, has_kubelet),
         *_of_the_node(state),
+        *_of_evictions(state),
         *_of_the_host(state),
     ]
     waiting = [problem for problem in every if TRAITS[problem.kind].waits]
@@ -151,6 +158,23 @@ def _of_the_node(state: AgentState) -> Iterator[Problem]:
     for kind, error in errors:
         if error is not None:
             yield Problem(kind, facts={"error": error})
+
+
+def _of_evictions(state: AgentState) -> Iterator[Problem]:
+    """Yields why Pods of failed cards are not evicted: each reason once."""
+    evictions = state.evictions
+    if evictions.refusal:
+        yield Problem("EvictionForbidden", facts={"error": evictions.refusal})
+    by_reason: dict[str, list[WaitingPod]] = {}
+    for waiting in evictions.waiting:
+        by_reason.setdefault(repr(waiting.why), []).append(waiting)
+    for alike in by_reason.values():
+        yield Problem(
+            "EvictionWaits",
+            tuple(dict.fromkeys(waiting.card for waiting in alike)),
+            tuple(waiting.pod for waiting in alike),
+            {"why": alike[0].why},
+        )
 
 
 def _with_commands(problem: Problem, state: AgentState) -> Problem:

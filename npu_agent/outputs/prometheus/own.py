@@ -57,6 +57,7 @@ _HELP = {
     "card_cordoned": "Whether a person has taken the card out of service: 1 or 0.",
     "card_degraded": "A working card that is degraded, by cause; always 1.",
     "events_total": "Events about the Node, by result.",
+    "evictions_total": "Pods of failed cards that were to be evicted, by result.",
     "reading_age_seconds": "Seconds since the telemetry of the card was last read.",
     "reading_failures_total": "Probes and readings of a card that failed, by reason.",
     "part_restarts_total": "Restarts of a part of the agent after a failure.",
@@ -100,6 +101,7 @@ def _agent(state: AgentState) -> Iterator[Named]:
     yield "loop_lag_seconds", "", state.lag
     yield from _by("labels_applied_total", "", "result", state.labels_applied)
     yield from _by("events_total", "", "result", state.events)
+    yield from _by("evictions_total", "", "result", state.evictions.results)
     yield from _by("part_restarts_total", "", "part", state.restarts)
     yield from _by("page_failures_total", "", "family", state.page_failures)
     yield from _by("authorizations_total", "", "result", state.authorizations)

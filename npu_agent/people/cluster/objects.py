@@ -16,6 +16,9 @@ import msgspec
 from npu_agent.kube.objects import (
     ApiTaint,
     Condition,
+    HolderPod,
+    HolderSpec,
+    HolderStatus,
     Node,
     Object,
     Plain,
@@ -62,45 +65,21 @@ class Container(Struct, frozen=True):
     restart_policy: str = ""
 
 
-class PodClaim(Struct, frozen=True):
-    """A claim that a Pod refers to, by its name or by a template."""
-
-    name: str
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
-
-
 class SchedulingGate(Struct, frozen=True):
     """The scheduler ignores a Pod until its gates are removed, by who added them."""
 
     name: str
 
 
-class PodSpec(Struct, frozen=True):
+class PodSpec(HolderSpec, frozen=True):
     """The Node, the containers and the claims of a Pod."""
 
-    node_name: str = ""
     service_account_name: str = ""
     scheduler_name: str = "default-scheduler"
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     image_pull_secrets: tuple[Plain, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
-    resource_claims: tuple[PodClaim, ...] = ()
-
-
-class PodClaimStatus(Struct, frozen=True):
-    """The claim that was made of a template; None: none was needed."""
-
-    name: str
-    resource_claim_name: str | None = None
-
-
-class ExtendedClaim(Struct, frozen=True):
-    """The claim that the scheduler made for extended resources (KEP-5004)."""
-
-    resource_claim_name: str
-    request_mappings: tuple[Plain, ...] = ()
 
 
 class HealthOf(Struct, frozen=True, rename={"resource_id": "resourceID"}):
@@ -124,31 +103,20 @@ class ContainerStatus(Struct, frozen=True):
     allocated_resources_status: tuple[Allocated, ...] = ()
 
 
-class PodStatus(Struct, frozen=True):
+class PodStatus(HolderStatus, frozen=True):
     """The state of a Pod."""
 
-    phase: str = "Pending"
     start_time: str | None = None
     conditions: tuple[Condition, ...] = ()
-    resource_claim_statuses: tuple[PodClaimStatus, ...] = ()
-    extended_resource_claim_status: ExtendedClaim | None = None
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(Object, frozen=True):
+class Pod(HolderPod, frozen=True):
     """A Pod."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-
-    @property
-    def stays(self) -> str:
-        """Why it would be back after an eviction; "" if it would not."""
-        if "kubernetes.io/config.mirror" in self.metadata.annotations:
-            return "a static Pod of the node"
-        daemon = any(owner.kind == "DaemonSet" for owner in self.metadata.owner_references)
-        return "a Pod of a DaemonSet" if daemon else ""
 
     @property
     def agent_container(self) -> Container | None:
@@ -165,15 +133,6 @@ class Pod(Object, frozen=True):
         """The port of an agent's metrics and report; None: no container names it."""
         ports = self.agent_container.ports if self.agent_container else ()
         return next((port.container_port for port in ports if port.name == "metrics"), None)
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """The names of its ResourceClaims that there are, in its namespace."""
-        made = {made.name: made.resource_claim_name for made in self.status.resource_claim_statuses}
-        names = [ref.resource_claim_name or made.get(ref.name) for ref in self.spec.resource_claims]
-        if extended := self.status.extended_resource_claim_status:
-            names.append(extended.resource_claim_name)
-        return tuple(filter(None, names))
 
 
 class PodTemplate(Struct, frozen=True):

@@ -12,14 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npu_agent.kube.objects import ApiTaint, Node, Plain, ResourceClaim
+from npu_agent.kube.objects import ApiTaint, Node, Plain, PodClaim, ResourceClaim
 from npu_agent.people.cluster import cel, rows
 from npu_agent.people.cluster.fetch import AgentReports
 from npu_agent.people.cluster.objects import (
     Cluster,
     DeviceClass,
     Pod,
-    PodClaim,
     condition,
     expressions,
 )

@@ -1,6 +1,6 @@
 """`npu-agent drain`: cordons a card, evicts the Pods that hold it, and waits until it is free.
 
-With the rights of the person who asks: the agent has none to evict. What the agent's page says is
+With the rights of the person who asks, and not the agent's. What the agent's page says is
 held against the Pods' own objects before anything happens to them.
 """
 
@@ -10,12 +10,10 @@ import argparse
 import asyncio
 import time
 from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
 
 from npu_agent.cli import CommandError
 from npu_agent.kube import Api, ApiError, ErrorKind
-from npu_agent.kube.request import Request
+from npu_agent.kube.eviction import evict
 from npu_agent.people.cluster import rows
 from npu_agent.people.cluster.fetch import AgentReports, fetch, report_of
 from npu_agent.people.cluster.objects import Pod
@@ -169,18 +167,8 @@ async def _evict(
             f"{pod.key} is {pod.stays}, which an eviction would bring back: it was not "
             "evicted, and the card stays cordoned; delete its owner, or keep it off this Node"
         )
-    options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
-    if grace_period is not None:
-        options["gracePeriodSeconds"] = grace_period
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"namespace": pod.namespace, "name": pod.name},
-        "deleteOptions": options,
-    }
-    of_pod = Request("create", "Pod", object, namespace=pod.namespace, name=pod.name)
     try:
-        await api.ask(replace(of_pod, subresource="eviction", body=eviction))
+        await evict(api, pod, grace_period=grace_period)
     except ApiError as error:
         if error.kind is ErrorKind.TOO_MANY:
             return _delay(pod, error), error.retry_after or 0.0
