@@ -30,6 +30,7 @@ VALUES: dict[str, Object] = {
     "impersonation": {"rbac": {"mode": "impersonation"}},
     "nfd-output": {"nfdOutput": True},
     "node-condition": {"nodeCondition": True},
+    "eviction": {"rbac": {"mode": "impersonation"}, "eviction": True},
     "recursive-read-only": {"recursiveReadOnly": True},
     "selinux": {"seLinuxOptions": {"type": "container_device_plugin_t"}},
     "openshift": {"openshift": True},
@@ -43,6 +44,8 @@ VALUES: dict[str, Object] = {
     "simulate": {"simulate": "warboy=2,rngd=1"},
 }
 """The values that stand for each component."""
+WITH = {"eviction": ["impersonation"]}
+"""Components that come behind others."""
 ALONE = ("simulate", "servicemonitor")
 TOGETHER = [name for name in VALUES if not name.startswith("nodes-") and name not in ALONE]
 """Components that go with each other."""
@@ -97,7 +100,7 @@ def test_the_defaults_are_the_kustomize_base(overlay: Overlay) -> None:
 @pytest.mark.parametrize("component", VALUES)
 def test_a_value_is_its_component(component: str, overlay: Overlay) -> None:
     made = comparable(template(VALUES[component]))
-    assert made == comparable(overlay([component]))
+    assert made == comparable(overlay([*WITH.get(component, ()), component]))
     assert made != comparable(template({}))
 
 
@@ -198,6 +201,7 @@ def test_the_kubelets_directories_follow_the_config() -> None:
         ({"config": {"allocation": {"api": "auto"}}}, DRA, "dra.enabled to true"),
         ({"config": {"resources": [BY_DRA]}}, DRA, "dra.enabled to true"),
         ({"dra": {"classes": True}}, {"dra": {"enabled": True, "classes": True}}, "dra.enabled to"),
+        ({"eviction": True}, {"rbac": {"mode": "impersonation"}}, "rbac.mode to impersonation"),
     ],
 )
 def test_values_that_need_another_one_are_refused_without_it(
@@ -233,6 +237,12 @@ def test_the_mode_auto_follows_the_version_of_the_cluster(version: str, mode: st
 
     assert roles("auto") == roles(mode)
     assert roles("policies") != roles("impersonation")
+
+
+def test_evictions_take_a_cluster_where_the_agent_acts_as_its_node() -> None:
+    words = ("template", "x", CHART, "--set", "eviction=true,rbac.mode=auto", "--kube-version")
+    assert run("helm", *words, "1.36.0").returncode == 0
+    assert "needs Kubernetes 1.36 or newer" in run("helm", *words, "1.35.4").stderr
 
 
 def test_the_classes_of_dra_are_those_of_the_component(overlay: Overlay) -> None:

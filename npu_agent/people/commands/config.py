@@ -42,11 +42,13 @@ def _read(file: Path) -> config.Effective:
 
 
 def notes(checked: config.Config) -> Iterator[str]:
-    """Yields what is valid, and has no effect or an unlikely one."""
-    apis = {checked.allocation.api, *(node.api for node in checked.allocation.nodes)}
-    apis |= {resource.api for resource in checked.resources if resource.api}
-    if checked.health.evict and apis.isdisjoint({"dra", "auto"}):
-        yield "health.evict has no effect: no card is offered by DRA (allocation.api)"
+    """Yields what is valid, and takes more than this file or has an unlikely effect."""
+    if checked.health.evict:
+        yield (
+            "health.evict takes the components impersonation and eviction (Helm: rbac.mode: "
+            "impersonation, eviction: true); without them it reaches only Pods that name a "
+            "ResourceClaim"
+        )
     host, _ = checked.metrics.address
     if host and ip_address(host).is_loopback:
         listen = checked.metrics.listen

@@ -25,6 +25,8 @@ from npu_agent.people.doctor.check import (
 )
 
 _COMPONENTS = {
+    "pods": "eviction (Helm: eviction)",
+    "pods/eviction": "eviction (Helm: eviction)",
     "nodes/status": "node-condition (Helm: nodeCondition)",
     "authentication.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
     "authorization.k8s.io": "metrics-authorization (Helm: metricsAuthorization)",
@@ -32,11 +34,17 @@ _COMPONENTS = {
 }
 """The component that has the rights for an API group, or for a resource."""
 
+_AS_NODE = "impersonate-on:associated-node:"
+"""Before a verb: the right to do it as the own Node (KEP-5284)."""
+
 _NFD = "feature.node.kubernetes.io/"
 """The labels of Node Feature Discovery; with the component nodes-nfd the agent waits for one."""
 
 Right = tuple[str, str, str]
 """A verb, an API group and a resource."""
+
+_EVICTION_RIGHTS: tuple[Right, ...] = (("get", "", "pods"), ("create", "", "pods/eviction"))
+"""Those of the agent as its Node; its account has none of them."""
 
 _DRA_RIGHTS: tuple[Right, ...] = (
     ("get", "resource.k8s.io", "resourceclaims"),
@@ -57,6 +65,8 @@ async def lines(context: Context) -> Lines:
     yield "rights", _rights(context)
     if context.node_name:
         yield "Node", _node(context)
+    if context.config.health.evict:
+        yield "evictions", _evictions(context)
 
 
 def wanted(context: Context) -> tuple[Right, ...]:
@@ -74,6 +84,8 @@ def wanted(context: Context) -> tuple[Right, ...]:
         rights.append(("patch", "", "nodes"))
     if config.health.condition.type:
         rights.append(("patch", "", "nodes/status"))
+    if config.health.evict:
+        rights += _EVICTION_RIGHTS
     if config.events:
         rights += [("create", "", "events"), ("patch", "", "events")]
     if config.metrics.authorization == "kubernetes":
@@ -121,9 +133,12 @@ async def access(context: Context) -> Rights:
                 await read(api, context.node_name)
         as_node = api.reads is not None and api.reads.as_node
         for verb, group, resource in rights:
+            evicts = (verb, group, resource) in _EVICTION_RIGHTS
+            if evicts and not as_node:
+                continue  # which has a line of its own
             asked = verb
-            if as_node and verb in READS and resource in OF_NODES:
-                asked = f"impersonate-on:associated-node:{verb}"
+            if evicts or (as_node and verb in READS and resource in OF_NODES):
+                asked = f"{_AS_NODE}{verb}"
             name = (context.node_name or "") if resource.startswith("nodes") else ""
             namespace = NAMESPACE if resource == "events" else ""
             try:
@@ -185,6 +200,21 @@ async def _rights(context: Context) -> Check:
     for component in dict.fromkeys(_COMPONENTS[right] for right in of if right in _COMPONENTS):
         remedy += f". If rights are missing then, add k8s/components/{component}"
     return wrong(detail, remedy, context.restore_rights())
+
+
+async def _evictions(context: Context) -> Check:
+    reads = (await context.probe(access)).reads
+    if reads is not None and reads.as_node:
+        return ok("of Pods with a card that fails, by the agent as its Node")
+    if not context.in_pod:
+        return unknown("only the token of a Pod names a Node to act as", "ask in the agent's Pod")
+    return note(
+        "health.evict reaches only Pods that name a ResourceClaim, by the card's taint: the agent "
+        "may not act as its Node",
+        "for the others, add k8s/components/impersonation and k8s/components/eviction (Helm: "
+        "rbac.mode: impersonation, eviction: true); they take Kubernetes 1.36 or newer, with the "
+        "feature gate ConstrainedImpersonation",
+    )
 
 
 async def _node(context: Context) -> Check:

@@ -17,23 +17,24 @@ from npu_agent.people.commands.config import _read, json_schema, show
 from npu_agent.vendors import SPEC
 from tests.config.strategies import CONFIGS, FEW
 
-NOTE = "note: health.evict has no effect: no card is offered by DRA (allocation.api)"
+EVICTION = (
+    "note: health.evict takes the components impersonation and eviction (Helm: rbac.mode: "
+    "impersonation, eviction: true); without them it reaches only Pods that name a ResourceClaim"
+)
 LOOPBACK = "note: metrics.listen is {}: no Prometheus outside the Pod reaches it"
 
 
 @pytest.mark.parametrize(
     ("content", "notes"),
     [
-        ("health: {evict: true}", [NOTE]),
-        ("health: {evict: true}\nallocation: {api: auto}", []),
-        ("health: {evict: true}\nresources: [{name: a.b/c, family: rngd, api: dra}]", []),
+        ("health: {evict: true}", [EVICTION]),
         ("metrics: {listen: '127.0.0.1:9100'}", [LOOPBACK.format("127.0.0.1:9100")]),
         ("metrics: {listen: '[::1]:9100'}", [LOOPBACK.format("[::1]:9100")]),
         ("metrics: {listen: '192.0.2.1:9100'}", []),
         ("interval: 5", []),
     ],
 )
-def test_a_key_without_effect_has_a_note(
+def test_a_key_that_takes_more_than_the_file_has_a_note(
     content: str, notes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.yaml"

@@ -18,7 +18,13 @@ import pytest
 from aiohttp import web
 
 from npu_agent.config import MetricsConfig, TlsConfig
-from npu_agent.config.schema import AllocationConfig, LabelsConfig, NodeApi, ResourceSpec
+from npu_agent.config.schema import (
+    AllocationConfig,
+    HealthConfig,
+    LabelsConfig,
+    NodeApi,
+    ResourceSpec,
+)
 from npu_agent.core.hardware import SkippedDevice
 from npu_agent.files import SIMULATION
 from npu_agent.kube import Api
@@ -303,6 +309,37 @@ async def test_the_rights_of_one_that_reads_as_its_node(bound: Node) -> None:
     bound.api.rights.add(("watch", "nodes"))  # it is not what it reads by
     rights = (await bound.examined())["rights"]
     assert rights.detail == f"missing: nodes ({AS_NODE}watch)"
+
+
+EVICTION = {(f"{AS_NODE}get", "pods"), (f"{AS_NODE}create", "pods")}
+READS_AS_NODE = {(f"{AS_NODE}{verb}", "nodes") for verb in ("get", "watch")}
+
+
+async def test_an_agent_that_evicts_needs_the_rights_of_the_component(bound: Node) -> None:
+    bound.reconfigure(health=HealthConfig(evict=True))
+    bound.api.rights |= READS_AS_NODE
+    rights = (await bound.examined())["rights"]
+    assert rights.detail == f"missing: pods ({AS_NODE}get), pods/eviction ({AS_NODE}create)"
+    assert rights.remedy.count("add k8s/components/eviction (Helm: eviction)") == 1
+
+    bound.api.rights |= EVICTION
+    lines = await bound.examined()
+    assert lines["rights"].detail == "all 7 that this configuration needs"
+    assert lines["evictions"].state is State.OK
+
+
+@pytest.mark.parametrize(("in_pod", "state"), [(True, State.NOTE), (False, State.UNKNOWN)])
+async def test_an_agent_that_is_not_its_node_evicts_by_the_taint_only(
+    in_pod: bool, state: State, node: Node
+) -> None:
+    assert "evictions" not in await node.examined()
+    node.reconfigure(health=HealthConfig(evict=True))
+    node.context = replace(node.context, in_pod=in_pod)
+    lines = await node.examined()
+    assert lines["rights"].state is State.OK
+    assert lines["evictions"].state is state
+    text = "only Pods that name a ResourceClaim, by the card's taint"
+    assert (text in lines["evictions"].detail) is in_pod
 
 
 # --- what hangs, and what is our own fault
