@@ -39,6 +39,9 @@ log = logger(__name__)
 
 T = TypeVar("T")
 
+_TICK = 1.0
+"""Seconds, as of `until_tick`: the loop wakes up then anyway, and readings are taken then."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
@@ -364,8 +367,10 @@ class CardWatch:
         throttled = comparison.begun(self.view.reading, reading)
         reading = replace(reading, cores=cores, throttled=throttled)
         self.view = replace(self.view, reading=reading)
-        pause = settings.telemetry_interval - settings.health_interval / 2
-        self._read_at = reading.at + (0.0 if often else pause)  # in time for the probe due then
+        due = reading.at + settings.telemetry_interval
+        due -= due % min(_TICK, settings.telemetry_interval)
+        # In time for the probe due then.
+        self._read_at = reading.at if often else due - settings.health_interval / 2
         self._schedule(reading.at, settings)
 
     def _step(self, verdict: Verdict, settings: ProbeSettings, now: float) -> None:

@@ -967,7 +967,7 @@ async def test_counters_that_wrap_are_read_once_before_a_reading_that_is_far_awa
     root = tree(tmp_path / "host", "warboy=1")
     simulator.apply_fault(root, "npu0", "busy")
     host = Counted(root)
-    unread = replace(QUICK, telemetry_interval=1.0, counter_interval=0.8)
+    unread = replace(QUICK, telemetry_interval=3.0, counter_interval=1.8)
     async with watching(root, host, unread) as watched:
         first = watched.record.value.cards[0].reading
         looks = host.cores_looks
