@@ -219,7 +219,10 @@ def _device(id_: str, healthy: bool, numa_node: int | None) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes((number << 3 | 2,)) + _varint(len(content)) + content
+    length = len(content)
+    if length <= 0x7F:  # as nearly all are: half the time of an Allocate's answer
+        return bytes((number << 3 | 2, length)) + content
+    return bytes((number << 3 | 2,)) + _varint(length) + content
 
 
 def _varint(number: int) -> bytes:
