@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.api import ACCOUNT, MERGE, Asked, ask, delete_dra, refusal
+from tests.e2e.api import ACCOUNT, ADMIN, MERGE, Asked, ask, delete_dra, is_policy, refusal
 from tests.e2e.doctor import checks
 from tests.e2e.dra.claims import claim_of, prepared, run, running, said, slices, verified
 from tests.e2e.manifests import (
@@ -47,13 +47,15 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
     """The agent serves claims and writes its condition, with the component; another Node."""
     directory = tmp_path_factory.mktemp("overlay")
     without = overlay(directory, COMPONENTS)
+    evicting = overlay(directory, [*COMPONENTS, "impersonation", "eviction"])
     rendered = overlay(directory, [*COMPONENTS, "impersonation"])
     node.deploy(CONFIG, str(directory))
     theirs = thing("Node", OTHER, namespace=""), resource_slice("theirs", OTHER, [{"name": "n"}])
     node.apply([*theirs, claim("theirs"), template(ONE)])
     yield {
         "policies": [one for one in without if one["kind"].startswith("ClusterRole")],
-        "impersonation": [one for one in rendered if one["kind"].startswith("ClusterRole")],
+        "impersonation": [one for one in rendered if is_right(one)],
+        "eviction": [one for one in evicting if is_right(one)],
     }
     node.configure({"allocation": {"api": "device-plugin"}})
 
@@ -69,6 +71,11 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
     node.kubectl("delete", "-n=default", "resourceclaim/theirs", f"resourceclaimtemplate/{ONE}")
     delete_dra(node, rendered)
     node.deploy()
+
+
+def is_right(made: Thing) -> bool:
+    """Whether it gives the agent a right, or takes one."""
+    return is_policy(made) or str(made["kind"]).startswith("ClusterRole")
 
 
 @pytest.fixture
@@ -208,6 +215,60 @@ def test_a_claim_is_prepared_and_unprepared_and_then_gone(node: Node, token: str
 def test_a_stolen_token_is_worth_its_own_node(node: Node, token: str) -> None:
     check_reads(node, token, "impersonation")
     check_attacks(node, token)
+
+
+def pod_event(host: str) -> Asked:
+    """An Event about a Pod, which the agent of that node says that it is from."""
+    about = {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "mine"}
+    source = {"component": ACCOUNT, "host": host}
+    event = thing("Event", "x", involvedObject=about, source=source, reason="x", message="x")
+    return "POST", f"{CORE}/events", {**event, "type": "Warning"}, JSON
+
+
+@pytest.mark.usefixtures("pods")
+def test_with_the_component_eviction_a_stolen_token_evicts_pods_of_its_node_and_no_others(
+    node: Node, token: str, rights: Rights
+) -> None:
+    mine = f"system:node:{node.name}"
+
+    def status(attack: Asked, user: str = mine) -> int:
+        return ask(node, token, *attack, user=user).status
+
+    def evict(name: str) -> Asked:
+        body = thing("Eviction", name, "policy/v1")
+        return "POST", f"{CORE}/pods/{name}/eviction", body, JSON
+
+    def read(name: str) -> Asked:
+        return "GET", f"{CORE}/pods/{name}", None, JSON
+
+    assert status(pod_event(node.name), "") == 403
+    node.apply(rights["eviction"])
+    try:
+        node.wait_equal("the right to evict", lambda: status(evict("mine")), 201)
+        node.wait_equal("Events about Pods", lambda: status(pod_event(node.name), ""), 201)
+
+        assert status(read("mine")) == 200
+        answer = ask(node, token, *evict("theirs"), user=mine)
+        assert "can only evict pods with spec.nodeName set to itself" in refusal(answer)
+        assert status(read("theirs")) == 403
+        assert status(pod_event(OTHER), "") == 403
+        for user in ("", f"system:node:{OTHER}", "admin"):
+            for name in ("mine", "theirs"):
+                assert status(evict(name), user) == status(read(name), user) == 403
+
+        theirs = {"/pods/mine/eviction", "/pods/theirs/eviction"}
+        for attack in attacks(node):
+            if not any(attack[1].endswith(path) for path in theirs):
+                assert answers(node, token, attack) == {403}, attack
+        for path in ("/api/v1/pods", f"{CORE}/secrets", f"{CORE}/configmaps"):
+            assert answers(node, token, ("GET", path, None, JSON)) == {403}
+
+        assert ask(node, token, *evict("mine"), real=True, user=mine).status == 201
+        node.wait_for(
+            "the Pod to be evicted", lambda: ask(node, ADMIN, *read("mine")).status == 404
+        )
+    finally:
+        node.apply(rights["impersonation"])
 
 
 def test_api_servers_before_1_36_have_the_agent_read_by_its_own_rights(
