@@ -187,7 +187,10 @@ def test_the_pod_of_a_dead_card_runs_again_on_a_healthy_one(
     name, uid, card = holder(node, app)
     kill(card)
     evicted(node, uid, app, card)
-    node.wait_for("an Event on the Pod", lambda: bool(told(node, uid)))
+    try:
+        node.wait_for("an Event on the Pod", lambda: bool(told(node, uid)))
+    except Exception:
+        print(asked(node, name), uid, node.kubectl("get","events","-n=default","-o=wide"), node.log()[-5000:]); raise
     (message,) = told(node, uid)
     assert message.startswith(f"its card npu{card} failed ")
     (request,) = asked(node, name)
