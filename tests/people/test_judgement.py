@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from npu_agent.vendors import SPEC
 from npu_agent.vendors.furiosa.sysfs import Furiosa
 from npu_agent.wording import ENGLISH
 from tests.inventory.helpers import tree
+from tests.processes import ran, started
 
 UNHEALTHY = {
     "dead": "the driver reports the card dead",
@@ -175,3 +177,23 @@ async def test_load_is_no_fault(root: Path, fault: str) -> None:
     assert "card" not in doctor
     assert doctor["Kubernetes"].state is State.NOTE
     assert not [check for check in doctor.values() if check.state is State.WRONG]
+
+
+@pytest.fixture
+def limit(tmp_path: Path) -> str:
+    """A config file whose limit idle cards are above."""
+    file = tmp_path / "config.yaml"
+    file.write_text("health: {maxTemperature: 35}\n", encoding="utf-8")
+    return str(file)
+
+
+def test_the_configs_limit_holds_for_verify_too(root: Path, limit: str) -> None:
+    granted = {"NPU_DEVNAME": "npu1pe0-7", "FURIOSA_DEVICES": "npu:1:0-7"}
+    _, out, _ = ran("verify", "--host-root", root, NPU_AGENT_CONFIG_FILE=limit, **granted)
+    assert re.search("^wrong  npu1 health: unhealthy: it is too hot", out, re.MULTILINE), out
+
+
+def test_the_configs_limit_holds_for_info_that_goes_on(root: Path, limit: str) -> None:
+    words = ("info", "-w", "-o", "yaml", "--host-root", root)
+    with started(*words, NPU_AGENT_CONFIG_FILE=limit) as process:
+        process.printed("health: unhealthy")

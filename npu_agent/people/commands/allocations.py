@@ -17,10 +17,11 @@ from npu_agent.vendors import DRA
 
 
 def main(args: argparse.Namespace) -> int:
-    directory = plugin_dir(args, quiet(args))
+    configured = quiet(args)
+    directory = plugin_dir(args, configured)
     if args.watch:
         return run_until_signal(
-            watch_cards(args, lambda snapshot, _: _text(args, directory, snapshot))
+            watch_cards(args, configured, lambda snapshot, _: _text(args, directory, snapshot))
         )
     print(asyncio.run(_once(args, directory)))
     return 0

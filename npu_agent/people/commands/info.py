@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         return await _shown(args, directory, snapshot, view.described(trends))
 
     if args.watch:
-        return run_until_signal(watch_cards(args, watched))
+        return run_until_signal(watch_cards(args, wanted, watched))
     asyncio.run(_once(args, wanted, directory))
     return 0
 

@@ -17,11 +17,13 @@ from threading import current_thread, main_thread
 from typing import Any, Self
 
 from npu_agent.cli import program
+from npu_agent.config import Config
 from npu_agent.core.hardware import Snapshot
 from npu_agent.core.trends import Trends
+from npu_agent.feed import Feed
 from npu_agent.inventory.inventory import Inventory
 from npu_agent.people.commands import view
-from npu_agent.people.commands.common import vendor
+from npu_agent.people.commands.common import probe_settings, vendor
 
 _REFRESH = 2.0
 """Seconds after which a text is made again."""
@@ -114,10 +116,12 @@ async def watch(args: argparse.Namespace, text: Callable[[], Awaitable[str]]) ->
 
 
 async def watch_cards(
-    args: argparse.Namespace, text: Callable[[Snapshot, Trends], Awaitable[str]]
+    args: argparse.Namespace,
+    configured: Config,
+    text: Callable[[Snapshot, Trends], Awaitable[str]],
 ) -> None:
-    """`watch` of a text about the cards."""
-    inventory = Inventory(vendor(args))
+    """`watch` of a text about the cards, probed and judged as the agent does by this config."""
+    inventory = Inventory(vendor(args), Feed(probe_settings(args, configured)))
     # No TaskGroup: it would wrap the BrokenPipeError that `cli.main` handles.
     running = asyncio.create_task(inventory.run())
 

@@ -18,8 +18,10 @@ from pathlib import Path
 
 from npu_agent.cli import FAILED, WRONG, CommandError, host_root
 from npu_agent.core.hardware import Card, CardState, Cause, CoreRange, Health, HealthState, Snapshot
+from npu_agent.core.health import Policy
 from npu_agent.core.offer import Device, Resource, advertise, cover
 from npu_agent.files import is_device
+from npu_agent.inventory.card import ProbeSettings
 from npu_agent.people import iouring
 from npu_agent.people.cards import at_one_moment, read_once
 from npu_agent.people.commands import view
@@ -49,11 +51,11 @@ Named = tuple[int, CoreRange]
 
 def main(args: argparse.Namespace) -> int:
     """Exit code 1 if a job could not run as it is, 2 outside of a container with NPUs."""
-    quiet(args)
+    policy = quiet(args).health.policy
     variables = [name for name, _ in PROFILE.environment]
     if args.expect is None and not any(os.environ.get(name) for name in variables):
         raise CommandError(_OUTSIDE.format(variables=" and ".join(variables)), WRONG)
-    checks = asyncio.run(verify(host_root(args), os.environ, expect=args.expect))
+    checks = asyncio.run(verify(host_root(args), os.environ, policy, expect=args.expect))
     if view.is_data(args):
         print(view.data([check.as_json() for check in checks], args))
     else:
@@ -66,6 +68,7 @@ def main(args: argparse.Namespace) -> int:
 async def verify(
     root: Path,
     environ: Mapping[str, str],
+    policy: Policy,
     *,
     expect: int | None = None,
     deadline: float = 5.0,
@@ -96,7 +99,7 @@ async def verify(
     )
     for lines in opened:
         checks += lines
-    checks += await _judged(root, granted)
+    checks += await _judged(root, granted, policy)
     checks.append(_others(cards, granted))
     checks += _beyond_cards(root, {card.family for card in granted})
     return tuple(checks)
@@ -240,14 +243,14 @@ async def _opened(root: Path, card: Card, devices: list[Device], deadline: float
     return [replace(check, section=card.name) for check in checks]
 
 
-async def _judged(root: Path, granted: Iterable[Card]) -> list[Check]:
+async def _judged(root: Path, granted: Iterable[Card], policy: Policy) -> list[Check]:
     """What the driver shows of these cards in /sys, judged as by the agent.
 
     Nodes are not judged: those of other containers are not here.
     """
     mine = {card.key for card in granted}
-    snapshot = await read_once(VENDOR(root))
-    lasting = view.described(at_one_moment(snapshot))
+    snapshot = await read_once(VENDOR(root), settings=ProbeSettings(policy=policy))
+    lasting = view.described(at_one_moment(snapshot, policy))
     checks: list[Check] = []
     for state in snapshot.cards:
         if state.card.key not in mine:

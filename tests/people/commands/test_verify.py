@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from npu_agent.core.hardware import CardState
+from npu_agent.core.health import Policy
 from npu_agent.kubelet.wire import v1beta1 as wire
 from npu_agent.people import iouring
 from npu_agent.people.commands import verify as room
@@ -38,7 +39,7 @@ class Container:
     environ: dict[str, str]
 
     def checks(self, expect: int | None = None, deadline: float = 5.0) -> dict[str, Check]:
-        checking = room.verify(self.root, self.environ, expect=expect, deadline=deadline)
+        checking = room.verify(self.root, self.environ, Policy(), expect=expect, deadline=deadline)
         found = asyncio.run(checking)
         assert len(found) == len({check.name for check in found})
         return {check.name: check for check in found}
