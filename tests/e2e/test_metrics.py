@@ -33,10 +33,16 @@ class Prometheus:
 
     def query(self, expression: str) -> list[tuple[Series, float]]:
         """An instant query: labels and value of each series."""
-        url = f"http://127.0.0.1:{PORT}/api/v1/query?query={quote(expression)}"
-        answer = json.loads(self._cluster.inside(url))
-        assert answer["status"] == "success", answer
-        return [(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
+        result = self._get(f"query?query={quote(expression)}")["result"]
+        return [(each["metric"], float(each["value"][1])) for each in result]
+
+    def alerts(self, name: str) -> list[dict[str, Any]]:
+        """The alerts of this name that fire, with labels and annotations."""
+        return [
+            alert
+            for alert in self._get("alerts")["alerts"]
+            if alert["labels"]["alertname"] == name and alert["state"] == "firing"
+        ]
 
     def wait(self, expression: str, count: int, timeout: float = SOON) -> list[Series]:
         """Waits until the query has this many series; returns their labels."""
@@ -49,6 +55,12 @@ class Prometheus:
 
         self._cluster.wait_for(expression, so, timeout)
         return found
+
+    def _get(self, path: str) -> dict[str, Any]:
+        answer = json.loads(self._cluster.inside(f"http://127.0.0.1:{PORT}/api/v1/{path}"))
+        assert answer["status"] == "success", answer
+        data: dict[str, Any] = answer["data"]
+        return data
 
 
 @pytest.fixture(scope="module")

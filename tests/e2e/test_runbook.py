@@ -6,13 +6,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.docs.typed import ON_THE_NODE, RUNBOOK, RUNBOOK_LEFT_OUT, runbook_commands
 from tests.e2e.node import AGENT, NAMESPACE, Node
-from tests.terminal import terminal
+from tests.terminal import Terminal, terminal
 
 pytestmark = pytest.mark.one_kubelet
 ALL = [
@@ -74,6 +75,26 @@ def typed(node: Node, command: str, directory: Path) -> str:
     return done.stdout
 
 
+@contextmanager
+def shell_on_the_node(node: Node, directory: Path) -> Iterator[Terminal]:
+    """The shell on the node that the page's command gets; it is left in the end."""
+    words = node.cluster.command("bash", "-c", script(node, SHELL, directory))
+    with terminal(*words) as shell:
+        shell.until("pressing enter|# $")
+        shell.type("\n")
+        shell.until("# $")
+        yield shell
+        shell.type("exit\n")
+        shell.ended()
+
+
+def type_there(shell: Terminal, command: str) -> int:
+    """Types a command in a shell on the node; its exit code."""
+    start = len(shell.output)
+    shell.type(f'{command}; echo "ended=$?"\n')
+    return int(shell.until(r"ended=(\d+)", start)[1])
+
+
 def test_every_command_runs_at_the_desk(node: Node, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("interval: 5\n", encoding="utf-8")
     before = node.agent_run()
@@ -100,22 +121,13 @@ def test_every_command_on_the_node_runs_in_the_shell_that_kubectl_gets_there(
     node: Node, tmp_path: Path
 ) -> None:
     """With the image that the node has: no registry is asked, and there is no ssh."""
-    words = node.cluster.command("bash", "-c", script(node, SHELL, tmp_path))
-    with terminal(*words) as shell:
-        shell.until("pressing enter|# $")
-        shell.type("\n")
-        shell.until("# $")
+    with shell_on_the_node(node, tmp_path) as shell:
         for command in THERE:
-            start = len(shell.output)
-            shell.type(f'{meant(command, node)} >{tmp_path}/typed 2>&1; echo "ended=$?"\n')
-            code = int(shell.until(r"ended=(\d+)", start)[1])
-            assert code != 127, f"the node has no {shlex.split(command)[0]}"
-        start = len(shell.output)
+            written = f"{meant(command, node)} >{tmp_path}/typed 2>&1"
+            assert type_there(shell, written) != 127, f"no {shlex.split(command)[0]} on the node"
         # It is the node's own root: what containers have as /run/containerd is there.
-        shell.type('dmesg | grep -c . ; test -S /run/containerd/containerd.sock; echo "ended=$?"\n')
-        assert shell.until(r"ended=(\d+)", start)[1] == "0"
-        shell.type("exit\n")
-        shell.ended()
+        there = "dmesg | grep -c . ; test -S /run/containerd/containerd.sock"
+        assert type_there(shell, there) == 0
     pods = [pod["metadata"]["name"] for pod in node.objects("pod", NAMESPACE)]
     assert [name for name in pods if name.startswith(f"node-debugger-{node.name}-")]
     typed(node, REMOVAL, tmp_path)
