@@ -62,7 +62,7 @@ _NO_RIGHT = (
     "restores it"
 )
 _AS_NODE = (
-    "add the components impersonation and eviction (Helm: rbacMode: impersonation, eviction: true) "
+    "add the components impersonation and eviction (Helm: rbac.mode impersonation, eviction true) "
     "on Kubernetes 1.36 or later"
 )
 NOT_RBAC = "that is not RBAC's refusal: see the admission policy or webhook it names"

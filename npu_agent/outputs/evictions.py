@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -32,6 +31,7 @@ log = logger(__name__)
 
 RIGHT = "impersonate-on:associated-node:create", "pods/eviction"
 """The verb and the resource of the right to evict this Node's Pods (KEP-5284)."""
+RESULTS = ("evicted", "refused", "left", "failed")
 _KEPT = 40
 """Evictions in `EvictionState.evicted`."""
 
@@ -114,7 +114,7 @@ class Evictor:
         """UIDs of Pods that were evicted, or are left alone, while they are doomed."""
         self._unseen: dict[str, float] = {}
         """When each of the `unseen_cards` was noticed."""
-        self._results: Counter[str] = Counter()
+        self._results: dict[str, int] = {}
         self._next_at = 0.0
         """When the next Pod may be evicted."""
         self._right: str | None = None
@@ -139,6 +139,8 @@ class Evictor:
             self._right = None
             self._publish(Decision())
             return None
+        # From 0 on: `increase` of Prometheus does not see a counter's first step.
+        self._results = self._results or dict.fromkeys(RESULTS, 0)
         await self._look_at_right()
         decision = self._judged()
         self._forget(decision)
