@@ -16,6 +16,7 @@ from npu_agent.core.ledger import PreparedClaim
 from npu_agent.core.state import (
     ConditionState,
     DraState,
+    EvictionState,
     SessionPhase,
     SessionStatus,
     SlicesState,
@@ -101,6 +102,7 @@ def page(found: Snapshot, schema: str, *, openmetrics: bool) -> str:
             condition=ConditionState(type="example.com/Ready", status=True),
             labels_applied=Counter(written=1),
             events=Counter(sent=3),
+            evictions=EvictionState(results={"evicted": 1, "failed": 0}),
             reading_failures={("warboy", "npu0", "hung"): 1},
             restarts=Counter(inventory=0),
             page_failures=Counter(cards=0),
