@@ -92,7 +92,7 @@ def test_a_pod_is_evicted_if_the_config_says_so(node: Node, kill: Callable[[int]
     node.wait_for("a taint", lambda: taints(node, card) != {})
     assert taints(node, card) == {UNHEALTHY: "NoSchedule"}
 
-    node.configure({**CONFIG, "health": {"evict": True}})
+    node.configure({**CONFIG, "health": {"evict": True, "evictAfter": 2}})
     try:
 
         def evicted() -> bool:
