@@ -8,6 +8,7 @@ the agent as its own Node: the API server lets a Node evict its own Pods and no 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -68,14 +69,16 @@ class EvictionTiming:
 
 
 @dataclass(slots=True)
-class _Try:
-    """What is known of a doomed Pod from earlier tries."""
+class _Progress:
+    """How far the Evictor is with a doomed Pod."""
 
     pause: Backoff
     next_at: float = 0.0
-    """By `time.monotonic`."""
+    """When it is tried again, by `time.monotonic`."""
     why: Message | None = None
     """Why it is not evicted yet."""
+    done: frozenset[str] = frozenset()
+    """The UIDs for which nothing is left to do: the Pod was evicted, or is left alone."""
 
 
 class Evictor:
@@ -108,10 +111,8 @@ class Evictor:
         self._settings = inputs.settings
         self._timing = timing
         self._now = asyncio.Event()
-        self._tries: dict[str, _Try] = {}
-        """By the Pod's name."""
-        self._over: set[str] = set()
-        """UIDs of Pods that were evicted, or are left alone, while they are doomed."""
+        self._progress: dict[str, _Progress] = {}
+        """Of the Pods that are doomed, by name. Pods that share a claim have each other's UIDs."""
         self._unseen: dict[str, float] = {}
         """When each of the `unseen_cards` was noticed."""
         self._results: dict[str, int] = {}
@@ -119,7 +120,8 @@ class Evictor:
         """When the next Pod may be evicted."""
         self._right: str | None = None
         """Why no Pod can be evicted; empty: some can; None: not known."""
-        self._right_at = 0.0
+        self._right_at = -math.inf
+        """When that was looked at last."""
         self._asking = Reporter(log, "cannot evict Pods of failed cards", "Pods can be evicted")
 
     async def run(self) -> None:
@@ -137,6 +139,7 @@ class Evictor:
         """Does what is to be done now; returns the seconds until there is more to do."""
         if not self._settings.value.evict:
             self._right = None
+            self._right_at = -math.inf
             self._publish(Decision())
             return None
         # From 0 on: `increase` of Prometheus does not see a counter's first step.
@@ -164,43 +167,42 @@ class Evictor:
     def _forget(self, decision: Decision) -> None:
         """Forgets the Pods that are doomed no more."""
         names = {doomed.name for doomed in decision.pods}
-        self._tries = {name: of for name, of in self._tries.items() if name in names}
-        self._over &= {uid for doomed in decision.pods for uid in doomed.uids}
+        self._progress = {name: of for name, of in self._progress.items() if name in names}
 
     def _next(self, decision: Decision) -> DoomedPod | None:
         now = time.monotonic()
         if decision.withheld or self._right or now < self._next_at:
             return None
-        return next(
-            (doomed for doomed in self._left(decision) if self._due_at(doomed) <= now), None
-        )
+        left = self._left(decision)
+        return next((doomed for doomed, progress in left if progress.next_at <= now), None)
 
-    def _left(self, decision: Decision) -> Iterator[DoomedPod]:
+    def _left(self, decision: Decision) -> Iterator[tuple[DoomedPod, _Progress]]:
         """Yields the Pods for which there is something left to do."""
         for doomed in decision.pods:
-            if not doomed.uids or not doomed.uids <= self._over:
-                yield doomed
+            progress = self._progress_of(doomed)
+            if not doomed.uids or not doomed.uids <= progress.done:
+                yield doomed, progress
 
-    def _due_at(self, doomed: DoomedPod) -> float:
-        known = self._tries.get(doomed.name)
-        return known.next_at if known else 0.0
+    def _progress_of(self, doomed: DoomedPod) -> _Progress:
+        pause = Backoff(first=1.0, longest=self._timing.longest_pause, least=0.5)
+        return self._progress.setdefault(doomed.name, _Progress(pause))
 
     def _wait(self, decision: Decision) -> float | None:
         times = [] if decision.next_at is None else [decision.next_at]
         if self._right:
             times.append(self._right_at + self._timing.look_again)
         elif not decision.withheld:
-            times += (max(self._next_at, self._due_at(doomed)) for doomed in self._left(decision))
+            left = self._left(decision)
+            times += (max(self._next_at, progress.next_at) for _, progress in left)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _publish(self, decision: Decision) -> None:
         self.due.publish(decision.cards)
-        waiting = []
-        for doomed in decision.pods:
-            known = self._tries.get(doomed.name)
-            why = decision.withheld or (known.why if known else None)
-            if why and not (doomed.uids and doomed.uids <= self._over):
-                waiting.append(WaitingPod(doomed.name, doomed.failed.card, why))
+        waiting = (
+            WaitingPod(doomed.name, doomed.failed.card, why)
+            for doomed, progress in self._left(decision)
+            if (why := decision.withheld or progress.why)
+        )
         self.state.publish(
             replace(
                 self.state.value,
@@ -223,10 +225,10 @@ class Evictor:
                 # Another Pod has this name by now; the kubelet's next answer says so, too.
                 self._postpone(doomed, None)
             elif pod.metadata.deletion_timestamp or pod.status.phase in ("Succeeded", "Failed"):
-                self._over |= doomed.uids
+                self._finish(doomed)
             elif doomed.by_taint and doomed.claims <= {*pod.named_claims}:
                 # It tolerates the taint, or the cluster's controller comes to it in its own time.
-                self._over.add(pod.uid)
+                self._finish(doomed)
             elif pod.stays:
                 self._leave(doomed, pod)
             elif self._is_doomed(doomed):  # time has passed, and its card may have recovered
@@ -251,7 +253,7 @@ class Evictor:
         seconds = round(now - doomed.failed.since)
         self._results["evicted"] += 1
         self._next_at = now + self._timing.every
-        self._remember(doomed, pod, EvictedPod(doomed.name, pod.uid, doomed.failed.card, seconds))
+        self._remember(doomed, EvictedPod(doomed.name, pod.uid, doomed.failed.card, seconds))
         log.warning(
             "evicted a Pod because its card has failed",
             pod=doomed.name,
@@ -263,20 +265,26 @@ class Evictor:
     def _leave(self, doomed: DoomedPod, pod: HolderPod) -> None:
         """Leaves a Pod that its owner would start again on this very Node."""
         self._results["left"] += 1
-        left = EvictedPod(doomed.name, pod.uid, doomed.failed.card, 0, left=True)
-        self._remember(doomed, pod, replace(left, of_daemon_set=pod.of_daemon_set))
+        card = doomed.failed.card
+        daemon = pod.of_daemon_set
+        left = EvictedPod(doomed.name, pod.uid, card, 0, left=True, of_daemon_set=daemon)
+        self._remember(doomed, left)
         log.warning(
             "a Pod keeps a card that has failed: an eviction would bring it back",
             pod=doomed.name,
-            card=doomed.failed.card.name,
+            card=card.name,
             reason=pod.stays,
         )
 
-    def _remember(self, doomed: DoomedPod, pod: HolderPod, evicted: EvictedPod) -> None:
-        self._over.add(pod.uid)
-        self._tries.pop(doomed.name, None)
-        before = self.state.value
-        self.state.publish(replace(before, evicted=(*before.evicted, evicted)[-_KEPT:]))
+    def _remember(self, doomed: DoomedPod, evicted: EvictedPod) -> None:
+        self._finish(doomed)
+        state = self.state.value
+        self.state.publish(replace(state, evicted=(*state.evicted, evicted)[-_KEPT:]))
+
+    def _finish(self, doomed: DoomedPod) -> None:
+        """Has the Pod left alone from now on, unless another one comes to have its name."""
+        self._progress.pop(doomed.name, None)
+        self._progress_of(doomed).done = doomed.uids
 
     def _failed(self, doomed: DoomedPod, error: ApiError) -> None:
         match error.kind:
@@ -286,6 +294,8 @@ class Evictor:
             case ErrorKind.FORBIDDEN:
                 self._results["failed"] += 1
                 self._refused(str(error))
+                # It may be a webhook's refusal of this Pod: the others come first.
+                self._postpone(doomed, None)
             case ErrorKind.TOO_MANY if budget := error.causes.get("DisruptionBudget"):
                 self._results["refused"] += 1
                 why = Message("EvictionBudget", facts={"budget": budget})
@@ -299,19 +309,18 @@ class Evictor:
     def _postpone(
         self, doomed: DoomedPod, why: Message | None, retry_after: float | None = None
     ) -> None:
-        pause = Backoff(first=1.0, longest=self._timing.longest_pause, least=0.5)
-        known = self._tries.setdefault(doomed.name, _Try(pause))
-        known.next_at = time.monotonic() + known.pause.next(retry_after)
-        known.why = why
+        progress = self._progress_of(doomed)
+        progress.next_at = time.monotonic() + progress.pause.next(retry_after)
+        progress.why = why
 
     # --- the right to -----------------------------------------------------------------------------
 
     async def _look_at_right(self) -> None:
         """Finds out whether Pods can be evicted, before the first one has to be."""
-        if self._right == "":
+        now = time.monotonic()
+        if self._right == "" or now < self._right_at + self._timing.look_again:
             return
-        if self._right and time.monotonic() < self._right_at + self._timing.look_again:
-            return
+        self._right_at = now
         try:
             await self._read(self._own_pod or "default/npu-agent")
             verb, resource = RIGHT

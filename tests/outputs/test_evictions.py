@@ -168,7 +168,7 @@ async def test_a_card_that_recovers_while_the_pod_is_read_keeps_its_pod() -> Non
 
     place.api.refused = recovers
     async with place.evictor() as evictor:
-        await until(lambda: evictor._tries == {} and place.scene.cards[3].health.cause is None)
+        await until(lambda: evictor._progress == {} and place.scene.cards[3].health.cause is None)
         await asyncio.sleep(0.02)
         assert place.api.evicted.value == ()
 
@@ -277,7 +277,8 @@ async def test_a_pod_that_names_its_claim_is_left_to_its_taint(extended: bool) -
     async with place.evictor() as evictor:
         if extended:
             await first(place.api.evicted, len)
-        await until(lambda: evictor._over == {"uid-ml/train-pod"})
+        done = {"uid-ml/train-pod"}
+        await until(lambda: [each.done for each in evictor._progress.values()] == [done])
         assert place.api.evicted.value == (("ml/train-pod",) if extended else ())
 
 
@@ -299,3 +300,64 @@ async def test_a_reason_that_holds_for_all_is_that_of_each_pod() -> None:
         assert {waiting.why.kind for waiting in state.waiting} == {"EvictionOfHost"}
         assert [waiting.pod for waiting in state.waiting] == ["default/pod-0", "default/pod-1"]
         assert not evictor.due.value
+
+
+async def test_each_pod_of_a_shared_claim_is_read_once() -> None:
+    """The kubelet has both UIDs for the claim, and both Pods tolerate its taint."""
+    pods = ("one", "other")
+    shared = claim("shared", dead(1), pods=pods)
+    shared = replace(shared, pod_uids=("uid-ml/one", "uid-ml/other"))
+    place = Place(Scene(cards=(*HEALTHY, dead(1)), dra=(driver(shared),)))
+    named = {"spec": {"resourceClaims": [{"name": "npu", "resourceClaimName": "shared"}]}}
+    place.api.pods = dict.fromkeys(("ml/one", "ml/other"), named)
+    reads: list[str] = []
+    place.api.refused = lambda asked: reads.append(asked.name) if asked.name in pods else None
+    async with place.evictor():
+        await until(lambda: {*reads} == {*pods})
+        await asyncio.sleep(0.05)
+        assert sorted(reads) == [*pods]
+        assert place.api.evicted.value == ()
+
+
+async def test_a_daemon_sets_pod_is_left_once_though_its_device_had_another_pod_before() -> None:
+    place = sick()
+    place.api.pods["default/pod-1"] = {"metadata": {"ownerReferences": [{"kind": "DaemonSet"}]}}
+    facts = facts_of(place.scene.state())
+    allocations = {
+        name: replace(allocation, pod_uids=allocation.pod_uids | {"ended"})
+        for name, allocation in facts.ledger.allocations.items()
+    }
+    ledger = replace(facts.ledger, allocations=allocations)
+    place.facts = lambda: replace(facts, ledger=ledger)  # type: ignore[method-assign]
+    async with place.evictor() as evictor:
+        await decided(evictor, lambda state: state.evicted)
+        await asyncio.sleep(0.05)
+        assert evictor.state.value.results["left"] == 1
+
+
+async def test_a_right_that_is_missing_is_looked_at_at_intervals_while_the_api_server_is_away() -> (
+    None
+):
+    place = Place(scene(*HEALTHY))
+    asked = 0
+
+    def answer(_: Request[Any]) -> ApiError:
+        nonlocal asked
+        asked += 1
+        return REFUSED if asked == 1 else ApiError("away", "", kind=ErrorKind.UNREACHABLE)
+
+    place.api.refused = answer
+    async with place.evictor(replace(QUICK, look_again=0.05)) as evictor:
+        await decided(evictor, lambda state: state.refusal)
+        await until(lambda: asked >= 2)
+        await asyncio.sleep(0.1)
+        assert asked <= 6
+
+
+async def test_a_pod_whose_eviction_is_forbidden_holds_up_no_other_one() -> None:
+    place = Place(scene(*HEALTHY, card(index=1), dead(4, 200.0), dead(5, 100.0)))
+    place.api.refused = lambda asked: (
+        REFUSED if asked.subresource and asked.name == "pod-4" else None
+    )
+    async with place.evictor():
+        await first(place.api.evicted, lambda pods: "default/pod-5" in pods)
