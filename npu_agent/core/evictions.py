@@ -61,7 +61,7 @@ class Decision:
     pods: tuple[DoomedPod, ...] = ()
     """The Pods of these cards and of those that are gone, who waited longest first."""
     withheld: Message | None = None
-    """Why no Pod ends, although there are `pods`."""
+    """Why no Pod ends, even if there are `pods`."""
     next_at: float | None = None
     """When the next card will have failed for long enough; None: no other one has failed."""
 
@@ -96,10 +96,8 @@ def judge(
     next_at = min((card.since + after for card in failed if card not in due), default=None)
     pods = tuple(_doomed(due, state, facts))
     withheld = _withheld(state, facts)
-    if withheld:
-        return Decision(pods=pods, withheld=withheld, next_at=next_at)
-    cards = frozenset(failed.card.id for failed in due if failed.present)
-    return Decision(cards=cards, pods=pods, next_at=next_at)
+    present = () if withheld else (failed.card.id for failed in due if failed.present)
+    return Decision(cards=frozenset(present), pods=pods, withheld=withheld, next_at=next_at)
 
 
 def _unhealthy(state: AgentState) -> Iterator[FailedCard]:
@@ -112,16 +110,16 @@ def _unhealthy(state: AgentState) -> Iterator[FailedCard]:
 
 
 def _gone(state: AgentState, unseen: Mapping[str, float]) -> Iterator[FailedCard]:
-    """Yields cards that left, and those that Pods hold and this agent never saw."""
+    """Yields cards that Pods hold: those that left, and those that this agent never saw."""
     left = {gone.state.id: gone for gone in state.timeline.gone}
     names = {device.card_id: device.name for device in state.gone}
-    for id_ in dict.fromkeys((*(gone.state.id for gone in state.missing), *names)):
+    for id_, name in names.items():
         gone = left.get(id_)
         if gone and state.cordon_of_gone(gone) is None:
             yield FailedCard(NamedCard.of(gone.state), gone.since, present=False)
         elif gone is None and not state.cordons_lost:  # which may mean this card
             since = unseen.get(id_, state.monotonic)
-            yield FailedCard(NamedCard(id_, names[id_]), since, present=False)
+            yield FailedCard(NamedCard(id_, name), since, present=False)
 
 
 def _withheld(state: AgentState, facts: Facts) -> Message | None:

@@ -34,6 +34,8 @@ _PLACES = {
 OF_NODES = ("nodes", "resourceclaims", "resourceslices")
 """What the Node authorizer knows to be a node's or another's; RBAC's words."""
 READS = ("get", "list", "watch")
+AS_NODE = "impersonate-on:associated-node:"
+"""Before a verb: the right to do it as the own Node (KEP-5284)."""
 
 
 def plural(kind: str) -> str:

@@ -162,8 +162,7 @@ def events(
             continue
         warning = entry.tone in ("bad", "warn")
         state = by_id.get(entry.card.id) if entry.card else None
-        named_already = bool(entry.pods)
-        pods = _pods(state, usages) if state and warning and not named_already else ()
+        pods = _pods(state, usages) if state and warning and not entry.pods else ()
         named = replace(entry, cards=(NamedCard(state.id, _named(state)),)) if state else entry
         message = ENGLISH.text(named)
         if pods:

@@ -22,16 +22,17 @@ from npu_agent.feed import Feed, changes_of
 from npu_agent.kube import Api, ApiError, ErrorKind
 from npu_agent.kube.eviction import evict
 from npu_agent.kube.objects import HolderPod
-from npu_agent.kube.request import Request
+from npu_agent.kube.request import AS_NODE, Request
 from npu_agent.kube.reviews import allowed
 from npu_agent.logs import Reporter, logger
 from npu_agent.outputs.condition import Observed
+from npu_agent.supervise import background
 from npu_agent.ticks import set_within
 
 log = logger(__name__)
 
-RIGHT = "impersonate-on:associated-node:create", "pods/eviction"
-"""The verb and the resource of the right to evict this Node's Pods (KEP-5284)."""
+RIGHT = f"{AS_NODE}create", "pods/eviction"
+"""The verb and the resource of the right to evict this Node's Pods."""
 RESULTS = ("evicted", "refused", "left", "failed")
 _KEPT = 40
 """Evictions in `EvictionState.evicted`."""
@@ -125,8 +126,7 @@ class Evictor:
         self._asking = Reporter(log, "cannot evict Pods of failed cards", "Pods can be evicted")
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._follow())
+        async with background(self._follow()):
             while True:
                 self._now.clear()
                 await set_within(self._now, await self._step())
@@ -313,7 +313,7 @@ class Evictor:
         progress.next_at = time.monotonic() + progress.pause.next(retry_after)
         progress.why = why
 
-    # --- the right to -----------------------------------------------------------------------------
+    # --- the right to do it ---------------------------------------------------------------------
 
     async def _look_at_right(self) -> None:
         """Finds out whether Pods can be evicted, before the first one has to be."""

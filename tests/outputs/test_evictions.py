@@ -112,7 +112,7 @@ class Place:
         self.changed.publish(self.changed.value + 1)
 
 
-def sick() -> Place:
+def one_dead() -> Place:
     return Place(scene(*HEALTHY, dead(1)))
 
 
@@ -121,7 +121,7 @@ async def decided(evictor: Evictor, condition: Callable[[EvictionState], object]
 
 
 async def test_the_pod_of_a_dead_card_is_evicted_once_by_its_uid() -> None:
-    place = sick()
+    place = one_dead()
     async with place.evictor() as evictor:
         state = await decided(evictor, lambda state: state.evicted)
         await until(lambda: evictor.state.value.results["evicted"] == 1)
@@ -137,7 +137,7 @@ async def test_the_pod_of_a_dead_card_is_evicted_once_by_its_uid() -> None:
 
 
 async def test_nothing_is_evicted_unless_the_config_says_so_and_the_node_is_ours() -> None:
-    place = sick()
+    place = one_dead()
     place.settings.publish(EvictionSettings(evict=False, after=30.0))
     async with place.evictor() as evictor:
         await asyncio.sleep(0.02)
@@ -160,7 +160,7 @@ async def test_a_card_that_becomes_due_is_not_waited_for_by_polling() -> None:
 
 
 async def test_a_card_that_recovers_while_the_pod_is_read_keeps_its_pod() -> None:
-    place = sick()
+    place = one_dead()
 
     def recovers(request: Request[Any]) -> None:
         if request.name == "pod-1":
@@ -182,7 +182,7 @@ async def test_a_card_that_recovers_while_the_pod_is_read_keeps_its_pod() -> Non
     ],
 )
 async def test_another_pod_of_this_name_and_one_that_ends_are_left(pod: dict[str, Any]) -> None:
-    place = sick()
+    place = one_dead()
     place.api.pods["default/pod-1"] = pod
     reads = 0
 
@@ -208,7 +208,7 @@ async def test_another_pod_of_this_name_and_one_that_ends_are_left(pod: dict[str
 async def test_a_pod_that_would_come_back_is_left_and_named_once(
     meta: dict[str, Any], daemon: bool
 ) -> None:
-    place = sick()
+    place = one_dead()
     place.api.pods["default/pod-1"] = {"metadata": meta}
     async with place.evictor() as evictor:
         state = await decided(evictor, lambda state: state.evicted)
@@ -220,7 +220,7 @@ async def test_a_pod_that_would_come_back_is_left_and_named_once(
 
 
 async def test_a_budget_is_waited_for_and_named() -> None:
-    place = sick()
+    place = one_dead()
     budget = ApiError("no", "", kind=ErrorKind.TOO_MANY, causes={"DisruptionBudget": "needs 1"})
     place.api.refused = lambda asked: budget if asked.subresource else None
     async with place.evictor() as evictor:
@@ -235,7 +235,7 @@ async def test_a_budget_is_waited_for_and_named() -> None:
 
 
 async def test_an_api_server_that_is_away_is_asked_again() -> None:
-    place = sick()
+    place = one_dead()
     away = ApiError("away", "", kind=ErrorKind.UNREACHABLE)
     place.api.refused = lambda _: away
     async with place.evictor() as evictor:
@@ -260,7 +260,7 @@ async def test_a_missing_right_is_named_before_a_card_fails(missing: str) -> Non
 
 
 async def test_without_the_right_a_taint_still_reaches_claims() -> None:
-    place = sick()
+    place = one_dead()
     place.api.allowed = False
     async with place.evictor() as evictor:
         await first(evictor.due, lambda cards: cards == {dead(1).id})
@@ -320,7 +320,7 @@ async def test_each_pod_of_a_shared_claim_is_read_once() -> None:
 
 
 async def test_a_daemon_sets_pod_is_left_once_though_its_device_had_another_pod_before() -> None:
-    place = sick()
+    place = one_dead()
     place.api.pods["default/pod-1"] = {"metadata": {"ownerReferences": [{"kind": "DaemonSet"}]}}
     facts = facts_of(place.scene.state())
     allocations = {

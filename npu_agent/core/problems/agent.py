@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from npu_agent.core.cordon import unknown as unknown_cordons
-from npu_agent.core.kinds import TRAITS, Kind, Problem
+from npu_agent.core.kinds import TRAITS, Kind, Message, Problem
 from npu_agent.core.offer import advertise, names
 from npu_agent.core.state import (
     AgentState,
     DraState,
     SessionPhase,
     SessionStatus,
-    WaitingPod,
 )
 
 _NOT_REGISTERED: tuple[Kind, Kind] = ("ResourceNotRegistered", "DRANotRegistered")
@@ -165,15 +164,17 @@ def _of_evictions(state: AgentState) -> Iterator[Problem]:
     evictions = state.evictions
     if evictions.refusal:
         yield Problem("EvictionForbidden", facts={"error": evictions.refusal})
-    by_reason: dict[str, list[WaitingPod]] = {}
+    reasons: list[Message] = []
     for waiting in evictions.waiting:
-        by_reason.setdefault(repr(waiting.why), []).append(waiting)
-    for alike in by_reason.values():
+        if waiting.why not in reasons:
+            reasons.append(waiting.why)
+    for why in reasons:
+        alike = [waiting for waiting in evictions.waiting if waiting.why == why]
         yield Problem(
             "EvictionWaits",
             tuple(dict.fromkeys(waiting.card for waiting in alike)),
             tuple(waiting.pod for waiting in alike),
-            {"why": alike[0].why},
+            {"why": why},
         )
 
 

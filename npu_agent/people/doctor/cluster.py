@@ -9,7 +9,7 @@ from typing import NamedTuple
 from npu_agent.core.state import ApiState
 from npu_agent.kube import ApiError, ErrorKind
 from npu_agent.kube.node import read, read_whole
-from npu_agent.kube.request import OF_NODES, READS
+from npu_agent.kube.request import AS_NODE, OF_NODES, READS
 from npu_agent.kube.reviews import allowed as is_allowed
 from npu_agent.outputs.events import NAMESPACE
 from npu_agent.people.doctor import dra
@@ -33,9 +33,6 @@ _COMPONENTS = {
     "resource.k8s.io": "dra (Helm: dra.enabled)",
 }
 """The component that has the rights for an API group, or for a resource."""
-
-_AS_NODE = "impersonate-on:associated-node:"
-"""Before a verb: the right to do it as the own Node (KEP-5284)."""
 
 _NFD = "feature.node.kubernetes.io/"
 """The labels of Node Feature Discovery; with the component nodes-nfd the agent waits for one."""
@@ -138,7 +135,7 @@ async def access(context: Context) -> Rights:
                 continue  # which has a line of its own
             asked = verb
             if evicts or (as_node and verb in READS and resource in OF_NODES):
-                asked = f"{_AS_NODE}{verb}"
+                asked = f"{AS_NODE}{verb}"
             name = (context.node_name or "") if resource.startswith("nodes") else ""
             namespace = NAMESPACE if resource == "events" else ""
             try:

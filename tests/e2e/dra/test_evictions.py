@@ -29,17 +29,16 @@ PLUGIN = "beta.furiosa.ai/by-plugin"
 BY_NAME = "furiosa.ai/rngd"
 """The resource by which the scheduler makes a claim that is not in the Pod's spec."""
 AFTER = 4
-HEALTH = {"evict": True, "evictAfter": AFTER}
 EVICTING: dict[str, Any] = {
     "resources": [
         {"name": PLUGIN, "family": "warboy", "api": "device-plugin"},
         {"name": "beta.furiosa.ai/rngd", "family": "rngd", "api": "dra"},
     ],
-    "health": HEALTH,
+    "health": {"evict": True, "evictAfter": AFTER},
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def evicting(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The agent may evict the Pods of its Node, and serves both APIs."""
     directory = tmp_path_factory.mktemp("overlay")
@@ -108,14 +107,10 @@ def events(node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def status(node: Node) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(node.page("/status.json"))
-    return found
-
-
 def waits(node: Node) -> list[str]:
     """What is said of Pods that are not evicted yet."""
-    return [each["text"] for each in status(node)["problems"] if each["kind"] == "EvictionWaits"]
+    problems = json.loads(node.page("/status.json"))["problems"]
+    return [each["text"] for each in problems if each["kind"] == "EvictionWaits"]
 
 
 def evicted(node: Node, uid: str, app: str, card: int, timeout: float = 2 * SOON) -> None:
@@ -154,7 +149,7 @@ def of_job(name: str = "trains") -> Thing:
     )
 
 
-def told(node: Node, uid: str) -> list[str]:
+def messages(node: Node, uid: str) -> list[str]:
     """What the Events about a Pod that the agent evicted say."""
     return [each["message"] for each in events(node) if each["involvedObject"]["uid"] == uid]
 
@@ -197,8 +192,8 @@ def test_the_pod_of_a_dead_card_runs_again_on_a_healthy_one(
     evicted(node, uid, app, card)
     if app == "keeps" and tainted(node, uid):  # the cluster's controller was first
         return
-    node.wait_for("an Event on the Pod", lambda: bool(told(node, uid)))
-    (message,) = told(node, uid)
+    node.wait_for("an Event on the Pod", lambda: bool(messages(node, uid)))
+    (message,) = messages(node, uid)
     assert message.startswith(f"its card npu{card} failed ")
     (request,) = asked(node, name)
     assert request == {
