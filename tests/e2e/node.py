@@ -131,6 +131,18 @@ class Node:
         where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
         self.kubectl("patch", *where, "--patch", patch)
 
+    def configure_for_restart(self, config: dict[str, Any]) -> None:
+        """Writes a config of which a part waits for a restart, and waits until the agent has it.
+
+        After an outage of the API server the kubelet takes a minute to bring it into a Pod.
+        """
+        self.configure(config)
+
+        def edit_waits() -> bool:
+            return bool(json.loads(self.page("/status.json"))["config"]["waiting"])
+
+        self.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
+
     def all_agents(self) -> list[dict[str, Any]]:
         """The agent's Pods, with those that are being deleted."""
         return self.objects("pod", NAMESPACE, labelSelector=OURS)

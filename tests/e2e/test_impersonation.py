@@ -57,12 +57,7 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         "impersonation": [one for one in rendered if is_right(one)],
         "eviction": [one for one in evicting if is_right(one)],
     }
-    node.configure({"allocation": {"api": "device-plugin"}})
-
-    def edit_waits() -> bool:
-        return bool(json.loads(node.page("/status.json"))["config"]["waiting"])
-
-    node.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
+    node.configure_for_restart({"allocation": {"api": "device-plugin"}})
     node.restart()
     node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
     node.wait_for("the condition to be gone", lambda: TYPE not in node.conditions())
