@@ -367,8 +367,8 @@ class CardWatch:
         throttled = comparison.begun(self.view.reading, reading)
         reading = replace(reading, cores=cores, throttled=throttled)
         self.view = replace(self.view, reading=reading)
-        due = reading.at + settings.telemetry_interval
-        due -= due % min(_TICK, settings.telemetry_interval)
+        tick = min(_TICK, settings.telemetry_interval)
+        due = round((reading.at + settings.telemetry_interval) / tick) * tick
         # In time for the probe due then.
         self._read_at = reading.at if often else due - settings.health_interval / 2
         self._schedule(reading.at, settings)

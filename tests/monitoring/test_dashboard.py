@@ -55,6 +55,12 @@ def _targets(titles: Iterable[str] = PANELS) -> Iterator[tuple[str, dict[str, An
             yield f"{title} {target['refId']}", target
 
 
+def _stat(title: str) -> str:
+    """The first query of this panel."""
+    expression: str = PANELS[title]["targets"][0]["expr"]
+    return expression
+
+
 def _annotations() -> dict[str, dict[str, Any]]:
     """Those that ask Prometheus, by name."""
     return {
@@ -94,6 +100,9 @@ async def test_every_query_and_variable_finds_something_and_the_rules_work() -> 
         except AssertionError as error:
             raise AssertionError(f"nothing is found by: {missing}") from error
         await until(lambda: _both_hold(prometheus), "both Pods are known to hold a card")
+        works = f"({_filled(_stat('Utilisation by Pod'))}) > 50"
+        await until(lambda: prometheus.query(works), "one Pod's card works")
+        await until(lambda: prometheus.query("ALERTS"), "the rules were evaluated since")
         await _variables_have_values(prometheus)
         await _figures_are_right(prometheus)
         await _cards_are_held_by_whom_they_are(prometheus)
@@ -130,13 +139,12 @@ async def _figures_are_right(prometheus: Prometheus) -> None:
         "node-1": {"Nodes": 1, "Cards": 2, "Unhealthy cards": 1, "In use": 0, "Free": 1},
         "node-2": {"Nodes": 1, "Cards": 2, "Unhealthy cards": 0, "In use": 2, "Free": 0},
     }
-    stats = {title: panel["targets"][0]["expr"] for title, panel in PANELS.items()}
     for node, figures in expected.items():
         for title, figure in figures.items():
-            found = await prometheus.query(_filled(stats[title], node=node or ".*"))
+            found = await prometheus.query(_filled(_stat(title), node=node or ".*"))
             assert _value(found) == figure, f"{title} {node}"
-    [idle] = await prometheus.query(_filled(stats["Idle reservations"]))
-    [works] = await prometheus.query(f"({_filled(stats['Utilisation by Pod'])}) > 50")
+    [idle] = await prometheus.query(_filled(_stat("Idle reservations")))
+    [works] = await prometheus.query(f"({_filled(_stat('Utilisation by Pod'))}) > 50")
     assert {idle["metric"]["pod"], works["metric"]["pod"]} == {"train-0", "notebook-0"}
 
 
