@@ -72,8 +72,11 @@ def broken(root: Path, fault: str) -> None:
         simulator.apply_fault(root, card, fault)
 
 
-async def of_the_agent(root: Path, fault: str, count: int) -> tuple[Problem, ...]:
-    """The problems of cards that a running agent finds after the fault."""
+async def of_the_agent(root: Path, fault: str, *kinds: str) -> tuple[Problem, ...]:
+    """The problems of cards of a running agent, once they are of these kinds.
+
+    Not the first ones: a card that is taken out loses its files one after another.
+    """
     policy = Policy(slow_after=0.01)
     pace = ProbeSettings(interval=0.2, health_interval=0.05, telemetry_interval=0.1, policy=policy)
     inventory = Inventory(Furiosa(root, simulated=True), Feed(pace))
@@ -93,7 +96,7 @@ async def of_the_agent(root: Path, fault: str, count: int) -> tuple[Problem, ...
                 )
                 state = replace(state, monotonic=0.0)
                 found = tuple(problems(state))
-                if len(found) >= count:
+                if [problem.kind for problem in found] == [*kinds]:
                     return found
     finally:
         running.cancel()
@@ -124,8 +127,7 @@ def offered(snapshot: Snapshot) -> set[str]:
 
 @pytest.mark.parametrize("fault", UNHEALTHY)
 async def test_a_card_that_the_agent_fences_is_offered_by_none(root: Path, fault: str) -> None:
-    (problem,) = await of_the_agent(root, fault, 1)
-    assert problem.kind == "CardUnhealthy"
+    (problem,) = await of_the_agent(root, fault, "CardUnhealthy")
     assert UNHEALTHY[fault] in ENGLISH.text(problem)
     snapshot = await read_once(Furiosa(root, simulated=True))
     assert offered(snapshot) == {"npu0", "npu2", "npu3"}
@@ -147,8 +149,7 @@ async def test_a_card_that_the_agent_fences_is_offered_by_none(root: Path, fault
 async def test_what_lasts_on_a_card_is_said_by_all_and_takes_it_from_none(
     root: Path, fault: str
 ) -> None:
-    (problem,) = await of_the_agent(root, fault, 1)
-    assert problem.kind == LASTING[fault]
+    (problem,) = await of_the_agent(root, fault, LASTING[fault])
     snapshot = await read_once(Furiosa(root, simulated=True))
     doctor = await of_doctor(root)
     assert (doctor["card"].state, doctor["card"].detail) == (State.WRONG, ENGLISH.text(problem))
@@ -162,8 +163,7 @@ async def test_what_lasts_on_a_card_is_said_by_all_and_takes_it_from_none(
 @pytest.mark.parametrize("fault", BY_COMPARISON)
 async def test_what_only_a_comparison_shows_is_for_the_agent(root: Path, fault: str) -> None:
     kinds = [BY_COMPARISON[fault]] if BY_COMPARISON[fault] else []
-    found = await of_the_agent(root, fault, len(kinds))
-    assert [problem.kind for problem in found] == kinds
+    await of_the_agent(root, fault, *kinds)
     snapshot = await read_once(Furiosa(root, simulated=True))
     assert "card" not in await of_doctor(root) or fault == "bus-errors"
     assert not any(row["warnings"] for row in view.cards_as_json(snapshot))
