@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +51,12 @@ NODE: dict[str, Any] = {
 }
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def jwt(claims: object) -> str:
+    """A service account's token with these claims, which nobody has signed."""
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"header.{body}.signature"
 
 
 def says(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,15 +22,10 @@ from npu_agent.kube import (
 from npu_agent.kube.request import Request
 from npu_agent.people.simulator.apiserver import NODES, served
 from tests.kube.apiserver import FaultyApiServer
-from tests.kube.helpers import DEADLINE, says, status
+from tests.kube.helpers import DEADLINE, jwt, says, status
 
 DRIVER = "npu.furiosa.ai"
 PROBE = "get n1"
-
-
-def jwt(claims: object) -> str:
-    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
-    return f"header.{body}.signature"
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from tests.chaos.attacks import (  # noqa: F401 (which enters them into the tabl
     cards,
     config,
     directories,
+    evictions,
     kubelet,
     pages,
     pods,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from uuid import uuid4
@@ -29,7 +29,7 @@ class Pod:
 
     def __init__(self, here: World, uid: str = "") -> None:
         self.uid = uid or str(uuid4())
-        self._checkpoint = here.plugins / CHECKPOINT
+        self._here = here
         cgroups = here.root / "sys/fs/cgroup"
         self._cgroup = cgroups / f"kubepods/pod{self.uid}"
         self._cgroup.mkdir(parents=True)
@@ -44,14 +44,23 @@ class Pod:
 
     def is_noted(self, ids: Sequence[str]) -> None:
         """The kubelet has given it these devices."""
-        entry = {"PodUID": self.uid, "ResourceName": RESOURCE, "DeviceIDs": {"0": [*ids]}}
-        data = {"PodDeviceEntries": [entry], "RegisteredDevices": {}}
-        self._checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}), encoding="utf-8")
+        note(self._here, {self.uid: ids})
 
     def ends(self) -> None:
         """The kubelet removes its cgroup, and forgets its note when it allocates again."""
         shutil.rmtree(self._cgroup)
-        self._checkpoint.unlink(missing_ok=True)
+        (self._here.plugins / CHECKPOINT).unlink(missing_ok=True)
+
+
+def note(here: World, devices: Mapping[str, Sequence[str]]) -> None:
+    """The kubelet's checkpoint has these devices of the Pods with these UIDs, and no others."""
+    entries = [
+        {"PodUID": uid, "ResourceName": RESOURCE, "DeviceIDs": {"0": [*ids]}}
+        for uid, ids in devices.items()
+    ]
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
+    checkpoint = here.plugins / CHECKPOINT
+    checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}), encoding="utf-8")
 
 
 @attack(short=True)
