@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from typing import TypeVar
 from npu_agent.core.ledger import SETTLED, Assignment, DeviceName, Ledger
 from npu_agent.feed import Feed
 from npu_agent.kubelet.pods import MOST, Pods
-from npu_agent.kubelet.rpc import UNANSWERED, GRPCError, ask
+from npu_agent.kubelet.rpc import UNANSWERED, Channel, GRPCError, UnixChannel, ask, call
 from npu_agent.logs import Reporter, logger
 from npu_agent.text import reason
 from npu_agent.threads import DaemonThread
@@ -31,7 +31,7 @@ Listed = tuple[tuple[Assignment, ...], tuple[Assignment, ...]]
 DEADLINE = 5.0
 """Seconds for the kubelet's answer, and for reading it."""
 _IDLE = 3
-"""Intervals between two queries while no cores are in use: each query is some ten wake-ups."""
+"""Intervals between two queries while no cores are in use: each query is some three wake-ups."""
 _AT_LEAST = 0.03
 """Seconds between two queries: the kubelet takes 100 a second from all of a node. A claim of
 several requests waits for one."""
@@ -79,7 +79,7 @@ async def fetch(socket: Path, driver: str | None = None) -> tuple[Assignment, ..
     Raises:
         UnavailableError: the socket is missing, or there is no good answer in time.
     """
-    assignments, uses = await _read(socket, read_list, await _answer(socket, _LIST))
+    assignments, uses = await _read(socket, read_list, await _answer(socket, ask(socket, _LIST)))
     return tuple(sorted((*assignments, *(use for use in uses if use.resource == driver))))
 
 
@@ -116,12 +116,17 @@ class PodResources:
         `run` logs why.
         """
         try:
-            answer = await _answer(self._socket, _ALLOCATABLE)
+            answer = await _answer(self._socket, ask(self._socket, _ALLOCATABLE))
             return await _read(self._socket, read_allocatable, answer)
         except UnavailableError:
             return None
 
     async def run(self) -> None:
+        # Kept open: a new connection for each query would be most of its wake-ups.
+        async with UnixChannel(self._socket) as channel:
+            await self._run(channel)
+
+    async def _run(self, channel: Channel) -> None:
         last: bytes | None = None
         known: Listed = (), ()
         reporter = Reporter(
@@ -135,11 +140,12 @@ class PodResources:
             before = self.holdings.value
 
             try:
-                answer = await _answer(self._socket, _LIST)
+                answer = await _answer(self._socket, call(channel, _LIST))
                 if answer != last:
                     known = await _read(self._socket, read_list, answer)
                     last = answer
             except UnavailableError as trouble:
+                channel.close()  # it may lead to a kubelet that hangs, or has gone
                 reporter.failed(str(trouble))
                 self.holdings.publish(replace(before, asked_at=asked_at, error=str(trouble)))
             else:
@@ -163,10 +169,10 @@ class PodResources:
         return self.ledger.value.orphan_candidates(listed, answer.pods)
 
 
-async def _answer(socket: Path, method: str) -> bytes:
+async def _answer(socket: Path, asking: Awaitable[bytes | None]) -> bytes:
     try:
         async with asyncio.timeout(DEADLINE):
-            message = await ask(socket, method)
+            message = await asking
     except FileNotFoundError:
         raise UnavailableError(
             f"{socket} is missing: check that the kubelet runs and that its directory is mounted "

@@ -85,10 +85,20 @@ class Encoded:
 
 
 async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
-    """Makes one call to the server on the unix socket `path`; the caller sets the deadline.
+    """Makes one call, as `call` does, by a connection of its own to the unix socket `path`."""
+
+    async def connected() -> bytes | None:
+        async with UnixChannel(path) as channel:
+            return await _call(channel, method, request)
+
+    return await apart(connected())
+
+
+async def call(channel: Channel, method: str, request: bytes = b"") -> bytes | None:
+    """Makes one call to a server; the caller sets the deadline.
 
     Args:
-        path: the socket.
+        channel: to the server; one that has lost its connection makes another one.
         method: such as ``/v1.PodResourcesLister/List``.
         request: encoded.
 
@@ -100,14 +110,11 @@ async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
         GRPCError: the server refuses.
         ValueError: the answer is compressed, or ends early.
     """
-    return await apart(_ask(path, method, request))
+    return await apart(_call(channel, method, request))
 
 
-async def _ask(path: Path, method: str, request: bytes) -> bytes | None:
-    async with (
-        UnixChannel(path) as channel,
-        channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream,
-    ):
+async def _call(channel: Channel, method: str, request: bytes) -> bytes | None:
+    async with channel.request(method, Cardinality.UNARY_UNARY, Encoded, Encoded) as stream:
         await stream.send_message(Encoded(request), end=True)
         try:
             answer = await stream.recv_message()

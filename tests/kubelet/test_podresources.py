@@ -29,6 +29,7 @@ from npu_agent.kubelet.podresources import (
 )
 from npu_agent.kubelet.rpc import Encoded, UnixServer
 from npu_agent.kubelet.wire import v1 as wire
+from npu_agent.supervise import background
 from tests.outputs.deviceplugin.helpers import short_directory
 from tests.outputs.helpers import LivingPods
 from tests.until import first, until
@@ -303,6 +304,29 @@ async def test_known_holders_outlive_an_answer_that_is_refused(socket: Path) -> 
         assert "Connection lost" in str((await kubelet.answer()).error)
         lister.reply = b""
         assert (await kubelet.answer()).assignments == ()
+
+
+async def test_the_connection_is_kept_and_made_again_after_a_failure_or_a_restart(
+    socket: Path,
+) -> None:
+    polled = Polled(socket)
+    lister = PodResources(HELD)
+    server = UnixServer([lister], socket)
+    await server.listen()
+    async with background(polled.pod_resources.run()):
+        for _ in range(3):
+            assert (await polled.answer()).error is None
+        assert server.accepted.value == 1
+        lister.reply = GRPCError(Status.UNAVAILABLE)
+        assert (await polled.answer()).error
+        lister.reply = HELD
+        for _ in range(2):
+            assert (await polled.answer()).error is None
+        assert server.accepted.value == 2
+        await server.shutdown()
+        assert "is missing" in str((await polled.answer()).error)
+        async with serving(socket, lister):
+            assert (await polled.answer()).assignments == ASSIGNED
 
 
 async def test_an_answer_comes_with_uids_and_cgroups_of_its_pods(socket: Path) -> None:
