@@ -3,6 +3,7 @@
 etcd, API server, controller manager, scheduler, containerd and a kubelet run in namespaces of
 their own (sandbox.py); nothing leaves them and nothing on the host is touched. Everything waits
 for a condition with a deadline; a process that dies meanwhile ends the wait with its last words.
+`Cluster.join` adds a second node: containerd and a kubelet in namespaces of its own.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class ClusterError(RuntimeError):
 @dataclass(frozen=True)
 class State:
     node_name: str
+    address: str
     kubelet: str
     path: str
     processes: dict[str, Process]
@@ -70,7 +72,9 @@ class Answer:
 
 
 class Cluster:
-    """A running one-node Kubernetes. Get one from `start` or `attach`; also a context manager.
+    """A node of a running Kubernetes. Get one from `start` or `attach`; also a context manager.
+
+    That of `start` has the control plane as well, and is the only node until another one joins.
 
     Attributes:
         workdir: its directory; `logs/` in it has a file per process.
@@ -139,7 +143,7 @@ class Cluster:
 
         sandbox = Sandbox.start(workdir, settings.NODE_ADDRESS, settings.SERVICE_ADDRESS, keep=keep)
         path = ":".join([*directories, "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
-        cluster = cls(sandbox, State(node_name, kubelet, path, {}))
+        cluster = cls(sandbox, State(node_name, settings.NODE_ADDRESS, kubelet, path, {}))
         try:
             settings.write(
                 cluster._config,
@@ -153,6 +157,42 @@ class Cluster:
             sandbox.stop()
             raise
         return cluster
+
+    def join(
+        self, workdir: Path, node_name: str, *, kubelet_config: Mapping[str, Any] | None = None
+    ) -> Cluster:
+        """Start a second node of this cluster, and return when it is ready.
+
+        What asks the API server does it as from the first node; the API server, its audit log and
+        the rest of the control plane are the first node's alone. Stop this one before that one.
+
+        Args:
+            workdir: see `start`.
+            node_name: the second Node's name.
+            kubelet_config: see `start`.
+        """
+        address = settings.SECOND_NODE_ADDRESS
+        sandbox = Sandbox.start(workdir, address)
+        second = Cluster(sandbox, State(node_name, address, self.kubelet, self._state.path, {}))
+        try:
+            settings.write_second(
+                second._config,
+                self._config,
+                node=node_name,
+                cgroup=sandbox.cgroup,
+                kubelet=kubelet_config or {},
+            )
+            second.static_pods.mkdir()
+            self._sandbox.connect(sandbox)
+            self.enter(*_route(settings.SECOND_POD_RANGE, address))
+            second.enter(*_route(settings.POD_RANGE, self._state.address))
+            # A DaemonSet has one hostPath for all of its Pods.
+            second.enter("mount", "--rbind", str(second.host_root), str(self.host_root))
+            second._start_second(pause().archive)
+        except BaseException:
+            sandbox.stop()
+            raise
+        return second
 
     @classmethod
     def attach(cls, workdir: Path) -> Cluster:
@@ -174,15 +214,14 @@ class Cluster:
 
     def _start_processes(self, pause_archive: Path) -> None:
         sandbox, config = self._sandbox, self._config
-        containerd = self.run_dir / "containerd" / "containerd.sock"
         self._spawn("etcd", settings.etcd("/var/lib/etcd"))
         self._spawn("containerd", self._containerd())
         self._await("etcd", "listening", lambda: sandbox.listening(settings.ETCD_PORT))
         self._spawn("apiserver", settings.apiserver(config, self._audit_log))
-        self._await("containerd", "listening", containerd.exists)
+        self._await_containerd()
         self.import_image(pause_archive)
         self._await_api_server()
-        self._spawn("kubelet", settings.kubelet(config, self.node_name))
+        self._spawn("kubelet", self._kubelet())
         self._spawn("controller-manager", settings.controller_manager(config))
         self._spawn("scheduler", settings.scheduler(config))
         self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
@@ -192,6 +231,13 @@ class Cluster:
             "giving the default namespace its service account",
             lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
         )
+
+    def _start_second(self, pause_archive: Path) -> None:
+        self._spawn("containerd", self._containerd())
+        self._await_containerd()
+        self.import_image(pause_archive)
+        self._spawn("kubelet", self._kubelet())
+        self.wait_for("the node to be ready", lambda: self._node_is_ready(0), START_TIMEOUT)
 
     def _spawn(self, name: str, command: list[str]) -> None:
         env = {"PATH": self._state.path}
@@ -204,6 +250,11 @@ class Cluster:
             raise ClusterError(f"{name}: not {what}: {self._sandbox.tail(name)}")
         if not process.alive:
             raise ClusterError(f"{name} ended before {what}: {self._sandbox.tail(name)}")
+
+    def _await_containerd(self) -> None:
+        self._await(
+            "containerd", "listening", (self.run_dir / "containerd" / "containerd.sock").exists
+        )
 
     def _await_api_server(self) -> None:
         self._await("apiserver", "ready", lambda: self._answers("/readyz"))
@@ -246,7 +297,7 @@ class Cluster:
         if self.kubelet_runs:
             raise ClusterError("the kubelet runs already")
         started = time.time()
-        self._spawn("kubelet", settings.kubelet(self._config, self.node_name))
+        self._spawn("kubelet", self._kubelet())
         self.wait_for("the node to be ready", lambda: self._node_is_ready(started), timeout)
         # A moment later: until then `kubectl exec` finds no Pod.
         self.wait_for("the kubelet to know its pods", self._kubelet_knows_pods, timeout)
@@ -262,6 +313,9 @@ class Cluster:
     def signal_kubelet(self, number: int) -> None:
         """Send the kubelet a signal, such as SIGSTOP and SIGCONT for one that hangs."""
         self._sandbox.signal(self._state.processes["kubelet"], number)
+
+    def _kubelet(self) -> list[str]:
+        return settings.kubelet(self._config, self.node_name, self._state.address)
 
     @property
     def kubelet_runs(self) -> bool:
@@ -499,6 +553,11 @@ class Cluster:
             reason = f"took longer than {timeout:g} s" if done.returncode == 124 else done.stderr
             raise ClusterError(f"{' '.join(command)}: {reason.strip()}")
         return done
+
+
+def _route(pods: str, node: str) -> tuple[str, ...]:
+    """The command by which a node finds the Pods of another one."""
+    return ("ip", "route", "add", pods, "via", node, "dev", "node0", "onlink")
 
 
 def _path(kind: str, namespace: str | None, name: str = "") -> str:

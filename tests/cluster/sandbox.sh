@@ -33,9 +33,10 @@ done
 # Pods may ask for mount propagation; "private" at first cut the peer group with the host.
 mount --make-rshared /
 
-# --- network: nothing leaves it; the service address works without kube-proxy -----------------
+# --- network: nothing leaves it; the service address works without kube-proxy. A second node
+# gets to it, and to the first one, by a cable between their bridges (Sandbox.connect) -----------
 ip link set lo up
-ip address add "$service_address/32" dev lo
+[ -z "$service_address" ] || ip address add "$service_address/32" dev lo
 ip link add node0 type bridge # some kernels have no dummy devices
 ip address add "$node_address/32" dev node0
 ip link set node0 up

@@ -1,12 +1,13 @@
 """The files and command lines that make etcd, containerd, the control plane and a kubelet a node.
 
 All addresses are from the ranges kept for documentation; they exist in the cluster's own network
-namespace only.
+namespaces only.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 NODE_ADDRESS = "192.0.2.254"
 POD_RANGE = "192.0.2.0/25"
+SECOND_NODE_ADDRESS = "203.0.113.254"
+SECOND_POD_RANGE = "203.0.113.0/25"
 SERVICE_ADDRESS = "198.51.100.1"
 SERVICE_RANGE = "198.51.100.0/24"
 SERVER = f"https://{SERVICE_ADDRESS}"
@@ -30,9 +33,21 @@ PAUSE_IMAGE = "localhost/pause:1"
 def write(directory: Path, *, node: str, cgroup: str, kubelet: Mapping[str, Any]) -> None:
     """`kubelet` are fields of its configuration that replace whole fields of the ones here."""
     _write_certificates(directory)
-    _write_identities(directory, node)
+    _write_identities(directory)
     _write_audit_policy(directory)
-    _write_containerd(directory)
+    _write_kubelet_identity(directory, directory, node)
+    _write_containerd(directory, POD_RANGE)
+    _write_kubelet(directory, cgroup, kubelet)
+
+
+def write_second(
+    directory: Path, first: Path, *, node: str, cgroup: str, kubelet: Mapping[str, Any]
+) -> None:
+    """Write the files of a second node; `first` has those of the cluster's first one."""
+    for name in ("ca.crt", "admin.kubeconfig"):
+        shutil.copy(first / name, directory)
+    _write_kubelet_identity(directory, first, node)
+    _write_containerd(directory, SECOND_POD_RANGE)
     _write_kubelet(directory, cgroup, kubelet)
 
 
@@ -55,41 +70,64 @@ def _write_certificates(directory: Path) -> None:
             "extendedKeyUsage=clientAuth",
         ),
     ):
-        (directory / f"{name}.ext").write_text(
-            f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n", encoding="utf-8"
-        )
-        _openssl(
-            directory,
-            *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
-            *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
-            *["-keyout", f"{name}.key", "-out", f"{name}.crt"],
-            *([] if name == "ca" else ["-CA", "ca.crt", "-CAkey", "ca.key"]),
+        _write_certificate(
+            directory, None if name == "ca" else directory, name, subject, extensions
         )
     _openssl(directory, "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", "sa.key")
     _openssl(directory, "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
 
 
-def _write_identities(directory: Path, node: str) -> None:
-    """Write the API server's token file and a kubeconfig for each that needs one."""
+def _write_certificate(
+    directory: Path, authority: Path | None, name: str, subject: str, extensions: str
+) -> None:
+    """Make a key and its certificate; the directory `authority` has the CA, None: it is one."""
+    (directory / f"{name}.ext").write_text(
+        f"[req]\ndistinguished_name=name\n[name]\n[ext]\n{extensions}\n", encoding="utf-8"
+    )
+    signed = ["-CA", f"{authority}/ca.crt", "-CAkey", f"{authority}/ca.key"] if authority else []
+    _openssl(
+        directory,
+        *["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"],
+        *["-days", "30", "-subj", subject, "-config", f"{name}.ext", "-extensions", "ext"],
+        *["-keyout", f"{name}.key", "-out", f"{name}.crt", *signed],
+    )
+
+
+def _write_identities(directory: Path) -> None:
+    """Write the API server's token file, and a kubeconfig for each that is in it."""
     rows = []
     for name, user, group in (
         ("admin", "admin", "system:masters"),
         ("controller-manager", "system:kube-controller-manager", ""),
         ("scheduler", "system:kube-scheduler", ""),
-        ("kubelet", f"system:node:{node}", "system:nodes"),
     ):
         rows.append(f'{name}-token,{user},{name},"{group}"\n')
-        cluster = {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": name, "user": {"token": f"{name}-token"}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
-            "current-context": "test",
-        }
-        (directory / f"{name}.kubeconfig").write_text(json.dumps(config), encoding="utf-8")
+        _write_kubeconfig(directory, name, {"token": f"{name}-token"})
     (directory / "tokens.csv").write_text("".join(rows), encoding="utf-8")
+
+
+def _write_kubelet_identity(directory: Path, authority: Path, node: str) -> None:
+    """Write the kubelet's credentials: a Node may join when the API server runs already."""
+    subject, usage = f"/O=system:nodes/CN=system:node:{node}", "extendedKeyUsage=clientAuth"
+    _write_certificate(directory, authority, "kubelet", subject, usage)
+    files = {
+        "client-certificate": f"{directory}/kubelet.crt",
+        "client-key": f"{directory}/kubelet.key",
+    }
+    _write_kubeconfig(directory, "kubelet", files)
+
+
+def _write_kubeconfig(directory: Path, name: str, user: Mapping[str, str]) -> None:
+    cluster = {"server": SERVER, "certificate-authority": f"{directory}/ca.crt"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+        "current-context": "test",
+    }
+    (directory / f"{name}.kubeconfig").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _write_audit_policy(directory: Path) -> None:
@@ -108,8 +146,8 @@ def _write_audit_policy(directory: Path) -> None:
     (directory / "audit.yaml").write_text(json.dumps(policy), encoding="utf-8")
 
 
-def _write_containerd(directory: Path) -> None:
-    """Write containerd's configuration and its one network."""
+def _write_containerd(directory: Path, pods: str) -> None:
+    """Write containerd's configuration and its one network, with the range of its Pods."""
     runtime = "plugins.'io.containerd.cri.v1.runtime'"
     images = "plugins.'io.containerd.cri.v1.images'"
     (directory / "containerd.toml").write_text(
@@ -140,7 +178,7 @@ state = "/run/containerd"
     )
     addresses = {
         "type": "host-local",
-        "ranges": [[{"subnet": POD_RANGE}]],
+        "ranges": [[{"subnet": pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": addresses}
@@ -246,13 +284,13 @@ def scheduler(config: Path) -> list[str]:
     ]
 
 
-def kubelet(config: Path, node: str) -> list[str]:
+def kubelet(config: Path, node: str, address: str) -> list[str]:
     return [
         "kubelet",
         f"--config={config}/kubelet.yaml",
         f"--kubeconfig={config}/kubelet.kubeconfig",
         f"--hostname-override={node}",
-        f"--node-ip={NODE_ADDRESS}",
+        f"--node-ip={address}",
         "--root-dir=/var/lib/kubelet",
     ]
 

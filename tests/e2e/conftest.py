@@ -19,6 +19,7 @@ FOLDERS = {
     "/dra/": "DRA",
     "/journey/": "journey",
     "/rollout/": "rollout",
+    "/two_nodes/": "two nodes",
 }
 """Those with a cluster of their own."""
 ABOUT_THE_API = (
@@ -30,7 +31,14 @@ ABOUT_THE_API = (
     "test_policies",
 )
 """Modules on a cluster of their own: else the newest kubelet's would take by far the longest."""
-LONGEST_FIRST = ("journey", "DRA", "API server", *sorted(KUBELETS, reverse=True), "rollout")
+LONGEST_FIRST = (
+    "journey",
+    "DRA",
+    "API server",
+    *sorted(KUBELETS, reverse=True),
+    "rollout",
+    "two nodes",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -122,6 +130,19 @@ def clean(request: pytest.FixtureRequest, node: Node, tidy: Callable[[], None]) 
     if request.node.stash.get(FAILED, False):
         print(node.story(), file=sys.stderr)
     tidy()
+
+
+@pytest.fixture
+def kill(node: Node) -> Iterator[Callable[[int], None]]:
+    """Kills a card; all that were killed are well again before `clean` looks at them."""
+    killed: set[int] = set()
+
+    def kill(card: int) -> None:
+        killed.add(card)
+        node.fault("dead", f"npu{card}")
+
+    yield kill
+    node.fault("ok", *(f"npu{card}" for card in killed))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ SIMULATE = (sys.executable, "-m", "npu_agent", "simulate")
 
 CGROUPS = "/sys/fs/cgroup"
 
+QUICK = {"syncFrequency": "1s"}
+"""For a kubelet: it brings an edited ConfigMap into a Pod at its next sync, by default within a
+minute."""
 SOON = 30.0
 """Seconds that anything may take that takes one or two on an idle machine."""
 
@@ -44,17 +47,34 @@ def started(
         name: the Node's; clusters that run at the same time have different ones.
         options: more for `Cluster.start`.
     """
-    # Short, because the plugin's socket is below it: a unix socket's path has 107 bytes at most.
-    workdir = Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
-    # The kubelet brings an edited ConfigMap into a Pod at its next sync: not once a minute here.
-    options = {"kubelet_config": {"syncFrequency": "1s"}} | options
+    options = {"kubelet_config": QUICK} | options
     with (
-        Cluster.start(workdir, node_name=name, **options) as cluster,
+        Cluster.start(_workdir(), node_name=name, **options) as cluster,
         simulated(cluster, cards),
     ):
-        for image in images:
-            cluster.import_image(image.archive)
+        _import(cluster, images)
         yield cluster
+
+
+@contextlib.contextmanager
+def joined(first: Cluster, cards: str, *images: Image, name: str) -> Iterator[Cluster]:
+    """A second node of a cluster, with cards and images of its own; see `started`."""
+    with (
+        first.join(_workdir(), name, kubelet_config=QUICK) as cluster,
+        simulated(cluster, cards),
+    ):
+        _import(cluster, images)
+        yield cluster
+
+
+def _workdir() -> Path:
+    # Short, because the plugin's socket is below it: a unix socket's path has 107 bytes at most.
+    return Path(tempfile.mkdtemp(prefix="npu-e2e-", dir="/tmp"))
+
+
+def _import(cluster: Cluster, images: Iterable[Image]) -> None:
+    for image in images:
+        cluster.import_image(image.archive)
 
 
 @contextlib.contextmanager
@@ -77,7 +97,7 @@ def unified() -> str:
 
 
 class Node:
-    """The one node of a cluster, with the agent deployed by the manifests of k8s/.
+    """A node of a cluster, with the agent deployed by the manifests of k8s/.
 
     `kubectl`, `get`, `objects`, `apply` and `wait_for` are those of the cluster.
     """
@@ -144,8 +164,9 @@ class Node:
         self.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
 
     def all_agents(self) -> list[dict[str, Any]]:
-        """The agent's Pods, with those that are being deleted."""
-        return self.objects("pod", NAMESPACE, labelSelector=OURS)
+        """The agent's Pods on this node, with those that are being deleted."""
+        here = f"spec.nodeName={self.name}"
+        return self.objects("pod", NAMESPACE, labelSelector=OURS, fieldSelector=here)
 
     def agent_pods(self) -> list[dict[str, Any]]:
         """The agent's Pods that are not being deleted."""
@@ -361,7 +382,7 @@ class Node:
     def story(self) -> str:
         """What happened, for a failed test."""
         lines = []
-        for pod in self.agent_pods():
+        for pod in self.objects("pod", NAMESPACE, labelSelector=OURS):
             with contextlib.suppress(ClusterError):
                 name = pod["metadata"]["name"]
                 lines += [f"--- {name}", self.cluster.logs(name, NAMESPACE)]

@@ -80,16 +80,3 @@ def unprepared(node: Node, *but: str) -> None:
     wanted = {f"default/{name}" for name in but}
     node.wait_equal("all other claims to be unprepared", lambda: prepared(node), wanted)
     node.wait_equal("their specs to be removed", lambda: len(specs(node)), len(but))
-
-
-@pytest.fixture
-def kill(node: Node) -> Iterator[Callable[[int], None]]:
-    """Kills a card; all that were killed are well again before `clean` looks at them."""
-    killed: set[int] = set()
-
-    def kill(card: int) -> None:
-        killed.add(card)
-        node.fault("dead", f"npu{card}")
-
-    yield kill
-    node.fault("ok", *(f"npu{card}" for card in killed))

@@ -114,13 +114,18 @@ def waits(node: Node) -> list[str]:
     return [each["text"] for each in problems if each["kind"] == "EvictionWaits"]
 
 
-def evicted(node: Node, uid: str, app: str, card: int, timeout: float = 2 * SOON) -> None:
-    """Waits until the workload runs again, in another Pod and on another card."""
+def runs_again(node: Node, uid: str, app: str, timeout: float = 2 * SOON) -> None:
+    """Waits until the workload runs in another Pod."""
 
     def again() -> bool:
         return bool({each["metadata"]["uid"] for each in of_app(node, app)} - {uid})
 
     node.wait_for(f"{app} to run again", again, timeout)
+
+
+def evicted(node: Node, uid: str, app: str, card: int, timeout: float = 2 * SOON) -> None:
+    """Waits until the workload runs again, in another Pod and on another card."""
+    runs_again(node, uid, app, timeout)
     _, other_uid, other = holder(node, app)
     assert other_uid != uid
     assert other != card
