@@ -5,11 +5,13 @@ the kubelet subtracts the device and no more (kubernetes/kubernetes#60388).
 
 No Pod may end in doubt. A card counts once it has been unhealthy, or gone, for long enough without
 a break. Never does one that is degraded, one whose health is unknown, or one that a person works
-on. Where most cards fail together it is the driver or the host, and another card would not help.
+on. Where most cards fail together it is the driver or the host, and another card would not help:
+they come back one after the other, and each has its time for that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,6 +82,7 @@ def judge(
     facts: Facts,
     after: float,
     unseen: Mapping[str, float] = MappingProxyType({}),
+    calm_since: float = -math.inf,
 ) -> Decision:
     """Returns what is to be done now.
 
@@ -88,12 +91,17 @@ def judge(
         facts: what of the ledger the state does not show.
         after: seconds for which a card has to have failed.
         unseen: when each of the `unseen_cards` was noticed.
+        calm_since: when the last `disturbance` was over; no card's time begins earlier.
     """
+
+    def due_at(failed: FailedCard) -> float:
+        return max(failed.since, calm_since) + after
+
     if not state.snapshot.complete:
         return Decision()
     failed = sorted((*_unhealthy(state), *_gone(state, unseen)), key=lambda card: card.since)
-    due = [card for card in failed if card.since + after <= state.monotonic]
-    next_at = min((card.since + after for card in failed if card not in due), default=None)
+    due = [card for card in failed if due_at(card) <= state.monotonic]
+    next_at = min((due_at(card) for card in failed if card not in due), default=None)
     pods = tuple(_doomed(due, state, facts))
     withheld = _withheld(state, facts)
     present = () if withheld else (failed.card.id for failed in due if failed.present)
@@ -122,12 +130,19 @@ def _gone(state: AgentState, unseen: Mapping[str, float]) -> Iterator[FailedCard
             yield FailedCard(NamedCard(id_, name), since, present=False)
 
 
-def _withheld(state: AgentState, facts: Facts) -> Message | None:
-    """Why no Pod ends now, whatever has failed."""
+def disturbance(state: AgentState) -> Message | None:
+    """What befalls the whole node: its cards come back when it is over, or soon after."""
     if is_of_host(state) or _together(state):
         return Message("EvictionOfHost")
     if state.maintenance:
         return Message("EvictionInMaintenance", facts={"reason": state.maintenance})
+    return None
+
+
+def _withheld(state: AgentState, facts: Facts) -> Message | None:
+    """Why no Pod ends now, whatever has failed."""
+    if disturbed := disturbance(state):
+        return disturbed
     unclear = facts.recovering or facts.ledger.unreadable
     if unclear or state.assignments_error is not None:
         return Message("EvictionInDoubt")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from npu_agent.backoff import Backoff
-from npu_agent.core.evictions import Decision, DoomedPod, judge, unseen_cards
+from npu_agent.core.evictions import Decision, DoomedPod, disturbance, judge, unseen_cards
 from npu_agent.core.kinds import Message
 from npu_agent.core.plan import Facts
 from npu_agent.core.state import EvictedPod, EvictionState, WaitingPod
@@ -116,6 +116,9 @@ class Evictor:
         """Of the Pods that are doomed, by name. Pods that share a claim have each other's UIDs."""
         self._unseen: dict[str, float] = {}
         """When each of the `unseen_cards` was noticed."""
+        self._disturbed = False
+        """Whether there was a `disturbance` at the last look."""
+        self._calm_since = -math.inf
         self._results: dict[str, int] = {}
         self._next_at = 0.0
         """When the next Pod may be evicted."""
@@ -162,7 +165,11 @@ class Evictor:
         state = self._inputs.observed.state()
         now = time.monotonic()
         self._unseen = {id_: self._unseen.get(id_, now) for id_ in unseen_cards(state)}
-        return judge(state, facts, settings.after, self._unseen)
+        was_disturbed = self._disturbed
+        self._disturbed = disturbance(state) is not None
+        if was_disturbed and not self._disturbed:
+            self._calm_since = now
+        return judge(state, facts, settings.after, self._unseen, self._calm_since)
 
     def _forget(self, decision: Decision) -> None:
         """Forgets the Pods that are doomed no more."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_agent.core.evictions import Decision, judge, unseen_cards
+from npu_agent.core.evictions import Decision, disturbance, judge, unseen_cards
 from npu_agent.core.hardware import CardState, Cause, HealthState
 from npu_agent.core.kinds import NamedCard
 from npu_agent.core.ledger import Allocation, Ledger
@@ -150,6 +150,17 @@ def test_where_most_cards_fail_together_no_pod_is_doomed() -> None:
     assert doomed(scene(dead(0))) == ["default/pod-0"], "its only card: another node has one"
 
 
+def test_after_a_fault_of_the_host_a_card_has_its_time_to_come_back() -> None:
+    """A driver that comes up brings its cards back one after the other."""
+    state = scene(*HEALTHY, dead(1, ago=300.0)).state()
+    now = state.monotonic
+    decision = judge(state, facts_of(state), AFTER, calm_since=now - 10.0)
+    assert decision == Decision(next_at=now + AFTER - 10.0)
+    decision = judge(state, facts_of(state), AFTER, calm_since=now - 31.0)
+    assert [pod.name for pod in decision.pods] == ["default/pod-1"]
+    assert decision.pods[0].failed.since == now - 300.0, "as it is told"
+
+
 def test_a_card_that_is_left_and_cordoned_is_none_to_be_given() -> None:
     found = scene(dead(0, 500.0), dead(1, 60.0), card(index=2))
     assert withheld(found, cordons={card(index=2).id: "swap fan"}) == "EvictionOfHost"
@@ -158,6 +169,7 @@ def test_a_card_that_is_left_and_cordoned_is_none_to_be_given() -> None:
 def test_no_pod_is_doomed_under_maintenance_or_in_doubt() -> None:
     found = scene(*HEALTHY, dead(1))
     assert withheld(found, maintenance="Drained") == "EvictionInMaintenance"
+    assert disturbance(replace(found.state(), maintenance="Drained"))
     assert withheld(found, assignments_error="no socket") == "EvictionInDoubt"
     state = found.state()
     facts = replace(facts_of(state), recovering={"npu.furiosa.ai"})

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from npu_agent.kubelet.pods import Pods
+from npu_agent.people.simulator import apply_fault
 from tests.cluster import Cluster, ClusterError, Image, settings
 from tests.e2e.manifests import IMAGE, RESOURCE, npu_pod
 
@@ -268,8 +269,7 @@ class Node:
     def fault(self, fault: str, *cards: str) -> None:
         """Does something to simulated cards."""
         for card in cards:
-            command = (*SIMULATE, str(self.cluster.host_root), "fault", card, fault)
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            apply_fault(self.cluster.host_root, card, fault)
 
     def allocatable(self, resource: str = RESOURCE) -> int | None:
         """How many devices the kubelet offers; None if it does not know the resource."""

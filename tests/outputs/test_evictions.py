@@ -302,6 +302,20 @@ async def test_a_reason_that_holds_for_all_is_that_of_each_pod() -> None:
         assert not evictor.due.value
 
 
+async def test_a_card_that_comes_back_late_has_its_time_when_the_others_are_back() -> None:
+    place = Place(scene(dead(0), dead(1), dead(2)))
+    async with place.evictor() as evictor:
+        await decided(evictor, lambda state: state.waiting)
+        place.becomes(scene(*HEALTHY, dead(1)))
+        await decided(evictor, lambda state: not state.waiting)
+        await asyncio.sleep(0.05)
+        assert not evictor.due.value
+        assert place.api.evicted.value == ()
+        place.settings.publish(EvictionSettings(evict=True, after=0.1))
+        await first(place.api.evicted, len)
+        assert evictor.due.value == {dead(1).id}
+
+
 async def test_each_pod_of_a_shared_claim_is_read_once() -> None:
     """The kubelet has both UIDs for the claim, and both Pods tolerate its taint."""
     pods = ("one", "other")

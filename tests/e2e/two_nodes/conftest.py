@@ -67,15 +67,16 @@ def tidy(nodes: Nodes) -> Callable[[], None]:
 
 
 def offered(node: Node) -> None:
-    """Waits until all cards of a node are offered and free.
+    """Waits until all cards of a node are offered and free."""
+    node.wait_equal("no claim to be prepared", lambda: prepared(node), set())
+    node.wait_for("all cards to be well", lambda: well(node), 2 * SOON)
+
+
+def well(node: Node) -> bool:
+    """Whether all cards of a node are offered.
 
     One that was killed in three tests flaps, and has a taint for that, which keeps no Pod away.
     """
-
-    def untainted() -> bool:
-        assert sorted(devices(node)) == [2, 3]
-        return all({*taints(node, card).values()} <= {"None"} for card in (2, 3))
-
-    node.wait_equal("no claim to be prepared", lambda: prepared(node), set())
-    node.wait_equal("the device plugin's cards", lambda: node.allocatable(PLUGIN), 2)
-    node.wait_for("the cards of DRA", untainted, 2 * SOON)
+    assert node.allocatable(PLUGIN) == 2
+    assert sorted(devices(node)) == [2, 3]
+    return all({*taints(node, card).values()} <= {"None"} for card in (2, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,9 +23,9 @@ from tests.e2e.dra.test_evictions import (
 )
 from tests.e2e.manifests import Thing, npu_pod, small
 from tests.e2e.node import SOON, Node
+from tests.e2e.two_nodes.conftest import well
 
-# In this order: the bystanders are looked at before the cards that were killed are well again.
-pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("kill", "bystanders")]
+pytestmark = [pytest.mark.since("1.36"), pytest.mark.usefixtures("bystanders")]
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
 
 
@@ -121,12 +120,17 @@ def test_where_all_cards_of_a_node_die_no_pod_is_evicted(
     made = (of_deployment(), of_job())
     held = {each["metadata"]["name"]: held_first(node, other, each) for each in made}
     since = len(node.cluster.audit())
-    with ThreadPoolExecutor(4) as executor:
-        list(executor.map(kill, range(4)))
+    for card in range(4):
+        kill(card)
     node.wait_for(
         "the reason", lambda: any("driver and host" in text for text in waits(node)), 2 * SOON
     )
     time.sleep(AFTER + 1)  # in which they would have been evicted
+    # As a driver that comes up brings them back: one after the other.
+    node.fault("ok", "npu0", "npu1")
+    node.wait_equal("two cards", lambda: node.allocatable(PLUGIN), 2)
+    node.fault("ok", "npu2", "npu3")
+    node.wait_for("all cards to be well", lambda: well(node))
     assert len([card for card in other.cards() if not card["holders"]]) == 2
     for app, (_, uid, _) in held.items():
         assert [each["metadata"]["uid"] for each in of_app(node, app)] == [uid]
