@@ -536,6 +536,8 @@ async def test_a_disk_that_hangs_does_not_keep_the_agent(
         unlink(path, missing_ok=missing_ok)
 
     async with offering(tmp_path, by_cdi=True) as room:
+        # The spec is there a moment before its writer has come to its end.
+        await until(lambda: not room.allocator._replanning.locked())
         monkeypatch.setattr(files, "regular", opening)
         monkeypatch.setattr(Path, "unlink", removing)
         if removed:
