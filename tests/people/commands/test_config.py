@@ -12,7 +12,7 @@ from hypothesis import given
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from npu_agent.cli.main import main
-from npu_agent.config import KEYS, Config, ConfigError, Effective, parse
+from npu_agent.config import KEYS, Config, ConfigError, Effective, default_config, parse
 from npu_agent.people.commands.config import _read, json_schema, show
 from npu_agent.vendors import SPEC
 from tests.config.strategies import CONFIGS, FEW
@@ -152,6 +152,14 @@ def test_schema_takes(value: object) -> None:
 )
 def test_schema_refuses(value: dict[str, Any]) -> None:
     assert not valid(value)
+
+
+def test_defaults_of_the_schema_are_those_of_the_program() -> None:
+    properties = json_schema()["$defs"]["Config"]["properties"]
+    defaults = {name: key["default"] for name, key in properties.items()}
+    text = json.dumps(defaults).encode()
+    assert parse(text, "defaults", SPEC).config == default_config(SPEC)
+    assert (defaults["interval"], defaults["health"]["failures"]) == (10.0, 2)
 
 
 def _in_a_file(name: str, value: object) -> dict[str, Any]:
