@@ -87,10 +87,15 @@ class Person:
         return row
 
     def delete(self, description: str) -> None:
-        """Deletes the Pods that a description names."""
+        """Deletes the Pods that a description names; a card that is gone had some an hour ago."""
         held = re.search(r"held by((?:,? \S+/\S+?)+)\.", description)
         assert held, description
-        for pod in held[1].replace(",", " ").split():
+        living = {
+            f"default/{pod['metadata']['name']}" for pod in self.node.objects("pod", "default")
+        }
+        named = living.intersection(held[1].replace(",", " ").split())
+        assert named, description
+        for pod in named:
             namespace, name = pod.split("/")
             command = f"kubectl -n {namespace} delete pod {name}"
             self.node.cluster.enter("bash", "-c", script(self.node, command, self.directory))
