@@ -27,6 +27,7 @@ OURS = "app.kubernetes.io/name=npu-agent"
 """The selector of the agent's Pods."""
 SIMULATE = (sys.executable, "-m", "npu_agent", "simulate")
 
+CONFIG_FILE = "/etc/npu-agent/config.yaml"
 CGROUPS = "/sys/fs/cgroup"
 
 QUICK = {"syncFrequency": "1s"}
@@ -138,6 +139,14 @@ class Node:
                         volume["hostPath"]["path"] = f"{self.cluster.host_root}{host}"
         self.apply(objects)
         self.restart()
+        wanted = yaml.safe_dump(config or {})
+        if self.config_in_pod() != wanted:
+            self.wait_equal("the config, a minute after an outage", self.config_in_pod, wanted, 120)
+            self.restart()
+
+    def config_in_pod(self) -> str:
+        """The config file as the kubelet has brought it into the agent's Pod."""
+        return self.in_agent("cat", CONFIG_FILE)
 
     def restart(self) -> None:
         """Rolls the DaemonSet over, and waits until that is complete."""
