@@ -86,12 +86,8 @@ class Encoded:
 
 async def ask(path: Path, method: str, request: bytes = b"") -> bytes | None:
     """Makes one call, as `call` does, by a connection of its own to the unix socket `path`."""
-
-    async def connected() -> bytes | None:
-        async with UnixChannel(path) as channel:
-            return await _call(channel, method, request)
-
-    return await apart(connected())
+    async with UnixChannel(path) as channel:
+        return await call(channel, method, request)
 
 
 async def call(channel: Channel, method: str, request: bytes = b"") -> bytes | None:
