@@ -1,8 +1,8 @@
 """A real Kubernetes of one node for tests and for people, without Docker and without a registry.
 
-`Cluster.start(workdir)` for tests, `python -m tests.cluster` for people; `cluster.join(workdir,
-node_name)` adds a second node. Needs Debian, root, and
-the package registries for the first run; later runs start from the cache in seconds.
+`Cluster.start(workdir)` for tests, `python -m tests.cluster` for people. `Cluster.join` adds a
+second node. Needs Debian, root, and the package registries for the first run; later runs start from
+the cache in seconds.
 """
 
 from .build import KUBELETS, RELEASE, BuildError, ensure_binaries, ensure_packages

@@ -158,7 +158,7 @@ def test_after_a_fault_of_the_host_a_card_has_its_time_to_come_back() -> None:
     assert decision == Decision(next_at=now + AFTER - 10.0)
     decision = judge(state, facts_of(state), AFTER, calm_since=now - 31.0)
     assert [pod.name for pod in decision.pods] == ["default/pod-1"]
-    assert decision.pods[0].failed.since == now - 300.0, "as it is told"
+    assert decision.pods[0].failed.since == now - 300.0, "as it is reported"
 
 
 def test_a_card_that_is_left_and_cordoned_is_none_to_be_given() -> None:

@@ -842,7 +842,7 @@ async def test_heat_and_a_uuid_of_two_cards_are_logged_once(
         await watched.looks(3)
         watched.fault("npu0", "ok")
         await trends.until(lambda found: not found.of(TrendKind.HOT))
-        # Last: another UUID is another entry of the tree, and the card of a new entry is read anew.
+        # Last: another UUID makes a new entry in the tree, and a new entry's card is read again.
         for name in ("npu0", "npu1"):
             watched.fault(name, "twin")
         await trends.until(lambda found: len(found.of(TrendKind.TWINS)) == 2)

@@ -54,7 +54,7 @@ Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def jwt(claims: object) -> str:
-    """A service account's token with these claims, which nobody has signed."""
+    """An unsigned token of a service account, with these claims."""
     body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
     return f"header.{body}.signature"
 

@@ -17,7 +17,7 @@ from tests.kube.helpers import status as refuses
 AFTER = 5
 """Seconds for which a card has to have failed."""
 SHORT = 1.0
-"""Seconds of a fault that is no reason to evict a Pod."""
+"""Seconds of a fault that is too short to evict a Pod."""
 PODS = "/api/v1/namespaces/default/pods"
 
 

@@ -1,4 +1,4 @@
-"""A card of one node dies, and its Pod runs again on the other node, whoever evicts it."""
+"""A card of one node dies, and its Pod runs again on the other node."""
 
 from __future__ import annotations
 
