@@ -141,12 +141,16 @@ class Node:
         self.restart()
         wanted = yaml.safe_dump(config or {})
         if self.config_in_pod() != wanted:
-            self.wait_equal("the config, a minute after an outage", self.config_in_pod, wanted, 120)
-            self.restart()
+            self._restart_with(wanted)
 
     def config_in_pod(self) -> str:
         """The config file as the kubelet has brought it into the agent's Pod."""
         return self.in_agent("cat", CONFIG_FILE)
+
+    def _restart_with(self, config: str) -> None:
+        """Restarts the agent once its Pod has this file: a minute after the API server's outage."""
+        self.wait_equal("the config in the Pod", self.config_in_pod, config, 4 * SOON)
+        self.restart()
 
     def restart(self) -> None:
         """Rolls the DaemonSet over, and waits until that is complete."""
@@ -161,17 +165,10 @@ class Node:
         where = ("configmap", "npu-device-plugin", "--namespace", NAMESPACE)
         self.kubectl("patch", *where, "--patch", patch)
 
-    def configure_for_restart(self, config: dict[str, Any]) -> None:
-        """Writes a config of which a part waits for a restart, and waits until the agent has it.
-
-        After an outage of the API server the kubelet takes a minute to bring it into a Pod.
-        """
+    def configure_and_restart(self, config: dict[str, Any]) -> None:
+        """Edits the ConfigMap, and restarts the agent with the edit."""
         self.configure(config)
-
-        def edit_waits() -> bool:
-            return bool(json.loads(self.page("/status.json"))["config"]["waiting"])
-
-        self.wait_for("the edit, which takes a minute after an outage", edit_waits, 4 * SOON)
+        self._restart_with(yaml.safe_dump(config))
 
     def all_agents(self) -> list[dict[str, Any]]:
         """The agent's Pods on this node, with those that are being deleted."""

@@ -57,8 +57,7 @@ def rights(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         "impersonation": [one for one in rendered if is_right(one)],
         "eviction": [one for one in evicting if is_right(one)],
     }
-    node.configure_for_restart({"allocation": {"api": "device-plugin"}})
-    node.restart()
+    node.configure_and_restart({"allocation": {"api": "device-plugin"}})
     node.wait_equal("its slices to be gone", lambda: slices(node), [], 4 * SOON)
     node.wait_for("the condition to be gone", lambda: TYPE not in node.conditions())
     node.kubectl("delete", "node", OTHER)

@@ -46,7 +46,6 @@ def evicting(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     node.deploy(EVICTING, str(directory))
     node.wait_equal("the device plugin's cards", lambda: node.allocatable(PLUGIN), 2)
     yield
-    node.configure_for_restart(CONFIG)
     node.deploy(CONFIG, OVERLAY)
     published(node)
 
